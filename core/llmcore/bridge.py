@@ -1,0 +1,175 @@
+"""The bridge: all that the HTTP side (or any caller) sees of an engine.
+
+Requests and events are msgspec structs; between processes they travel as msgpack. An engine sends one
+`StepEvents` per worker and step, as columns.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+
+class Finish(enum.IntEnum):
+    """Why a choice ended; RUNNING until it has."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is drawn. Defaults sample from the model's own distribution; temperature 0 is greedy.
+
+    Presence and frequency penalties follow OpenAI's definitions, over generated tokens; `repetition_penalty` is
+    Hugging Face's (divide a positive logit, multiply a negative one), over generated tokens and, with
+    `repetition_over_prompt`, the prompt's; `penalize_prompt` extends all three to the prompt. `logprobs`: None, or
+    how many of the best tokens to report beside the drawn one (0: it alone). `seed` is a 64-bit key; the front
+    end draws one where the client gave none.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_over_prompt: bool = True
+    penalize_prompt: bool = False
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    seed: int = 0
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
+    """A request, validated by the front end and validated again for size by the engine.
+
+    `id` is unique per worker; `prompt` holds token ids as little-endian int32; `stop_ids` end a choice (the eos ids
+    unless the client ignores them) and are masked while fewer than `min_new_tokens` were produced. `n` choices share
+    one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end.
+    """
+
+    id: int
+    prompt: bytes
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    n: int = 1
+    sampling: SamplingParams = SamplingParams()
+    salt: bytes = b""
+    received: float = 0.0
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """The client left: every choice of request `id` ends, its slots are free by the end of the running step."""
+
+    id: int
+
+
+class FinishChoice(msgspec.Struct, frozen=True, tag="finish"):
+    """The front end found a stop text: the choice counts as finished with its first `n_tokens` tokens."""
+
+    id: int
+    choice: int
+    n_tokens: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A snapshot of the engine. Slots are tokens of the first KV group; live + cached + free == total."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_live: int = 0
+    kv_cached: int = 0
+    kv_free: int = 0
+    kv_total: int = 0
+    peak: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    aborts: int = 0
+
+
+class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True):
+    """What one step did for one worker. Row i belongs to (request[i], choice[i]) and has count[i] tokens.
+
+    `tokens` and `logprobs` (natural log; present when any row asked, 0.0 in rows that did not) are flat over all
+    rows. `top[i]`: for row i, per token, the best (id, logprob) pairs. `finish[i]` is a Finish. `cached[i]`: prompt
+    tokens that came from the prefix cache, sent with a choice's first token. `error[i]`: (code, message) of a row
+    that ends with Finish.ERROR.
+    """
+
+    stamp: float
+    request: list[int]
+    choice: list[int]
+    count: list[int]
+    tokens: list[int]
+    finish: list[int]
+    logprobs: list[float] = []
+    top: dict[int, list[list[tuple[int, float]]]] = {}
+    cached: dict[int, int] = {}
+    error: dict[int, tuple[str, str]] = {}
+
+
+class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did for one choice: a row of `StepEvents`, as a subscriber receives it."""
+
+    choice: int
+    tokens: tuple[int, ...]
+    finish: Finish
+    logprobs: tuple[float, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    cached: int = -1
+    error: tuple[str, str] | None = None
+
+
+Sink = Callable[[ChoiceEvent], None]
+"""Receives the events of one request, in order, on the bridge's own thread; it must not block."""
+
+
+class Bridge(Protocol):
+    """Submit, abort, finish, a stream of events, a snapshot of load. Nothing else."""
+
+    def submit(self, request: Submit, sink: Sink) -> None:
+        """Queue `request`; its events go to `sink` until every choice ended. Raises RequestError."""
+
+    def abort(self, request_id: int) -> None:
+        """End every choice of a request; no more events follow."""
+
+    def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
+        """End one choice at its first `n_tokens` tokens (a stop text); no more events of it follow."""
+
+    def load(self) -> Load:
+        """The engine's newest snapshot."""
+
+
+def explode(events: StepEvents) -> list[tuple[int, ChoiceEvent]]:
+    """The rows of a `StepEvents` as (request id, event) pairs, in order."""
+    rows: list[tuple[int, ChoiceEvent]] = []
+    at = 0
+    for i, request in enumerate(events.request):
+        end = at + events.count[i]
+        rows.append(
+            (
+                request,
+                ChoiceEvent(
+                    choice=events.choice[i],
+                    tokens=tuple(events.tokens[at:end]),
+                    finish=Finish(events.finish[i]),
+                    logprobs=tuple(events.logprobs[at:end]),
+                    top=tuple(tuple((t, p) for t, p in best) for best in events.top.get(i, ())),
+                    cached=events.cached.get(i, -1),
+                    error=events.error.get(i),
+                ),
+            )
+        )
+        at = end
+    return rows

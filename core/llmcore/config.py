@@ -1,0 +1,130 @@
+"""Settings: one frozen tree, the source of the command line, the YAML file, `LLMCORE_*` and the docs.
+
+Names are LightLLM's; where LMDeploy has another name for the same meaning it is an alias. This is the only module
+that reads the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmcore.specs import PluginInfo
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """A setting: its default, one line of help, and `aliases`, `choices`, `unit`, `first_page` as needed."""
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Where the server listens and how its processes talk."""
+
+    host: str = option("127.0.0.1", "Address to listen on.", aliases=("server_name",), first_page=True)
+    port: int = option(8000, "Port to listen on.", aliases=("server_port",), first_page=True)
+    httpserver_workers: int = option(1, "HTTP worker processes on one shared listening socket.", first_page=True)
+    zmq_mode: str = option(
+        "ipc:///tmp/", "How processes talk: a private directory, or loopback.", choices=("ipc:///tmp/", "tcp://")
+    )
+    disable_log_stats: bool = option(False, "Do not log throughput.")
+    log_stats_interval: int = option(10, "Seconds between throughput lines.")
+    watchdog_timeout: int = option(30, "Seconds without a finished step, work pending, until the engine is killed.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which model, and how it is loaded."""
+
+    model_dir: str | None = option(None, "Directory of the model, or a GGUF file.", first_page=True)
+    model_name: str | None = option(None, "Name that clients see (default: the directory's).", first_page=True)
+    tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
+    load_way: str = option("HF", "Layout of the checkpoint.", choices=("HF", "DS"))
+    load_format: str = option("auto", "`dummy` draws random weights from the config alone.", choices=("auto", "dummy"))
+    data_type: str | None = option(
+        None,
+        "Type of weights and KV (default: the checkpoint's).",
+        aliases=("dtype",),
+        choices=("fp16", "float16", "bf16", "bfloat16", "fp32", "float32"),
+        first_page=True,
+    )
+    trust_remote_code: bool = option(False, "Allow code from the model directory when its tokenizer is converted.")
+    eos_id: tuple[int, ...] = option((), "Token ids that end an answer (default: the model's).")
+    device: str = option(
+        "auto", "Device to run on: auto, or the name of one that `llmcore env` lists.", first_page=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """How much fits."""
+
+    max_total_token_num: int | None = option(None, "KV slots, in tokens (default: what fits).", first_page=True)
+    mem_fraction: float = option(0.9, "Share of the accelerator's memory to use.", first_page=True)
+    running_max_req_size: int = option(1000, "Most requests running at once.", aliases=("max_batch_size",))
+    max_req_input_len: int | None = option(None, "Longest prompt, in tokens (default: max_req_total_len - 1).")
+    max_req_total_len: int | None = option(
+        None,
+        "Longest prompt plus answer, in tokens (default: the model's maximum, at most 16384).",
+        aliases=("session_len",),
+        first_page=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduling:
+    """What runs in a step."""
+
+    batch_max_tokens: int | None = option(
+        None, "Tokens of one step (default: 8192 on a GPU, 2048 on a CPU).", aliases=("num_tokens_per_iter",)
+    )
+    chunked_prefill_size: int | None = option(
+        None,
+        "Most prompt tokens of one request in a step (default: batch_max_tokens).",
+        aliases=("max_prefill_token_num",),
+    )
+    disable_chunked_prefill: bool = option(False, "Compute every prompt in one step.")
+    disable_dynamic_prompt_cache: bool = option(False, "Do not keep and reuse the KV of common prefixes.")
+    scheduler: str = option("fcfs", "Scheduling policy.")
+    kv_manager: str = option("radix", "Prefix-cache policy.")
+    length_estimator: str | None = option(
+        None, "How answers' lengths are foreseen: past_future (default), capped, conservative."
+    )
+    router_token_ratio: float | None = option(
+        None,
+        "Below this share of slots in use, foresee capped lengths; above it, and with 0, the full max_new_tokens.",
+    )
+    router_max_new_token_len: int = option(1024, "Cap of a foreseen answer, in tokens.")
+    router_max_wait_tokens: int = option(0, "New requests join every n-th step (0: any step).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Which implementations."""
+
+    mode: tuple[str, ...] = option((), "Modes: bundles of layout, kernels and quantization, by name.")
+    kernel: tuple[str, ...] = option((), "Pins, op=kernel.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugins:
+    """Who takes part."""
+
+    plugins: tuple[str, ...] | None = option(
+        None, "Plugins to load (default: all installed), in order of preference.", first_page=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of one server, and what was discovered when it started."""
+
+    server: Server = Server()
+    model: Model = Model()
+    memory: Memory = Memory()
+    scheduling: Scheduling = Scheduling()
+    kernels: Kernels = Kernels()
+    plugins: Plugins = Plugins()
+    plugin_options: Mapping[str, Any] = field(default_factory=dict)
+    discovered: tuple[PluginInfo, ...] = ()

@@ -1,0 +1,34 @@
+"""Errors that people read: what is wrong, then what to do about it."""
+
+from __future__ import annotations
+
+
+class LlmcoreError(Exception):
+    """Base of every error that llmcore raises on purpose; its text names the fix."""
+
+
+class ConfigError(LlmcoreError):
+    """An option, file or model directory that cannot work; start-up ends with exit code 2."""
+
+
+class PluginError(LlmcoreError):
+    """A plugin that could not be found, imported or registered."""
+
+
+class ResolveError(LlmcoreError):
+    """No candidate, or more than one, is left for a choice."""
+
+
+class RequestError(LlmcoreError):
+    """A request that cannot be served: 4xx (or 5xx) with the field that is at fault.
+
+    `code` is one of the known codes every dialect can encode, e.g. ``context_length_exceeded``;
+    `param` is the name of the field in the client's own dialect, or None.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status

@@ -1,0 +1,1 @@
+"""Public building blocks of model families."""

@@ -1,0 +1,1 @@
+"""Queues, admission and plans. No torch."""

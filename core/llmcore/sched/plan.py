@@ -1,0 +1,96 @@
+"""A step as the scheduler orders it and the runner executes it: columns, no torch.
+
+Row r is `n_query[r]` new tokens of request `request[r]`, an index into the request tables. Decode rows come first
+(`n_decode` of them, one token each, taken from the device's last tokens), then chunks of prefill, short ones first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.bridge import SamplingParams
+from llmcore.protocols import Int32
+
+
+class Want(IntFlag):
+    """What a row's request needs from its forward."""
+
+    NOTHING = 0
+    SAMPLE = 1
+    LOGPROBS = 2
+    HIDDEN = 4
+    SCORE = 8
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Device state to set before the step: a request that got its index, or a fork of one that has state.
+
+    `tokens` are the ids known so far (prompt, then what it had produced before a preemption); `prompt_len` of them
+    are the prompt's and `start` of them are in KV already. `fork_of`: the index whose table row it shares, else -1.
+    """
+
+    index: int
+    tokens: Int32
+    prompt_len: int
+    start: int
+    sampling: SamplingParams
+    choice: int
+    min_new_tokens: int
+    stop_ids: tuple[int, ...]
+    fork_of: int = -1
+
+
+@dataclass(frozen=True)
+class TableWrite:
+    """`table[index, at : at + len(granules)] = granules` in one KV group."""
+
+    index: int
+    at: int
+    granules: Int32
+
+
+@dataclass
+class StepPlan:
+    """One step. All arrays are parallel over rows except where noted."""
+
+    number: int
+    request: Int32
+    n_query: Int32
+    start: Int32
+    """Computed tokens of each row before this step; an upper bound where the device decides."""
+    want: NDArray[np.uint8]
+    n_decode: int
+    sample_row: Int32
+    """[S] the row each sampled token comes from; a final chunk is named once per choice it forks into."""
+    sample_request: Int32
+    """[S] the request index that receives it."""
+    admitted: list[Admitted] = field(default_factory=list)
+    writes: list[list[TableWrite]] = field(default_factory=list)
+    """Per KV group, in order."""
+    copies: list[list[tuple[int, int]]] = field(default_factory=list)
+    """Per KV group, granules (src, dst) to copy before the forward, because somebody else still holds src."""
+
+    @property
+    def n_tokens(self) -> int:
+        """New tokens over all rows."""
+        return int(self.n_query.sum())
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the host reads back of a step; arrays are parallel over its sampled tokens [S].
+
+    `finite[s]`: False where the row's logits held NaN or infinity and its token means nothing. `logprobs`: the
+    drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k].
+    """
+
+    tokens: Int32
+    finite: NDArray[np.bool_]
+    logprobs: NDArray[np.float32] | None = None
+    top_ids: Int32 | None = None
+    top_logprobs: NDArray[np.float32] | None = None

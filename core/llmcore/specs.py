@@ -1,0 +1,324 @@
+"""What plugins contribute: frozen values that import no torch. This module knows nothing else of llmcore.
+
+A spec names code by *import string* (``"package.module:attribute"``), so listing plugins imports none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+API_VERSION = 1
+"""Version of the plugin interface that this core speaks; a spec of an unknown version is declined."""
+
+ImportString = str
+"""``"package.module:attribute"``, imported only when its spec was chosen."""
+
+DType = Literal["f32", "f16", "bf16"]
+
+TOKEN_BUCKETS: tuple[tuple[int, int | None], ...] = ((1, 1), (2, 16), (17, 64), (65, 256), (257, None))
+"""Inclusive ranges of tokens an op sees in a step; every op is resolved once per bucket."""
+
+
+def bucket_of(tokens: int) -> int:
+    """Index into `TOKEN_BUCKETS` of a step of `tokens` tokens (at least 1)."""
+    for index, (_, last) in enumerate(TOKEN_BUCKETS):
+        if last is None or tokens <= last:
+            return index
+    raise AssertionError("the last bucket is open")
+
+
+# --- the machine, and what a choice depends on -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One accelerator, or the CPU. `capability` is the compute capability as 10 x major + minor (90), else None."""
+
+    type: str
+    name: str = ""
+    capability: int | None = None
+    memory: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpContext:
+    """All that the choice of a kernel may depend on; `shape` holds the op's fixed sizes by name."""
+
+    op: str
+    device: DeviceInfo
+    dtype: DType
+    layout: str | None = None
+    granule: int = 1
+    bucket: int = 0
+    shape: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requires:
+    """What a kernel needs; an empty field means "any". Ranges are inclusive.
+
+    `shape` maps a name of `OpContext.shape` to the values a kernel was written for.
+    """
+
+    device: str | None = None
+    capability: tuple[int, int] | None = None
+    dtypes: frozenset[str] = frozenset()
+    layouts: frozenset[str] = frozenset()
+    granules: frozenset[int] = frozenset()
+    buckets: frozenset[int] = frozenset()
+    shape: Mapping[str, frozenset[int | float | str | bool | None]] = field(default_factory=dict)
+
+
+# --- contributions ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What every contribution carries: its name in pins and listings, and the interface it was written for."""
+
+    name: str
+    api: int = API_VERSION
+    summary: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Spec):
+    """A model family: which checkpoints it reads and how.
+
+    `read_config`: (Hugging Face config as a dict) -> ModelConfig. `build`: (ModelConfig, layers.Build) -> the
+    model. `weights`: (ModelConfig) -> WeightMap, from the names in a checkpoint to parameters.
+    """
+
+    architectures: tuple[str, ...]
+    read_config: ImportString
+    build: ImportString
+    weights: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpSpec(Spec):
+    """An op: `module` holds `reference`, `make`, `samples`, `TOLERANCE` and `cost` (see llmcore.ops).
+
+    A composite names the ops it `expands_to`; it is used where a kernel for it fits, else its expansion is.
+    """
+
+    module: str
+    signature: str
+    expands_to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec(Spec):
+    """One implementation of one op. `make`: (OpContext) -> the bound callable, or an attention kernel.
+
+    `refuses`: (OpContext) -> why this kernel declines, or None; for what `when` cannot say. `cost`: import string
+    of (OpContext) -> measured microseconds on this device, or None where nobody measured.
+    """
+
+    op: str
+    make: ImportString
+    when: Requires = Requires()
+    priority: int = 50
+    refuses: Callable[[OpContext], str | None] | None = None
+    cost: ImportString | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeSpec(Spec):
+    """A name of `--mode`, as data: the layout, kernels (op -> kernel name) and quantization method it pins."""
+
+    layout: str | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    quant: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec(Spec):
+    """A kind of device. `make`: () -> protocols.Device; `available`: () -> why it cannot be used here, or None."""
+
+    make: ImportString
+    available: ImportString
+    priority: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSpec(Spec):
+    """`make`: (protocols.SchedulerLimits) -> protocols.SchedulerPolicy."""
+
+    make: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthEstimatorSpec(Spec):
+    """`make`: (protocols.SchedulerLimits) -> protocols.LengthEstimator."""
+
+    make: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVLayoutSpec(Spec):
+    """`make`: (KVGroupSpec, granule, dtype) -> layers.layout.Layout."""
+
+    make: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVManagerSpec(Spec):
+    """A prefix-cache policy. `make`: (granule) -> protocols.KVManager."""
+
+    make: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightLoaderSpec(Spec):
+    """A checkpoint format. `sniff`: (Path) -> bool, cheap; `open`: (Path) -> protocols.Checkpoint."""
+
+    sniff: ImportString
+    open: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec(Spec):
+    """A source of tokenizers. `sniff`: (Path) -> bool.
+
+    Either `load`: (Path) -> protocols.Tokenizer, light enough for an HTTP worker; or `convert`: (Path, out: Path)
+    -> None, which writes tokenizer.json and its companions once, in a process of its own that then exits.
+    `mode` is the `--tokenizer_mode` it serves.
+    """
+
+    sniff: ImportString
+    load: ImportString | None = None
+    convert: ImportString | None = None
+    mode: Literal["fast", "slow"] = "fast"
+    priority: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialectSpec(Spec):
+    """An HTTP API shape. `make`: (api.http.Front) -> an iterable of api.http.Route."""
+
+    make: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandSpec(Spec):
+    """A subcommand of `llmcore`. `command`: a click.Command."""
+
+    command: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionSpec(Spec):
+    """An option of `llmcore serve` that a plugin brings; read as ``config.plugin_options[name]``."""
+
+    type: type = str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    multiple: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSinkSpec(Spec):
+    """`make`: () -> protocols.MetricSink; lives in the supervisor, away from the engine."""
+
+    make: ImportString
+
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVGroupSpec:
+    """Layers that store KV alike. Head counts are per model, not per rank.
+
+    `reach`: "all", "window:N", "state" (fixed bytes per sequence) or "prompt" (cross attention).
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    kv_heads: int
+    key_size: int
+    value_size: int
+    layout: str = "token"
+    reach: str = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What core needs to know of any model; a family subclasses it with what its own blocks read.
+
+    `max_position` is in tokens. `fixed_angles_up_to`: the longest prompt whose rotary angles do not depend on the
+    request's length (None: they never do); longer prompts enter the prefix cache under a salt of their own.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_position: int
+    dtype: DType
+    eos_ids: tuple[int, ...] = ()
+    kv_groups: tuple[KVGroupSpec, ...]
+    fixed_angles_up_to: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttnSpec:
+    """The attention a layer wants, frozen when its kernel is made. Head counts are per rank; sizes in elements.
+
+    `window`: tokens a query sees including itself (None: all). `soft_cap`: cap * tanh(score / cap). `mask`:
+    "causal", "full", "spans" or "tree".
+    """
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    mask: str = "causal"
+
+
+# --- provenance ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """One plugin as discovered: frozen into the config and handed to every process."""
+
+    name: str
+    dist: str
+    version: str
+    entry_point: str
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A spec together with the plugin that contributed it."""
+
+    spec: Spec
+    plugin: PluginInfo
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """Which layer `build_layer` is asked about."""
+
+    name: str
+    index: int
+    config: ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What was built: the chosen kernel per (op, shape) and bucket, and what memory went where (bytes)."""
+
+    config: ModelConfig
+    kernels: Mapping[str, str]
+    weight_bytes: int
+    kv_tokens: int
+    fingerprint: str

@@ -1,0 +1,1 @@
+"""From names in a checkpoint to parameters of a model."""

@@ -1,0 +1,53 @@
+"""The first lines of every child process: read the launch struct, die with the parent, know where tracebacks go."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import TypeVar
+
+import zmq
+
+from llmcore.errors import ConfigError
+from llmcore.wire import EngineLaunch, Failed, Outlet, ToSupervisor, WorkerLaunch, decode_launch
+
+L = TypeVar("L", EngineLaunch, WorkerLaunch)
+
+_PR_SET_PDEATHSIG = 1
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def begin(kind: type[L]) -> L:
+    """The launch struct from the descriptor named by the only argument.
+
+    From here on the process gets SIGKILL when its parent dies, ignores SIGINT (Ctrl-C is the supervisor's to
+    handle), and writes every thread's stack to its log file on SIGUSR1.
+    """
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        launch = decode_launch(file.read(), kind)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launch.parent:
+        os._exit(1)  # the parent died before the line above
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log = open(launch.log, "a")  # noqa: SIM115 - faulthandler needs it for as long as the process lives
+    faulthandler.enable(log)
+    faulthandler.register(signal.SIGUSR1, log)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    return launch
+
+
+def report_failure(launch: EngineLaunch | WorkerLaunch, error: BaseException) -> None:
+    """Send the supervisor one line for people, and append the traceback to the log file."""
+    with open(launch.log, "a") as file:
+        traceback.print_exception(error, file=file)
+    message = str(error).strip() or type(error).__name__
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    outlet = Outlet(context, launch.addresses.control)
+    outlet.send(ToSupervisor(launch.name, Failed(message, usage=isinstance(error, ConfigError))))
+    outlet.close(2.0)
+    context.term()

@@ -1,0 +1,288 @@
+"""What the processes of one server say to each other: msgpack structs over ZMQ PUSH and PULL, and nothing else.
+
+Three mailboxes, each a PULL socket that its owner binds:
+
+- the engine's: `ToEngine` from every worker and from the supervisor,
+- each worker's: `ToWorker` from the engine (one `StepEvents` per step) and from the supervisor,
+- the supervisor's (`control`): `ToSupervisor` from every child.
+
+A child is started with the number of an inherited descriptor as its only argument and reads its launch struct from
+there (`llmcore.child`). A message that is no valid struct is dropped and counted; none is ever executed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from llmcore.bridge import Abort, FinishChoice, Load, StepEvents, Submit
+from llmcore.config import Config
+from llmcore.protocols import RequestRecord
+
+HEARTBEAT_SECONDS = 0.25
+"""How often a worker sends `Heartbeat` to the engine, and the engine `Snapshot` to the supervisor."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""A larger message closes its connection."""
+
+SUPERVISOR = -1
+"""`ToEngine.sender` of the supervisor; workers have numbers from 0, never used twice."""
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """Where the two shared mailboxes are bound (ZMQ endpoints)."""
+
+    engine: str
+    control: str
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine knows of the loaded model and the HTTP side needs. Lengths and sizes are in tokens.
+
+    `generation`: the model's generation_config.json. `fingerprint`: of the resolved kernels. `report`: lines of the
+    start-up summary, as (label, text).
+    """
+
+    architecture: str
+    vocab_size: int
+    max_input_len: int
+    max_total_len: int
+    kv_tokens: int
+    max_running: int
+    eos_ids: tuple[int, ...] = ()
+    generation: dict[str, Any] = {}
+    fingerprint: str = ""
+    report: tuple[tuple[str, str], ...] = ()
+
+
+# --- launch structs: what a child reads from its descriptor ----------------------------------------------------------
+
+
+class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `python -m llmcore.engine.process FD` needs. `parent`: pid; `log`: file for tracebacks, stacks."""
+
+    name: str
+    parent: int
+    log: str
+    addresses: Addresses
+    config: Config
+
+
+class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `python -m llmcore.http.worker FD` needs.
+
+    `mailbox`: the endpoint this worker binds. `listen_fd`: the shared listening socket, inherited.
+    `tokenizer_dir`: where the tokenizer is loaded from (model_dir, or the directory of its conversion).
+    """
+
+    name: str
+    parent: int
+    log: str
+    addresses: Addresses
+    config: Config
+    worker: int
+    mailbox: str
+    listen_fd: int
+    tokenizer_dir: str
+    facts: ModelFacts
+
+
+# --- to the engine ---------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A worker's first message: send its events to `mailbox`."""
+
+    mailbox: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """A worker lives. `seen`: `StepEvents.stamp` of the newest step it has handled (0.0: none yet).
+
+    The engine ends the requests of a worker whose heartbeat is late by a second, or for which more than 64 MB or
+    1 s of steps lie unseen.
+    """
+
+    seen: float
+
+
+class WorkerGone(msgspec.Struct, frozen=True, tag="gone"):
+    """From the supervisor: worker `worker` has died; abort what it owned and forget its mailbox."""
+
+    worker: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """From the supervisor: end now, exit code 0. A worker first lets its streams finish, up to `grace` seconds."""
+
+    grace: float = 0.0
+
+
+class ToEngine(msgspec.Struct, frozen=True, array_like=True):
+    """A message in the engine's mailbox; `sender` is a worker's number, the owner of its requests, or SUPERVISOR."""
+
+    sender: int
+    body: Submit | Abort | FinishChoice | Hello | Heartbeat | WorkerGone | Shutdown
+
+
+# --- to a worker -----------------------------------------------------------------------------------------------------
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """From the supervisor, about once a second and at every change: what health and metrics routes answer.
+
+    `reason`: why the server is not ready. `page`: (content type, body) of `/metrics`.
+    """
+
+    ready: bool
+    reason: str = ""
+    load: Load = Load()
+    page: tuple[str, bytes] = ("text/plain; charset=utf-8", b"")
+
+
+class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
+    """From the supervisor: the engine has died; every open request ends with an error that says `message`."""
+
+    message: str
+
+
+ToWorker = StepEvents | State | EngineGone | Shutdown
+
+
+# --- to the supervisor -----------------------------------------------------------------------------------------------
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag="engine_ready"):
+    """The model is built and the engine's mailbox is bound."""
+
+    facts: ModelFacts
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
+    """The worker accepts connections."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The child cannot start or go on: the one line that people read. Its traceback is in its log file.
+
+    `usage`: the operator's settings are at fault (a ConfigError), so no restart can help.
+    """
+
+    message: str
+    usage: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far a start-up has come: `done` of `total` units of `stage` (bytes of "weights", say)."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """The engine's figures, every HEARTBEAT_SECONDS from its step loop, idle or not.
+
+    `paused`: what follows may take long (compilation, capture), so the watchdog waits until the next Snapshot that
+    is not paused.
+    """
+
+    load: Load
+    paused: bool = False
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """A worker's request ended."""
+
+    record: RequestRecord
+
+
+class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
+    """A message in the supervisor's mailbox; `sender` is the child's name ("engine-0", "worker-3")."""
+
+    sender: str
+    body: EngineReady | WorkerReady | Failed | Progress | Snapshot | Finished
+
+
+# --- mailboxes -------------------------------------------------------------------------------------------------------
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+M = TypeVar("M")
+L = TypeVar("L", EngineLaunch, WorkerLaunch)
+
+
+def encode(message: object) -> bytes:
+    """A struct (or the frozen dataclasses inside it) as msgpack."""
+    return _ENCODER.encode(message)
+
+
+def decode_launch(data: bytes, kind: type[L]) -> L:
+    """A launch struct from its bytes; msgspec.ValidationError if they are none."""
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+class Mailbox(Generic[M]):
+    """A bound PULL socket and the one type it accepts. For one thread. `dropped` counts what was not of that type."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, kind: Any) -> None:
+        self.endpoint = endpoint
+        self.dropped = 0
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(endpoint)
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For a poller."""
+        return self._socket
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a message is there, after waiting for one up to `seconds`."""
+        return bool(self._socket.poll(int(seconds * 1000)))
+
+    def drain(self, most: int = 1000) -> list[M]:
+        """What has arrived, in order, at most `most` messages; never waits."""
+        messages: list[M] = []
+        while len(messages) < most:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                messages.append(self._decoder.decode(b"".join(frames)))
+            except msgspec.DecodeError:
+                self.dropped += 1
+        return messages
+
+    def close(self) -> None:
+        """Unbind; what was not read is lost."""
+        self._socket.close()
+
+
+class Outlet:
+    """A connected PUSH socket that never blocks. For one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, most: int = 10_000) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, most)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.connect(endpoint)
+
+    def send(self, message: object) -> int:
+        """Queue a struct; returns its size in bytes, or 0 if `most` messages already lie unread (it is lost)."""
+        data = _ENCODER.encode(message)
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return 0
+        return len(data)
+
+    def close(self, linger_seconds: float = 0.5) -> None:
+        """Disconnect; what is queued still has `linger_seconds` to leave."""
+        self._socket.close(linger=int(linger_seconds * 1000))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class LlmcoreError(Exception):
     """Base of every error that llmcore raises on purpose; its text names the fix."""
@@ -32,3 +35,9 @@ class RequestError(LlmcoreError):
         self.param = param
         self.code = code
         self.status = status
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """ " Did you mean a or b?" with the names in `known` that resemble `wrong`, "" where none does."""
+    close = difflib.get_close_matches(wrong, list(known), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(close)}?" if close else ""

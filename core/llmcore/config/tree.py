@@ -1,7 +1,7 @@
-"""Settings: one frozen tree, the source of the command line, the YAML file, `LLMCORE_*` and the docs.
+"""The tree of settings. A field is an option, a YAML key, an environment variable and a row of docs/options.md.
 
-Names are LightLLM's; where LMDeploy has another name for the same meaning it is an alias. This is the only module
-that reads the environment.
+Names are LightLLM's; where LMDeploy has another name for the same meaning it is an alias. `None` means that the
+default depends on the model or the device, as the help says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from llmcore.specs import PluginInfo
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A setting: its default, one line of help, and `aliases`, `choices`, `unit`, `first_page` as needed."""
+    """A setting: its default, one line of help, and what `Setting` takes of `aliases`, `choices`, `unit`, `low`,
+    `high` and `first_page`. A setting with a unit is a count and may be written 32k (32,000) or 32K (32,768).
+    """
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -23,14 +25,20 @@ class Server:
     """Where the server listens and how its processes talk."""
 
     host: str = option("127.0.0.1", "Address to listen on.", aliases=("server_name",), first_page=True)
-    port: int = option(8000, "Port to listen on.", aliases=("server_port",), first_page=True)
-    httpserver_workers: int = option(1, "HTTP worker processes on one shared listening socket.", first_page=True)
+    port: int = option(
+        8000, "Port to listen on (0: any free one).", aliases=("server_port",), low=0, high=65535, first_page=True
+    )
+    httpserver_workers: int = option(
+        1, "HTTP worker processes on one shared listening socket.", low=1, high=64, first_page=True
+    )
     zmq_mode: str = option(
         "ipc:///tmp/", "How processes talk: a private directory, or loopback.", choices=("ipc:///tmp/", "tcp://")
     )
     disable_log_stats: bool = option(False, "Do not log throughput.")
-    log_stats_interval: int = option(10, "Seconds between throughput lines.")
-    watchdog_timeout: int = option(30, "Seconds without a finished step, work pending, until the engine is killed.")
+    log_stats_interval: int = option(10, "Seconds between throughput lines.", low=1)
+    watchdog_timeout: int = option(
+        30, "Seconds without a finished step, work pending, until the engine is killed.", low=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +58,7 @@ class Model:
         first_page=True,
     )
     trust_remote_code: bool = option(False, "Allow code from the model directory when its tokenizer is converted.")
-    eos_id: tuple[int, ...] = option((), "Token ids that end an answer (default: the model's).")
+    eos_id: tuple[int, ...] = option((), "Token ids that end an answer (default: the model's).", low=0)
     device: str = option(
         "auto", "Device to run on: auto, or the name of one that `llmcore env` lists.", first_page=True
     )
@@ -60,14 +68,24 @@ class Model:
 class Memory:
     """How much fits."""
 
-    max_total_token_num: int | None = option(None, "KV slots, in tokens (default: what fits).", first_page=True)
-    mem_fraction: float = option(0.9, "Share of the accelerator's memory to use.", first_page=True)
-    running_max_req_size: int = option(1000, "Most requests running at once.", aliases=("max_batch_size",))
-    max_req_input_len: int | None = option(None, "Longest prompt, in tokens (default: max_req_total_len - 1).")
+    max_total_token_num: int | None = option(
+        None, "KV slots, in tokens (default: what fits).", unit="tokens", low=1, first_page=True
+    )
+    mem_fraction: float = option(
+        0.9, "Share of the accelerator's memory to use, above 0.", low=0, high=1, first_page=True
+    )
+    running_max_req_size: int = option(
+        1000, "Most requests running at once.", aliases=("max_batch_size",), unit="requests", low=1
+    )
+    max_req_input_len: int | None = option(
+        None, "Longest prompt, in tokens (default: max_req_total_len - 1).", unit="tokens", low=1
+    )
     max_req_total_len: int | None = option(
         None,
         "Longest prompt plus answer, in tokens (default: the model's maximum, at most 16384).",
         aliases=("session_len",),
+        unit="tokens",
+        low=2,
         first_page=True,
     )
 
@@ -77,12 +95,18 @@ class Scheduling:
     """What runs in a step."""
 
     batch_max_tokens: int | None = option(
-        None, "Tokens of one step (default: 8192 on a GPU, 2048 on a CPU).", aliases=("num_tokens_per_iter",)
+        None,
+        "Tokens of one step (default: 8192 on a GPU, 2048 on a CPU).",
+        aliases=("num_tokens_per_iter",),
+        unit="tokens",
+        low=1,
     )
     chunked_prefill_size: int | None = option(
         None,
         "Most prompt tokens of one request in a step (default: batch_max_tokens).",
-        aliases=("max_prefill_token_num",),
+        aliases=("max_prefill_token_num", "splitfuse_block_size"),
+        unit="tokens",
+        low=1,
     )
     disable_chunked_prefill: bool = option(False, "Compute every prompt in one step.")
     disable_dynamic_prompt_cache: bool = option(False, "Do not keep and reuse the KV of common prefixes.")
@@ -94,9 +118,11 @@ class Scheduling:
     router_token_ratio: float | None = option(
         None,
         "Below this share of slots in use, foresee capped lengths; above it, and with 0, the full max_new_tokens.",
+        low=0,
+        high=1,
     )
-    router_max_new_token_len: int = option(1024, "Cap of a foreseen answer, in tokens.")
-    router_max_wait_tokens: int = option(0, "New requests join every n-th step (0: any step).")
+    router_max_new_token_len: int = option(1024, "Cap of a foreseen answer, in tokens.", unit="tokens", low=1)
+    router_max_wait_tokens: int = option(0, "New requests join every n-th step (0: any step).", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +138,9 @@ class Plugins:
     """Who takes part."""
 
     plugins: tuple[str, ...] | None = option(
-        None, "Plugins to load (default: all installed), in order of preference.", first_page=True
+        None,
+        "Plugins to load (default: all installed; none: only what is built in), in order of preference.",
+        first_page=True,
     )
 
 

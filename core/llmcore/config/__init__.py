@@ -1,0 +1,41 @@
+"""Settings: one frozen tree, the source of the command line, the YAML file, `LLMCORE_*` and the docs.
+
+Nothing outside this package reads the environment.
+"""
+
+from llmcore.config.check import check_config, check_model_dir
+from llmcore.config.load import (
+    Origins,
+    debug_requested,
+    environment,
+    make_config,
+    read_yaml,
+    resolve_config,
+    with_plugins,
+)
+from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings
+from llmcore.config.tree import Config, Kernels, Memory, Model, Plugins, Scheduling, Server
+
+__all__ = [
+    "RETIRED",
+    "Config",
+    "Kernels",
+    "Memory",
+    "Model",
+    "Origins",
+    "Plugins",
+    "Scheduling",
+    "Server",
+    "Setting",
+    "check_config",
+    "check_model_dir",
+    "debug_requested",
+    "environment",
+    "find_setting",
+    "make_config",
+    "plugin_settings",
+    "read_yaml",
+    "resolve_config",
+    "settings",
+    "with_plugins",
+]

@@ -1,0 +1,140 @@
+"""What settings may not say together, and what they say without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from llmcore.config.tree import Config
+from llmcore.errors import ConfigError
+
+Origins = Mapping[str, str]
+
+
+def check_config(config: Config, origins: Origins) -> list[str]:
+    """Raises ConfigError for the first contradiction; returns a sentence for each setting without effect."""
+    for problem in _PROBLEMS:
+        text = problem(config, origins)
+        if text:
+            raise ConfigError(text)
+    return [f"{origins[name]} has no effect: {why}." for name, why in _without_effect(config) if _given(origins, name)]
+
+
+def check_model_dir(config: Config) -> Path:
+    """The directory (or GGUF file) to serve; ConfigError says what is missing and what to do."""
+    if config.model.model_dir is None:
+        raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
+    path = Path(config.model.model_dir).expanduser()
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise ConfigError(f"--model_dir {path} is empty; it should hold config.json, a tokenizer and the weights.")
+        return path
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise ConfigError(f"--model_dir {path} is a file; give the directory that holds it, or a .gguf file.")
+    hint = "Check the path."
+    if not path.is_absolute() and len(path.parts) == 2:
+        hint = f"llmcore downloads nothing; to fetch it: hf download {path} --local-dir {path.name}"
+    raise ConfigError(f"--model_dir {path} does not exist. {hint}")
+
+
+def _given(origins: Origins, name: str) -> bool:
+    return origins.get(name, "default") != "default"
+
+
+# --- contradictions --------------------------------------------------------------------------------------------
+
+
+def _deepspeed(config: Config, origins: Origins) -> str | None:
+    if config.model.load_way != "DS":
+        return None
+    return (
+        "--load_way DS: DeepSpeed checkpoints are not read. Convert it once with the zero_to_fp32.py that stands in "
+        "the checkpoint: python zero_to_fp32.py CHECKPOINT OUT --safe_serialization, copy config.json and the "
+        "tokenizer files to OUT, then serve OUT with --load_way HF."
+    )
+
+
+def _memory(config: Config, origins: Origins) -> str | None:
+    memory = config.memory
+    if memory.mem_fraction == 0:
+        return "--mem_fraction is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.9."
+    longest, prompt, slots = memory.max_req_total_len, memory.max_req_input_len, memory.max_total_token_num
+    if longest is not None and prompt is not None and prompt >= longest:
+        return (
+            f"--max_req_input_len {prompt} leaves no room for an answer within --max_req_total_len {longest}; "
+            f"lower it to {longest - 1} or less."
+        )
+    if longest is not None and slots is not None and slots < longest:
+        return (
+            f"--max_total_token_num {slots} cannot hold one request of --max_req_total_len {longest} tokens; "
+            "raise the first or lower the second."
+        )
+    return None
+
+
+def _steps(config: Config, origins: Origins) -> str | None:
+    scheduling = config.scheduling
+    chunk, batch = scheduling.chunked_prefill_size, scheduling.batch_max_tokens
+    if chunk is not None and scheduling.disable_chunked_prefill:
+        return "--chunked_prefill_size and --disable_chunked_prefill contradict each other; leave one out."
+    if chunk is not None and batch is not None and chunk > batch:
+        return (
+            f"--chunked_prefill_size {chunk} is above --batch_max_tokens {batch}, the tokens of a whole step; "
+            "lower the first or raise the second."
+        )
+    return None
+
+
+def _prefix_cache(config: Config, origins: Origins) -> str | None:
+    scheduling = config.scheduling
+    off, manager = scheduling.disable_dynamic_prompt_cache, scheduling.kv_manager
+    if off and _given(origins, "kv_manager") and manager != "none":
+        return f"--disable_dynamic_prompt_cache and --kv_manager {manager} contradict each other; leave one out."
+    return None
+
+
+def _estimator(config: Config, origins: Origins) -> str | None:
+    ratio, name = config.scheduling.router_token_ratio, config.scheduling.length_estimator
+    if ratio is None or name is None:
+        return None
+    implied = "conservative" if ratio == 0 else "capped"
+    if name == implied:
+        return None
+    return f"--router_token_ratio {ratio} stands for --length_estimator {implied}, but {name} is given; leave one out."
+
+
+def _pins(config: Config, origins: Origins) -> str | None:
+    for pin in config.kernels.kernel:
+        op, _, kernel = pin.partition("=")
+        if not op or not kernel:
+            return f"--kernel {pin} is not a pin; write op=kernel, for instance rms_norm=torch."
+    return None
+
+
+_PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
+    _deepspeed,
+    _memory,
+    _steps,
+    _prefix_cache,
+    _estimator,
+    _pins,
+)
+
+
+# --- without effect --------------------------------------------------------------------------------------------
+
+
+def _without_effect(config: Config) -> Iterator[tuple[str, str]]:
+    memory, scheduling, server = config.memory, config.scheduling, config.server
+    if memory.max_total_token_num is not None:
+        yield "mem_fraction", "max_total_token_num already says how many tokens fit"
+    elif config.model.device == "cpu":
+        yield "mem_fraction", "on a CPU the pool is the smaller of 4 GiB and a quarter of what is available"
+    if server.disable_log_stats:
+        yield "log_stats_interval", "disable_log_stats is set"
+    if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:
+        yield "router_max_new_token_len", "nothing is capped when the full max_new_tokens is foreseen"
+    if config.model.trust_remote_code and (config.model.model_dir or "").endswith(".gguf"):
+        yield "trust_remote_code", "a GGUF file carries no code"

@@ -1,0 +1,139 @@
+"""Where values come from: the command line beats the environment, which beats the YAML file, which beats defaults."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmcore.config.check import check_config
+from llmcore.config.setting import GROUPS, RETIRED, Setting, canonical, find_setting, names, plugin_settings, settings
+from llmcore.config.tree import Config
+from llmcore.errors import ConfigError, did_you_mean
+from llmcore.specs import OptionSpec, PluginInfo
+
+log = logging.getLogger("llmcore.config")
+
+PREFIX = "LLMCORE_"
+_NOT_SETTINGS = {"config", "debug"}
+
+Origins = Mapping[str, str]
+"""Setting name -> "default", or where its value is written: `--port`, `LLMCORE_PORT`, `port in server.yaml`."""
+
+
+def environment() -> dict[str, str]:
+    """The `LLMCORE_*` variables of this process, with their full names."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+
+
+def debug_requested() -> bool:
+    """Whether `LLMCORE_DEBUG` asks for tracebacks."""
+    return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in ("", "0", "false", "no", "off")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The top level of a YAML file: setting name -> value. ConfigError where it cannot be read or is no mapping."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"--config {path}: write one `name: value` per line, for instance `port: 8000`.")
+    return content
+
+
+def resolve_config(
+    cli: Mapping[str, Any],
+    env: Mapping[str, str],
+    yaml: Mapping[str, Any],
+    *,
+    extra: Iterable[OptionSpec] = (),
+    yaml_name: str = "the file",
+) -> tuple[Config, Origins]:
+    """Settings by precedence, checked, and where each came from.
+
+    `cli`: option name (with or without dashes) -> text. `env`: full variable name -> text. `yaml`: name -> value.
+    `extra` are the options plugins bring. Raises ConfigError for what is unknown, out of range or contradictory;
+    logs a warning for what has no effect.
+    """
+    known = (*settings(), *plugin_settings(extra))
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    sources: tuple[_Given, ...] = (
+        ((name, raw, f"{name} in {yaml_name}") for name, raw in yaml.items()),
+        _from_environment(env, known),
+        ((name, raw, f"--{name.lstrip('-')}") for name, raw in cli.items()),
+    )
+    for source in sources:
+        for setting, raw, where in _collect(source, known):
+            values[setting.name] = setting.parse(raw, where)
+            origins[setting.name] = where
+    config = _build(values, known)
+    complete = {setting.name: origins.get(setting.name, "default") for setting in known}
+    for warning in check_config(config, complete):
+        log.warning("%s", warning)
+    return config, complete
+
+
+def make_config(**values: Any) -> Config:
+    """A checked Config for use in process, from settings by name; neither the environment nor a file is read."""
+    return resolve_config(values, {}, {})[0]
+
+
+def with_plugins(config: Config, discovered: Sequence[PluginInfo]) -> Config:
+    """`config` with the plugins that were found; every process is handed this one."""
+    return replace(config, discovered=tuple(discovered))
+
+
+_Given = Iterable[tuple[str, Any, str]]
+_Source = list[tuple[Setting, Any, str]]
+
+
+def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
+    """(setting, raw, where) of each (name, raw, where); unknown names and a setting named twice are errors."""
+    found: dict[str, tuple[Setting, Any, str]] = {}
+    for name, raw, where in given:
+        if canonical(name) in RETIRED:
+            log.warning("%s has no effect: %s.", where, RETIRED[canonical(name)])
+            continue
+        setting = find_setting(name, known)
+        if setting.name in found:
+            raise ConfigError(f"{found[setting.name][2]} and {where} are the same setting; give one of them.")
+        found[setting.name] = (setting, raw, where)
+    return list(found.values())
+
+
+def _from_environment(env: Mapping[str, str], known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
+    by_name = names(known)
+    for variable, raw in env.items():
+        name = canonical(variable.removeprefix(PREFIX))
+        if name in _NOT_SETTINGS:
+            continue
+        if name not in by_name and name not in RETIRED:
+            # Not an error: Kubernetes writes variables like LLMCORE_SERVICE_HOST for a service of that name.
+            log.warning("%s is no setting and has no effect.%s", variable, did_you_mean(name, by_name))
+        elif name == "port" and raw.startswith("tcp://"):
+            raise ConfigError(
+                f"{variable}={raw} was written by Kubernetes for a service called llmcore; "
+                "set enableServiceLinks: false in the pod, or rename the service."
+            )
+        else:
+            yield name, raw, variable
+
+
+def _build(values: Mapping[str, Any], known: Sequence[Setting]) -> Config:
+    sections = {
+        group: section(**{s.name: values[s.name] for s in known if s.group == group and s.name in values})
+        for group, section in GROUPS.items()
+    }
+    brought = {s.name: values.get(s.name, s.default) for s in known if s.group == "plugin_options"}
+    return Config(**sections, plugin_options=brought)

@@ -1,0 +1,189 @@
+"""One setting: what it is called, what it accepts, and how a value is read from text or YAML."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from llmcore.config.tree import Kernels, Memory, Model, Plugins, Scheduling, Server
+from llmcore.errors import ConfigError, did_you_mean
+from llmcore.specs import OptionSpec
+
+GROUPS: Mapping[str, type] = {
+    "model": Model,
+    "server": Server,
+    "memory": Memory,
+    "scheduling": Scheduling,
+    "kernels": Kernels,
+    "plugins": Plugins,
+}
+
+RETIRED: Mapping[str, str] = {
+    "use_dynamic_prompt_cache": "the prefix cache is always on; --disable_dynamic_prompt_cache turns it off",
+    "enable_prefix_caching": "the prefix cache is always on; --disable_dynamic_prompt_cache turns it off",
+    "splitfuse_mode": "chunked prefill is always on; --disable_chunked_prefill turns it off",
+}
+"""Flags of LightLLM and LMDeploy that switch on what is always on here; using one is a warning."""
+
+_TRUE = {"true", "1", "yes", "on"}
+_FALSE = {"false", "0", "no", "off"}
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A leaf of the tree, or an option that a plugin brings (`group` is then "plugin_options").
+
+    `kind` is int, float, bool or str; a `multiple` setting is a tuple of it. `low` and `high` are inclusive.
+    """
+
+    name: str
+    group: str
+    kind: type
+    help: str
+    default: Any
+    multiple: bool = False
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    unit: str | None = None
+    low: float | None = None
+    high: float | None = None
+    first_page: bool = False
+
+    def parse(self, raw: object, where: str) -> Any:
+        """The value that `raw` (text, or what YAML made of it) stands for; a ConfigError names `where` it is from."""
+        if raw is None:
+            if self.default is None or self.multiple:
+                return self.default
+            raise ConfigError(f"{where} is empty: give {self._wanted()}, or leave it out.")
+        if not self.multiple:
+            return self._one(raw, where)
+        if isinstance(raw, str) and raw.strip().lower() == "none":
+            return ()
+        items = raw if isinstance(raw, (list, tuple)) else [raw]
+        words = [word for item in items for word in (_split(item) if isinstance(item, str) else [item])]
+        return tuple(self._one(word, where) for word in words)
+
+    def _one(self, raw: object, where: str) -> Any:
+        value = self._convert(raw, where)
+        if self.choices and value not in self.choices:
+            hint = did_you_mean(str(value), self.choices)
+            raise ConfigError(f"{where}: {value!r} is not one of {', '.join(self.choices)}.{hint}")
+        if not ((self.low is None or value >= self.low) and (self.high is None or value <= self.high)):
+            raise ConfigError(f"{where}: {value} is out of range; give {self._wanted()}.")
+        return value
+
+    def _convert(self, raw: object, where: str) -> Any:
+        wrong = ConfigError(f"{where}: {raw!r} is not {_KINDS[self.kind]}; give {self._wanted()}.")
+        text = raw.strip() if isinstance(raw, str) else raw
+        if not isinstance(text, (bool, int, float, str)):
+            raise wrong
+        try:
+            if isinstance(text, bool) or self.kind is bool:
+                return _boolean(text, self.kind)
+            return _count(text, self.unit) if self.kind is int else self.kind(text)
+        except (ValueError, OverflowError):
+            raise wrong from None
+
+    def _wanted(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        kind = _KINDS[self.kind] + (" (32k and 32K are understood)" if self.unit else "")
+        match self.low, self.high:
+            case None, None:
+                return kind
+            case low, None:
+                return f"{kind}, at least {low}"
+            case low, high:
+                return f"{kind} from {low} to {high}"
+
+
+def _split(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _boolean(raw: object, kind: type) -> bool:
+    word = str(raw).lower()
+    if kind is not bool or word not in _TRUE | _FALSE:
+        raise ValueError(raw)
+    return word in _TRUE
+
+
+def _count(raw: float | str, unit: str | None) -> int:
+    if isinstance(raw, str) and unit and raw[-1:] in _SUFFIXES:
+        return _whole(float(raw[:-1]) * _SUFFIXES[raw[-1]])
+    return int(raw) if isinstance(raw, str) else _whole(raw)
+
+
+def _whole(number: float) -> int:
+    if number != int(number):
+        raise ValueError(number)
+    return int(number)
+
+
+@cache
+def settings() -> tuple[Setting, ...]:
+    """Every setting of core, in the order of the tree."""
+    return tuple(
+        Setting(name=leaf.name, group=group, default=leaf.default, **_shape(hints[leaf.name]), **leaf.metadata)
+        for group, section in GROUPS.items()
+        for hints in [typing.get_type_hints(section)]
+        for leaf in fields(section)
+    )
+
+
+def _shape(hint: Any) -> dict[str, Any]:
+    if isinstance(hint, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return {"kind": typing.get_args(hint)[0], "multiple": True}
+    return {"kind": hint, "multiple": False}
+
+
+def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
+    """The options that plugins bring; a name that core or another plugin has is a ConfigError."""
+    taken = set(names(settings()))
+    found: list[Setting] = []
+    for spec in specs:
+        name = canonical(spec.name)
+        if spec.type not in _KINDS:
+            raise ConfigError(f"Option {name} of a plugin has type {spec.type.__name__}; use int, float, bool or str.")
+        if name in taken:
+            raise ConfigError(f"Option {name} exists already; the plugin that brings it must rename it.")
+        taken.add(name)
+        found.append(
+            Setting(
+                name=name,
+                group="plugin_options",
+                kind=spec.type,
+                help=spec.summary,
+                default=spec.default,
+                multiple=spec.multiple,
+                choices=spec.choices,
+            )
+        )
+    return tuple(found)
+
+
+def names(among: Iterable[Setting]) -> dict[str, Setting]:
+    """Setting by its name and by each alias."""
+    return {name: setting for setting in among for name in (setting.name, *setting.aliases)}
+
+
+def canonical(name: str) -> str:
+    """`--Server-Port` and `SERVER_PORT` as the tree spells them: `server_port`."""
+    return name.strip().lstrip("-").replace("-", "_").lower()
+
+
+def find_setting(name: str, among: Iterable[Setting]) -> Setting:
+    """The setting called `name` in any spelling or by an alias; ConfigError with the nearest names otherwise."""
+    known = names(among)
+    found = known.get(canonical(name))
+    if found is None:
+        raise ConfigError(f"There is no setting {name!r}.{did_you_mean(canonical(name), known)}")
+    return found

@@ -1,0 +1,290 @@
+"""What the loaded plugins contribute: specs by kind, each with its plugin, and the hooks that observe.
+
+A registry is built by `llmcore.plugins.build_registry` from the list of plugins in the config; there is no global.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar, cast
+
+import pluggy
+
+from llmcore import hookspecs, specs
+from llmcore.errors import ConfigError, PluginError
+from llmcore.specs import API_VERSION, LayerInfo, ModelSpec, PluginInfo, Spec
+
+log = logging.getLogger("llmcore.plugins")
+
+S = TypeVar("S", bound=Spec)
+
+CONTRIBUTIONS: Mapping[str, type[Spec]] = {
+    "register_models": specs.ModelSpec,
+    "register_ops": specs.OpSpec,
+    "register_kernels": specs.KernelSpec,
+    "register_modes": specs.ModeSpec,
+    "register_devices": specs.DeviceSpec,
+    "register_schedulers": specs.SchedulerSpec,
+    "register_length_estimators": specs.LengthEstimatorSpec,
+    "register_kv_layouts": specs.KVLayoutSpec,
+    "register_kv_managers": specs.KVManagerSpec,
+    "register_weight_loaders": specs.WeightLoaderSpec,
+    "register_tokenizers": specs.TokenizerSpec,
+    "register_dialects": specs.DialectSpec,
+    "register_commands": specs.CommandSpec,
+    "register_options": specs.OptionSpec,
+    "register_metric_sinks": specs.MetricSinkSpec,
+}
+"""Which spec every `register_*` hook returns."""
+
+KIND_NAMES: Mapping[type[Spec], str] = {
+    kind: hook.removeprefix("register_").removesuffix("s").replace("_", " ") for hook, kind in CONTRIBUTIONS.items()
+}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A plugin that does not take part: where it failed, with what, and what the user can do."""
+
+    plugin: PluginInfo
+    stage: str
+    error: str
+    fix: str
+    fatal: bool = False
+
+    def __str__(self) -> str:
+        origin = f"{self.plugin.dist} {self.plugin.version}".strip()
+        return f"plugin {self.plugin.name!r} ({origin}) failed in {self.stage}: {self.error}; {self.fix}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Declined:
+    """A contribution that this core cannot use, though its plugin works."""
+
+    spec: Spec
+    plugin: PluginInfo
+    reason: str
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" or nothing, for the end of an error message."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def fix_for(plugin: PluginInfo, error: BaseException) -> str:
+    """What to do about a plugin that raised `error`."""
+    without = f"leave it out with --plugins=-{plugin.name}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install {error.name.partition('.')[0]!r}, or {without}"
+    return f"upgrade or repair it, or {without}"
+
+
+class Registry:
+    """Specs and observing hooks of the plugins that took part; `failures` and `declined` say who did not."""
+
+    def __init__(self, plugins: Sequence[PluginInfo], named: frozenset[str] = frozenset()) -> None:
+        self.plugins: list[PluginInfo] = []
+        self.failures: list[Failure] = []
+        self.declined: list[Declined] = []
+        self.offered = tuple(plugins)
+        self._named = named
+        self._specs: dict[type[Spec], list[tuple[Spec, PluginInfo]]] = {}
+        self.manager = pluggy.PluginManager("llmcore")
+        self.manager.add_hookspecs(hookspecs)
+
+    # --- building ----------------------------------------------------------------------------------------------
+
+    def add(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> None:
+        """Load one plugin and take its contributions: all of them, or none and a Failure."""
+        stage = "import"
+        try:
+            module = load(info)
+            stage = "registration"
+            self.manager.register(module, name=info.name)
+            self._check_names(info)
+            taken: list[tuple[Spec, PluginInfo]] = []
+            for hook in CONTRIBUTIONS:
+                stage = hook
+                taken += [(spec, info) for spec in self._contributions(hook, info)]
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is its own failure
+            self.fail(info, stage, error)
+            return
+        self.plugins.append(info)
+        for spec, _ in taken:
+            self._take(spec, info)
+
+    def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
+        """Record that a plugin failed and take it out; fatal if the user asked for it by name."""
+        text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        failure = Failure(info, stage, text, fix_for(info, error), info.name in self._named)
+        self.failures.append(failure)
+        if self.manager.has_plugin(info.name):
+            self.manager.unregister(name=info.name)
+        return failure
+
+    def check(self) -> None:
+        """Raise PluginError if a plugin that was asked for by name failed, or two contributions clash."""
+        fatal = [str(failure) for failure in self.failures if failure.fatal]
+        if fatal:
+            raise PluginError("\n".join(fatal))
+
+    def _check_names(self, info: PluginInfo) -> None:
+        try:
+            self.manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            module = self.manager.get_plugin(info.name)
+            unknown = [c.name for c in self.manager.get_hookcallers(module) or () if not c.has_spec()]
+            hints = ", ".join(f"{name!r}{suggest(name, hookspecs.HOOKS)}" for name in unknown)
+            raise PluginError(f"there is no hook {hints}") from error
+
+    def _contributions(self, hook: str, info: PluginInfo) -> list[Spec]:
+        caller = self._caller(hook, info)
+        if caller is None:
+            return []
+        expected = CONTRIBUTIONS[hook]
+        good: list[Spec] = []
+        for spec in (spec for result in caller() for spec in result):
+            if not isinstance(spec, expected):
+                raise PluginError(f"returned a {type(spec).__name__}, needs {expected.__name__}")
+            if not _NAME.fullmatch(spec.name):
+                raise PluginError(f"{spec.name!r} is no name: letters, digits and _ . + / - only")
+            if spec.api != API_VERSION:
+                older = info.dist if spec.api < API_VERSION else "llmcore-engine"
+                reason = f"written for plugin interface {spec.api}, this core speaks {API_VERSION}: upgrade {older}"
+                self.declined.append(Declined(spec, info, reason))
+                continue
+            good.append(spec)
+        return good
+
+    def _take(self, spec: Spec, info: PluginInfo) -> None:
+        kept = self._specs.setdefault(type(spec), [])
+        for other, owner in kept:
+            if _identity(other) == _identity(spec):
+                clash = f"{KIND_NAMES[type(spec)]} {spec.name!r} is also registered by plugin {owner.name!r}"
+                fix = f"leave one out: --plugins=-{info.name} or --plugins=-{owner.name}"
+                self.failures.append(Failure(info, "registration", clash, fix, fatal=True))
+                return
+        kept.append((spec, info))
+
+    def _caller(self, hook: str, info: PluginInfo) -> pluggy.HookCaller | None:
+        """The hook as implemented by one plugin, None where it does not implement it."""
+        impls = getattr(self.manager.hook, hook).get_hookimpls()
+        if not any(impl.plugin_name == info.name for impl in impls):
+            return None
+        others = [impl.plugin for impl in impls if impl.plugin_name != info.name]
+        return self.manager.subset_hook_caller(hook, others)
+
+    # --- asking ------------------------------------------------------------------------------------------------
+
+    def specs(self, kind: type[S]) -> list[tuple[S, PluginInfo]]:
+        """Every contribution of one kind with its plugin: plugins by name, each one's in the order it gave them."""
+        return cast("list[tuple[S, PluginInfo]]", list(self._specs.get(kind, ())))
+
+    def find(self, kind: type[S], name: str) -> S:
+        """The contribution called `name`; ConfigError that lists what exists."""
+        found = {spec.name: spec for spec, _ in self.specs(kind)}
+        if name in found:
+            return found[name]
+        what = KIND_NAMES[kind]
+        why = "".join(f"; plugin {d.plugin.name!r} has one, {d.reason}" for d in self.declined if d.spec.name == name)
+        exist = ", ".join(sorted(found)) or "none"
+        raise ConfigError(f"there is no {what} {name!r}{suggest(name, found)}{why}; known: {exist}")
+
+    def model_for(self, architectures: Sequence[str]) -> ModelSpec:
+        """The family that claims the first known name of a checkpoint's `architectures`; else ConfigError."""
+        models = self.specs(ModelSpec)
+        for architecture in architectures:
+            claims = [(spec, plugin) for spec, plugin in models if architecture in spec.architectures]
+            if len(claims) > 1:
+                who = ", ".join(f"{spec.name!r} of plugin {plugin.name!r}" for spec, plugin in claims)
+                leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in claims)
+                raise ConfigError(f"{architecture} is claimed by {who}; leave one out: {leave}")
+            if claims:
+                return claims[0][0]
+        raise ConfigError(self._unknown_architecture(architectures))
+
+    def _unknown_architecture(self, architectures: Sequence[str]) -> str:
+        if not architectures:
+            return "the model's config names no architecture: config.json needs `architectures`"
+        known = sorted({name for spec, _ in self.specs(ModelSpec) for name in spec.architectures})
+        text = f"unknown architecture {architectures[0]!r}"
+        for failure in self.failures:
+            text += f"; {failure}"
+        for architecture in architectures:
+            if dist := known_plugins().get(architecture):
+                return f"{text}: pip install {dist}"
+        exist = ", ".join(known) or "none"
+        return f"{text}{suggest(architectures[0], known)}: no plugin is known to bring it; installed: {exist}"
+
+    def fingerprint(self) -> str:
+        """A digest of who takes part and what they contribute, equal wherever a step must be the same."""
+        table = {kind.__name__: [_plain(pair) for pair in pairs] for kind, pairs in self._specs.items()}
+        text = json.dumps({"plugins": [_plain(p) for p in self.plugins], "specs": table}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    # --- hooks that observe or build ---------------------------------------------------------------------------
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Call an `on_*` hook of every plugin; what one raises is logged with its name, ConfigError in on_startup
+        passes."""
+        for info in self.plugins:
+            caller = self._caller(hook, info)
+            if caller is None:
+                continue
+            try:
+                caller(**arguments)
+            except Exception as error:
+                if hook == "on_startup" and isinstance(error, ConfigError):
+                    raise
+                log.exception("plugin %r (%s %s) failed in %s", info.name, info.dist, info.version, hook)
+
+    def wrap_layer(self, layer: Any, info: LayerInfo) -> Any:
+        """`layer` after every plugin's `build_layer`, in the order of their names; PluginError names who failed."""
+        for plugin in self.plugins:
+            caller = self._caller("build_layer", plugin)
+            if caller is None:
+                continue
+            try:
+                results = caller(layer=layer, info=info)
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}; {fix_for(plugin, error)}"
+                raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}") from error
+            layer = results[-1] if results else layer
+        return layer
+
+
+def _identity(spec: Spec) -> tuple[str, ...]:
+    return (spec.op, spec.name) if isinstance(spec, specs.KernelSpec) else (spec.name,)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON that is equal in every process: sets sorted, functions by name."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(repr(item) for item in value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return value
+
+
+@cache
+def known_plugins() -> Mapping[str, str]:
+    """Architecture -> the distribution that brings it, from generated package data."""
+    text = files("llmcore").joinpath("known_plugins.json").read_text(encoding="utf-8")
+    return cast("dict[str, str]", json.loads(text))

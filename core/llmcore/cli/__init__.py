@@ -1,1 +1,135 @@
-"""."""
+"""The command `llmcore`: a table of commands, each imported only when it is named."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+import click
+
+from llmcore import __version__
+from llmcore.config import debug_requested
+from llmcore.errors import ConfigError, LlmcoreError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One command: where it is, its heading in `llmcore --help`, and its line there."""
+
+    target: str
+    heading: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "serve": Entry("llmcore.cli.serve:command", "Run", "Serve a model over HTTP."),
+    "chat": Entry("llmcore.cli.chat:command", "Run", "Talk to a model, or to a server."),
+    "generate": Entry("llmcore.cli.generate:command", "Run", "Answer a file of prompts, offline."),
+    "plan": Entry("llmcore.cli.plan:command", "Look", "Predict what fits, from a model's headers alone."),
+    "models": Entry("llmcore.cli.models:command", "Look", "List the model families that can be served."),
+    "kernels": Entry("llmcore.cli.kernels:command", "Look", "List kernels, and explain which one is chosen."),
+    "modes": Entry("llmcore.cli.modes:command", "Look", "List what --mode accepts."),
+    "plugins": Entry("llmcore.cli.plugins:command", "Look", "List plugins and what they contribute."),
+    "hooks": Entry("llmcore.cli.hooks:command", "Look", "List the hooks a plugin can implement."),
+    "config": Entry("llmcore.cli.config:command", "Look", "Show settings and where each comes from."),
+    "env": Entry("llmcore.cli.env:command", "Look", "Describe this machine, for a bug report."),
+}
+
+
+class Root(click.Group):
+    """Core's commands from the table, plugins' when a name is not there or all are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands, core's first."""
+        return [*COMMANDS, *self._brought()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command called `cmd_name`, imported now."""
+        name = cmd_name.replace("_", "-")
+        if name in COMMANDS:
+            module, _, attribute = COMMANDS[name].target.partition(":")
+            return cast(click.Command, getattr(importlib.import_module(module), attribute))
+        target = self._brought().get(name)
+        if target is None:
+            return None
+        from llmcore.plugins import load
+
+        return cast(click.Command, load(target[0]))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with the nearest names in the error."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(
+                f"There is no command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands by heading, without importing any."""
+        for heading in dict.fromkeys(entry.heading for entry in COMMANDS.values()):
+            with formatter.section(heading):
+                formatter.write_dl([(n, e.summary) for n, e in COMMANDS.items() if e.heading == heading])
+        if brought := self._brought():
+            with formatter.section("From plugins"):
+                formatter.write_dl([(name, summary) for name, (_, summary) in brought.items()])
+
+    def _brought(self) -> dict[str, tuple[str, str]]:
+        from llmcore.cli.options import named_plugins
+        from llmcore.plugins import collect
+        from llmcore.specs import CommandSpec
+
+        found: dict[str, tuple[str, str]] = {}
+        for spec, plugin in collect(named_plugins()).specs(CommandSpec):
+            if spec.name in COMMANDS:
+                raise ConfigError(f"plugin {plugin.name} brings a command {spec.name!r}, which core has already")
+            found[spec.name] = (spec.command, spec.summary)
+        return found
+
+
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`llmcore COMMAND --help` shows a command's options. LLMCORE_DEBUG=1 shows tracebacks.",
+)
+@click.version_option(__version__, prog_name="llmcore")
+def root() -> None:
+    """Serve large language models; everything that varies is a plugin."""
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line: exit code 0, 1 for a failure, 2 for wrong usage or settings, 130 for Ctrl-C."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    arguments = list(sys.argv[1:] if args is None else args)
+    try:
+        code = root.main(args=arguments, prog_name="llmcore", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    except Exception as error:
+        if debug_requested():
+            raise
+        code = _report(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: Exception) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
+    text = str(error) if isinstance(error, LlmcoreError) else f"{type(error).__name__}: {error}"
+    hint = (
+        ""
+        if isinstance(error, LlmcoreError)
+        else "\nThis is a bug in llmcore or a plugin; LLMCORE_DEBUG=1 shows where."
+    )
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("error", "bold red"), ": ", text, (hint, "dim")))
+    return 2 if isinstance(error, ConfigError) else 1

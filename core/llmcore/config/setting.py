@@ -63,8 +63,6 @@ class Setting:
             raise ConfigError(f"{where} is empty: give {self._wanted()}, or leave it out.")
         if not self.multiple:
             return self._one(raw, where)
-        if isinstance(raw, str) and raw.strip().lower() == "none":
-            return ()
         items = raw if isinstance(raw, (list, tuple)) else [raw]
         words = [word for item in items for word in (_split(item) if isinstance(item, str) else [item])]
         return tuple(self._one(word, where) for word in words)

@@ -139,7 +139,7 @@ class Plugins:
 
     plugins: tuple[str, ...] | None = option(
         None,
-        "Plugins to load (default: all installed; none: only what is built in), in order of preference.",
+        "Plugins to load, in order of preference; -name leaves one out (default: all installed).",
         first_page=True,
     )
 

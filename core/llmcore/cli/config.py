@@ -1,0 +1,55 @@
+"""`llmcore config show`: every setting, its value and where that comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from llmcore.cli.options import Resolved, SettingsCommand, group_title
+from llmcore.config import Config, Setting, plugin_settings, settings
+from llmcore.specs import OptionSpec
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Show settings and where each comes from."""
+
+
+@command.command("show", cls=SettingsCommand)
+@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(resolved: Resolved, origin: bool, as_json: bool) -> None:
+    """Print the settings that `llmcore serve` would use with these options."""
+    brought = plugin_settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
+    rows = [(setting, value_of(resolved.config, setting)) for setting in (*settings(), *brought)]
+    if as_json:
+        click.echo(
+            json.dumps({s.name: _entry(value, resolved.origins[s.name], origin) for s, value in rows}, indent=2)
+        )
+        return
+    width = max(len(setting.name) for setting, _ in rows) + 1
+    group = ""
+    for setting, value in rows:
+        if setting.group != group:
+            group = setting.group
+            click.echo(f"# {group_title(group)}")
+        text = f"{setting.name + ':':<{width}} {_yaml(value)}"
+        click.echo(f"{text:<{width + 24}}  # {resolved.origins[setting.name]}" if origin else text)
+
+
+def value_of(config: Config, setting: Setting) -> Any:
+    """A setting's value in a config."""
+    if setting.group == "plugin_options":
+        return config.plugin_options[setting.name]
+    return getattr(getattr(config, setting.group), setting.name)
+
+
+def _entry(value: Any, origin: str, with_origin: bool) -> Any:
+    return {"value": value, "origin": origin} if with_origin else value
+
+
+def _yaml(value: Any) -> str:
+    # JSON is YAML: what is printed can be saved and read back with --config.
+    return json.dumps(value)

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from llmcore.errors import ResolveError
 from llmcore.plugins import load
 from llmcore.registry import Registry, suggest
-from llmcore.specs import TOKEN_BUCKETS, KernelSpec, OpContext, OpSpec, PluginInfo, Requires
+from llmcore.specs import (
+    TOKEN_BUCKETS,
+    DeviceInfo,
+    KernelSpec,
+    OpContext,
+    OpSpec,
+    PluginInfo,
+    Requires,
+)
 
 Candidate = tuple[KernelSpec, PluginInfo]
 
@@ -107,13 +115,8 @@ def describe(context: OpContext) -> str:
 
 
 def _unmet(when: Requires, context: OpContext) -> str | None:
-    device = context.device
-    if when.device is not None and when.device != device.type:
-        return f"needs device {when.device}, has {device.type}"
-    if when.capability is not None:
-        low, high = when.capability
-        if device.capability is None or not low <= device.capability <= high:
-            return f"needs capability {low}-{high}, has {'none' if device.capability is None else device.capability}"
+    if (misfit := device_misfit(when, context.device)) is not None:
+        return misfit
     for name, allowed, has in (
         ("dtype", when.dtypes, context.dtype),
         ("layout", when.layouts, context.layout),
@@ -126,6 +129,17 @@ def _unmet(when: Requires, context: OpContext) -> str | None:
         size = context.shape.get(name)
         if size not in values:
             return f"needs {name} {_either(values)}, has {size}"
+    return None
+
+
+def device_misfit(when: Requires, device: DeviceInfo) -> str | None:
+    """Why `device` does not meet a requirement, whatever else it asks for, or None if it does."""
+    if when.device is not None and when.device != device.type:
+        return f"needs device {when.device}, has {device.type}"
+    if when.capability is not None:
+        low, high = when.capability
+        if device.capability is None or not low <= device.capability <= high:
+            return f"needs capability {low}-{high}, has {'none' if device.capability is None else device.capability}"
     return None
 
 

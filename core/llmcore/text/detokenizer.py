@@ -1,0 +1,108 @@
+"""Ids to text, one id at a time, never half a character.
+
+Both detokenizers give, joined, the text of the whole sequence, however it is cut into calls.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol, runtime_checkable
+
+from llmcore.protocols import Tokenizer
+from llmcore.text.tokenizer import Pieces
+
+_REPLACEMENT = "\ufffd"
+_WINDOW = 8
+"""Ids held for a character that does not get finished; one has at most four bytes, so what is older is garbage."""
+_TAIL = 4
+
+
+class Detokenizer(Protocol):
+    """One sequence's state."""
+
+    def add(self, token_id: int) -> str:
+        """The text that `token_id` completes; "" while a character is unfinished."""
+
+    def flush(self) -> str:
+        """What is still held when the sequence ends: U+FFFD for an unfinished character, or ""."""
+
+
+@runtime_checkable
+class HasPieces(Protocol):
+    """A tokenizer that knows the bytes of its ids."""
+
+    def pieces(self, *, skip_special_tokens: bool) -> Pieces | None:
+        """Bytes by id, or None where text is not its tokens' bytes one after another."""
+
+
+def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
+    """A fresh detokenizer for one sequence."""
+    pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens) if isinstance(tokenizer, HasPieces) else None
+    if pieces is not None:
+        return BytesDetokenizer(pieces)
+    return WindowDetokenizer(tokenizer, skip_special_tokens)
+
+
+class BytesDetokenizer:
+    """Joins the bytes of ids and decodes UTF-8 as it goes: one look-up and one call per id."""
+
+    __slots__ = ("_decode", "_pieces", "_strip")
+
+    def __init__(self, pieces: Pieces):
+        self._pieces = pieces
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._strip = pieces.drops_leading_space
+
+    def add(self, token_id: int) -> str:
+        """The text that `token_id` completes."""
+        text = self._decode(self._pieces[token_id])
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text
+
+    def flush(self) -> str:
+        """U+FFFD for an unfinished character, or ""."""
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer: decodes a short window of ids again and emits what is new.
+
+    The window starts one emission back, because many decoders treat the first token of a text differently.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._read = 0
+        self._known = ""
+        """Text of `_ids[:_read]`, already emitted."""
+
+    def add(self, token_id: int) -> str:
+        """The text that `token_id` completes."""
+        if self._skip and token_id in self._tokenizer.special_ids:
+            return ""
+        self._ids.append(token_id)
+        text = self._text(len(self._ids))
+        if text.endswith(_REPLACEMENT):
+            if len(self._ids) - self._read <= _WINDOW:
+                return ""
+            return self._emit(len(self._ids) - _TAIL)
+        return self._emit(len(self._ids))
+
+    def flush(self) -> str:
+        """What is still held."""
+        return self._emit(len(self._ids))
+
+    def _emit(self, upto: int) -> str:
+        new = self._text(upto)[len(self._known) :]
+        if new:
+            self._ids = self._ids[self._read :]
+            self._read = upto - self._read
+            self._known = self._text(self._read)
+        return new
+
+    def _text(self, upto: int) -> str:
+        return self._tokenizer.decode(self._ids[:upto], skip_special_tokens=self._skip)

@@ -1,0 +1,99 @@
+"""Stop strings: found across tokens, with nothing shown that may turn out to be part of one.
+
+All stop strings of a request share one automaton (Aho-Corasick): its state is the longest end of the text that begins
+some stop string, which is just what has to be held back. Work is one step per character, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The automaton for a request's stop strings; immutable, shared by its choices. Strings must not be empty."""
+
+    __slots__ = ("depth", "fail", "goto", "length")
+
+    def __init__(self, stops: Sequence[str]):
+        self.goto: list[dict[str, int]] = [{}]
+        self.depth = [0]
+        self.length = [0]
+        """Length of the longest stop string that ends in a state, or 0."""
+        self.fail = [0]
+        for stop in stops:
+            self._add(stop)
+        self._link()
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for char in stop:
+            following = self.goto[state].get(char)
+            if following is None:
+                following = len(self.goto)
+                self.goto[state][char] = following
+                self.goto.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.length.append(0)
+                self.fail.append(0)
+            state = following
+        self.length[state] = len(stop)
+
+    def _link(self) -> None:
+        """Breadth first: a state's fallback is the longest shorter end of the text that begins a stop string."""
+        queue = deque(self.goto[0].values())
+        while queue:
+            state = queue.popleft()
+            # A stop string that ends here as the end of a longer beginning counts too.
+            self.length[state] = self.length[state] or self.length[self.fail[state]]
+            for char, following in self.goto[state].items():
+                self.fail[following] = self.step(self.fail[state], char)
+                queue.append(following)
+
+    def step(self, state: int, char: str) -> int:
+        """The state after `char`."""
+        while True:
+            following = self.goto[state].get(char)
+            if following is not None:
+                return following
+            if state == 0:
+                return 0
+            state = self.fail[state]
+
+
+class StopMatcher:
+    """One choice's text on its way through `StopStrings`.
+
+    `found`: the stop string that ended it, or None. The first stop string to be complete ends the text; of several
+    that end at the same character the longest does.
+    """
+
+    __slots__ = ("_held", "_keep", "_state", "_stops", "found")
+
+    def __init__(self, stops: StopStrings, *, keep: bool):
+        self._stops = stops
+        self._keep = keep
+        self._state = 0
+        self._held = ""
+        self.found: str | None = None
+
+    def feed(self, text: str) -> str:
+        """What may be shown once `text` is known; after a hit, the text up to the stop (or its end, if kept)."""
+        stops, state = self._stops, self._state
+        whole = self._held + text
+        for at, char in enumerate(text, start=len(self._held) + 1):
+            state = stops.step(state, char)
+            length = stops.length[state]
+            if length:
+                self.found = whole[at - length : at]
+                self._held = ""
+                return whole[: at if self._keep else at - length]
+        self._state = state
+        shown = len(whole) - stops.depth[state]
+        self._held = whole[shown:]
+        return whole[:shown]
+
+    def flush(self) -> str:
+        """The text still held, when the choice ends otherwise."""
+        held, self._held = self._held, ""
+        return held

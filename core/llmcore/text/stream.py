@@ -1,0 +1,111 @@
+"""One choice's tokens in, its text out: detokenization, stop strings, and why it ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmcore.bridge import ChoiceEvent, Finish
+from llmcore.protocols import Tokenizer
+from llmcore.text.detokenizer import detokenizer
+from llmcore.text.stops import StopMatcher, StopStrings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRules:
+    """How a request's tokens become text, and what ends it; one value for all its choices.
+
+    `stop_tokens`: token sequences that end a choice. `keep_stop`: leave the stop text in (LightLLM) or trim it
+    (OpenAI). `stop_ids`: the ids that the engine stops at, whose text is left out unless `keep_stop_id`.
+    `min_tokens`: stop texts before the end of that many tokens do not count.
+    """
+
+    stops: StopStrings | None = None
+    stop_tokens: tuple[tuple[int, ...], ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    keep_stop: bool = False
+    keep_stop_id: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+
+
+class ChoiceText:
+    """The state of one choice.
+
+    `finish`: why it ended, RUNNING until it has. `tokens`: how many it has so far; what comes after a stop text does
+    not count. `must_finish`: the engine does not know yet that the choice ended, so the caller tells the bridge
+    (`finish(request, choice, tokens)`). `released`: characters given out. `starts`: where in the choice's text each
+    token of the last event begins, counted in characters before stop strings cut it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules):
+        self.finish = Finish.RUNNING
+        self.tokens = 0
+        self.must_finish = False
+        self.released = 0
+        self.starts: list[int] = []
+        self._rules = rules
+        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=rules.skip_special_tokens)
+        self._matcher = StopMatcher(rules.stops, keep=rules.keep_stop) if rules.stops is not None else None
+        self._decoded = 0
+        self._recent: deque[int] = deque(maxlen=max(map(len, rules.stop_tokens), default=0))
+
+    def feed(self, event: ChoiceEvent) -> list[str]:
+        """The text that each token of `event` releases, "" where one is held.
+
+        The list is shorter than the event's tokens when a stop text ends the choice, and holds one text without a
+        token when an event ends a choice without one.
+        """
+        texts: list[str] = []
+        self.starts = []
+        last = len(event.tokens) - 1
+        for i, token_id in enumerate(event.tokens):
+            self.tokens += 1
+            self.starts.append(self._decoded)
+            ends_by_id = i == last and event.finish is Finish.STOP and token_id in self._rules.stop_ids
+            texts.append(self._take(token_id, ends_by_id))
+            if self.finish is not Finish.RUNNING:
+                self.must_finish = event.finish is Finish.RUNNING
+                self._count(texts)
+                return texts
+        if event.finish is not Finish.RUNNING:
+            self.finish = event.finish
+            rest = self._flush()
+            if texts:
+                texts[-1] += rest
+            elif rest:
+                texts.append(rest)
+        self._count(texts)
+        return texts
+
+    def _take(self, token_id: int, ends_by_id: bool) -> str:
+        if ends_by_id and not self._rules.keep_stop_id:
+            return ""
+        text = self._detokenizer.add(token_id)
+        self._decoded += len(text)
+        if self.tokens < self._rules.min_tokens:
+            return text
+        if self._matcher is not None and text:
+            text = self._matcher.feed(text)
+            if self._matcher.found is not None:
+                self.finish = Finish.STOP
+                return text
+        if self._rules.stop_tokens and self._ends_with_stop_tokens(token_id):
+            self.finish = Finish.STOP
+            text += self._flush()
+        return text
+
+    def _ends_with_stop_tokens(self, token_id: int) -> bool:
+        self._recent.append(token_id)
+        recent = tuple(self._recent)
+        return any(recent[-len(stop) :] == stop for stop in self._rules.stop_tokens)
+
+    def _flush(self) -> str:
+        """What is still held; an unfinished character may complete a stop text no more."""
+        rest = self._detokenizer.flush()
+        self._decoded += len(rest)
+        return (self._matcher.flush() if self._matcher is not None else "") + rest
+
+    def _count(self, texts: Sequence[str]) -> None:
+        self.released += sum(map(len, texts))

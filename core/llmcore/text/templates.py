@@ -1,0 +1,150 @@
+"""Chat templates: the Jinja text a model brings, rendered in a sandbox.
+
+The environment is the one these templates are written for: `raise_exception`, `strftime_now`, `tojson` that leaves
+non-ASCII text alone, loop controls, trimmed blocks, and a `generation` tag that only marks the assistant's turns.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import orjson
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llmcore.errors import ConfigError, RequestError
+
+RESERVED = frozenset({"messages", "tools", "chat_template", "tokenize", "return_dict", "return_tensors"})
+"""Variables a client may not set: they are set from its request, or mean something to other servers only."""
+
+_RENDER_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
+class TemplateRefusal(jinja2.TemplateError):
+    """What a template itself raises about the messages, through `raise_exception`."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; in serving it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateRefusal(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # The standard library's writer: templates depend on its ", " and ": ".
+    import json
+
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    return environment
+
+
+class ChatTemplate:
+    """A model's named templates, compiled once.
+
+    `sources`: Jinja text by name; "default" is used unless there is a "tool_use" one and tools are given.
+    `tokens`: the special tokens' text by name (`bos_token`, ...), which templates may use as variables.
+    """
+
+    def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str]):
+        environment = _environment()
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+        except jinja2.TemplateError as error:
+            raise ConfigError(
+                f"the model's chat template cannot be compiled: {error}; correct chat_template.jinja"
+            ) from error
+        self._tokens = dict(tokens)
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt for `messages`. `tools` and every other variable go to the template.
+
+        Raises RequestError with the template's own message when it refuses the messages.
+        """
+        template = self._choose(bool(variables.get("tools")))
+        given = {"add_generation_prompt": True, **self._tokens, **variables}
+        if not given.get("tools"):
+            # Some templates iterate over `tools` whenever it is defined.
+            given.pop("tools", None)
+        try:
+            return template.render(messages=[prepare(message) for message in messages], **given)
+        except TemplateRefusal as error:
+            raise RequestError(str(error.message), param="messages", code="invalid_value") from error
+        except _RENDER_ERRORS as error:
+            raise RequestError(
+                f"the model's chat template cannot render these messages: {error}",
+                param="messages",
+                code="invalid_value",
+            ) from error
+
+    def _choose(self, with_tools: bool) -> jinja2.Template:
+        names = ("tool_use", "default") if with_tools else ("default",)
+        for name in names:
+            if name in self._templates:
+                return self._templates[name]
+        raise RequestError(
+            "this model has no chat template; use /v1/completions or /generate with the whole prompt",
+            param="messages",
+            code="unsupported_parameter",
+        )
+
+
+def prepare(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`message` with tool calls' arguments as objects: OpenAI sends JSON text, most templates want the object."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_object_arguments(call) for call in calls]}
+
+
+def _with_object_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = orjson.loads(function["arguments"] or "{}")
+    except orjson.JSONDecodeError:
+        # A model's broken call in the history: the template shows it as it was.
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

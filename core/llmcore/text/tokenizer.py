@@ -1,0 +1,116 @@
+"""Tokenizers on the `tokenizers` package: what an HTTP worker loads, without transformers or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer as Backend
+
+from llmcore.errors import ConfigError, RequestError
+from llmcore.text.companions import Companions, read_companions
+from llmcore.text.pieces import PieceRule, piece_rule
+from llmcore.text.templates import ChatTemplate
+
+
+class Pieces(dict[int, bytes]):
+    """Bytes by token id, computed on first use; an id that is not in the vocabulary stands for none."""
+
+    def __init__(self, backend: Backend, rule: PieceRule, skip: frozenset[int]):
+        super().__init__((token_id, b"") for token_id in skip)
+        self.drops_leading_space = rule.drops_leading_space
+        self._backend = backend
+        self._rule = rule
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        piece = self[token_id] = b"" if token is None else self._rule.to_bytes(token)
+        return piece
+
+
+class FastTokenizer:
+    """A tokenizer.json with its companions; `protocols.Tokenizer`.
+
+    `vocab_size` counts added tokens. `longest` is the length of the longest vocabulary string, which bounds how much
+    text one id can stand for.
+    """
+
+    def __init__(self, data: bytes, companions: Companions):
+        try:
+            self._backend = Backend.from_buffer(data)
+        except Exception as error:
+            raise ConfigError(f"tokenizer.json cannot be loaded ({error}); download the model again") from error
+        # What a file says about cutting and padding is for training; a server never cuts silently.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        description: dict[str, Any] = orjson.loads(data)
+        added = description.get("added_tokens") or []
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self.longest = max(map(len, vocabulary), default=1)
+        self.special_ids = frozenset(int(token["id"]) for token in added if token.get("special"))
+        self.bos_token = companions.tokens.get("bos_token")
+        self.eos_ids = companions.eos_ids or self._ids_of(companions.tokens.get("eos_token"))
+        self._template = ChatTemplate(companions.templates, companions.tokens)
+        self._rule = piece_rule(description.get("decoder"))
+        self._pieces: dict[bool, Pieces] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; `add_special_tokens` applies the model's own frame (a BOS, say)."""
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise RequestError(f"text cannot be tokenized: {error}") from error
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`."""
+        self._check(ids)
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary's own string; "" for an id in a gap of the vocabulary."""
+        self._check((token_id,))
+        return self._backend.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one id; of tokenizers that are not made of bytes, its text."""
+        self._check((token_id,))
+        pieces = self.pieces(skip_special_tokens=False)
+        if pieces is None:
+            text: str = self._backend.decode([token_id], skip_special_tokens=False)
+            return text.encode()
+        return pieces[token_id]
+
+    def pieces(self, *, skip_special_tokens: bool) -> Pieces | None:
+        """Bytes by id, or None where text is not its tokens' bytes one after another."""
+        if self._rule is None:
+            return None
+        if skip_special_tokens not in self._pieces:
+            skip = self.special_ids if skip_special_tokens else frozenset[int]()
+            self._pieces[skip_special_tokens] = Pieces(self._backend, self._rule, skip)
+        return self._pieces[skip_special_tokens]
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt that the chat template renders; raises RequestError with the template's message."""
+        return self._template.render(messages, **variables)
+
+    def _ids_of(self, token: str | None) -> tuple[int, ...]:
+        found = None if token is None else self._backend.token_to_id(token)
+        return () if found is None else (found,)
+
+    def _check(self, ids: Sequence[int]) -> None:
+        for token_id in ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(f"token id {token_id} is not in the vocabulary; ids are 0 to {self.vocab_size - 1}")
+
+
+def load_tokenizer(directory: Path) -> FastTokenizer:
+    """The tokenizer.json in `directory` with its companions. Raises ConfigError."""
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"there is no tokenizer.json in {directory}; pass the model's directory as --model_dir")
+    return FastTokenizer(path.read_bytes(), read_companions(Path(directory)))

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llmcore.errors import ConfigError, RequestError
+from llmcore.text.templates import ChatTemplate
+
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' "
+    "+ message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt "
+    "%}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+USER = [{"role": "user", "content": "Héllo"}]
+
+
+def render(source: str, messages: list[dict[str, Any]] = USER, **variables: Any) -> str:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **variables)
+
+
+def test_smollm2() -> None:
+    assert render(SMOLLM2) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHéllo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert render(SMOLLM2, [{"role": "system", "content": "S"}, *USER], add_generation_prompt=False) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHéllo<|im_end|>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "<s>Héllo</s>"),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "Héllo"}]'),
+        ("{{ messages[0] | tojson(indent=2) }}", '{\n  "role": "user",\n  "content": "Héllo"\n}'),
+        ("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("  {% if true %}\nx\n  {% endif %}\n", "x\n"),
+        ("{{ tools is defined }}", "False"),
+        ("{{ strftime_now('%Y') | int > 2000 }}", "True"),
+    ],
+)
+def test_what_templates_expect(source: str, text: str) -> None:
+    assert render(source, tools=None) == text
+
+
+def test_a_refusal_carries_the_templates_message() -> None:
+    with pytest.raises(RequestError) as caught:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert (caught.value.message, caught.value.param) == ("roles must alternate", "messages")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[3].content }}",
+        "{{ messages.append(1) }}",
+        "{{ range(10**9) | list }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_an_error_in_a_template_is_the_requests(source: str) -> None:
+    with pytest.raises(RequestError, match="cannot render"):
+        render(source)
+
+
+def test_a_broken_template_is_a_startup_error() -> None:
+    with pytest.raises(ConfigError, match="chat template"):
+        render("{% if %}")
+
+
+def test_without_a_template_chat_is_refused() -> None:
+    with pytest.raises(RequestError, match="no chat template"):
+        ChatTemplate({}, {}).render(USER)
+
+
+def test_tool_templates_are_picked_by_tools() -> None:
+    template = ChatTemplate({"default": "plain", "tool_use": "{{ tools | length }}"}, {})
+    assert template.render(USER) == "plain"
+    assert template.render(USER, tools=[]) == "plain"
+    assert template.render(USER, tools=[{}, {}]) == "2"
+
+
+@pytest.mark.parametrize(("arguments", "shown"), [('{"a": "é"}', '{"a": "é"}'), ("{broken", '"{broken"'), ("", "{}")])
+def test_arguments_become_objects(arguments: str, shown: str) -> None:
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    assert render("{{ messages[0].tool_calls[0].function.arguments | tojson }}", [message]) == shown
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -137,27 +136,41 @@ class LengthEstimator(Protocol):
 
 @dataclass(frozen=True)
 class WaitingRequest:
-    """A candidate for admission as a policy sees it. `cached`: tokens a prefix hit would save."""
+    """A candidate for admission as a policy sees it.
+
+    `index` names it in a Decision. Of its `tokens`, a prefix hit would save the first `cached`; `choices` places
+    among the running are taken at once. `waited`: steps since it was queued.
+    """
 
     index: int
     tokens: int
     cached: int
     max_new: int
-    waited: float
+    choices: int
+    waited: int
 
 
 class SchedulerView(Protocol):
     """What a policy may look at: columns over running requests in order of arrival, and the queue."""
 
     budget: int
+    """Tokens that all rows together may compute in this step."""
     chunk: int
+    """Most tokens of one row; core cuts a chunk back to the next granule border."""
+    whole: bool
+    """Prompts are not chunked: a row computes all that remains, or (where more than `budget` remains) a chunk."""
     admit: bool
+    """Whether requests may join in this step (`--router_max_wait_tokens`)."""
     running: Int32
+    """Indices of the requests that could run, oldest first."""
     remaining: Int32
     """Tokens of each running request still to compute: 1 for one that decodes, more while it is prefilled."""
 
     def waiting(self) -> Iterator[WaitingRequest]:
-        """The queue from its head; prefix hits are looked up as it is read, so stop early."""
+        """The queue from its head; prefix hits are looked up as it is read, so stop early.
+
+        Left out are requests whose next tokens another is just computing: they wait for its KV.
+        """
 
     def fits(self, candidate: WaitingRequest) -> bool:
         """Whether the future peak allows `candidate` beside the running and those found to fit before it."""
@@ -167,8 +180,8 @@ class SchedulerView(Protocol):
 class Decision:
     """What a policy wants done in this step; core validates it before anything happens.
 
-    `rows`, `n_query`: columns of running request indices and how many tokens each computes. `admit`: waiting
-    indices with their first chunk's tokens.
+    `rows`, `n_query`: columns of running request indices and how many tokens each computes (at least 1). `admit`:
+    waiting indices with their first chunk's tokens.
     """
 
     rows: Int32
@@ -189,7 +202,10 @@ class SchedulerPolicy(Protocol):
 class KVManager(Protocol):
     """The prefix cache of one KV group: it names granules, core counts them.
 
-    Content ids are int64: token ids, or interned ids (>= 2**32) of other content. Only whole granules enter.
+    Content ids are int64: token ids, or interned ids (>= 2**32) of other content. Only whole granules enter. Core
+    calls `insert` with all that is valid of a request's KV right before the request lets go of it, so a policy may
+    take what is in use out of its order and put it back then. A request that holds a granule of the tree holds
+    everything above it.
     """
 
     def match(self, salt: bytes, content: Int64) -> Int32:

@@ -46,12 +46,12 @@ class Admitted:
 
 
 @dataclass(frozen=True)
-class TableWrite:
-    """`table[index, at : at + len(granules)] = granules` in one KV group."""
+class TableWrites:
+    """`table[index, at] = granule` in one KV group, elementwise: three columns [K]; a place occurs at most once."""
 
-    index: int
-    at: int
-    granules: Int32
+    index: Int32
+    at: Int32
+    granule: Int32
 
 
 @dataclass
@@ -70,8 +70,8 @@ class StepPlan:
     sample_request: Int32
     """[S] the request index that receives it."""
     admitted: list[Admitted] = field(default_factory=list)
-    writes: list[list[TableWrite]] = field(default_factory=list)
-    """Per KV group, in order."""
+    writes: list[TableWrites] = field(default_factory=list)
+    """Per KV group: every table entry that this step needs and the device does not have yet, forks' rows included."""
     copies: list[list[tuple[int, int]]] = field(default_factory=list)
     """Per KV group, granules (src, dst) to copy before the forward, because somebody else still holds src."""
 

@@ -128,9 +128,9 @@ def test_an_installed_plugin_stands_in_for_the_built_in_of_its_name(
 
 def test_an_unknown_name_lists_what_exists(site: Site) -> None:
     site.install("llama", "")
-    with pytest.raises(PluginError, match=r"no plugin 'lama' \(did you mean 'llama'\?\); installed: llama"):
+    with pytest.raises(ConfigError, match=r"no plugin 'lama'; installed: llama. Did you mean llama\?"):
         discover(["lama"])
-    with pytest.raises(PluginError, match="no plugin 'radix'"):
+    with pytest.raises(ConfigError, match="no plugin 'radix'"):
         discover(["-radix"])
 
 
@@ -143,7 +143,7 @@ def test_a_file_is_a_plugin_whose_import_strings_work(site: Site) -> None:
     registry = build_registry(config(path))
     assert names(registry.plugins) == ["mine"]
     assert load(registry.find(SchedulerSpec, "mine").make)(None) == "made"
-    with pytest.raises(PluginError, match="no plugin file"):
+    with pytest.raises(ConfigError, match="no plugin file"):
         discover([str(site.path / "absent.py")])
 
 
@@ -171,7 +171,7 @@ BROKEN = {
     "name": (HEAD + "@hookimpl\ndef register_modes():\n    yield ModeSpec(name='a b=c')", "'a b=c' is no name", ""),
     "typo": (
         HEAD + "@hookimpl\ndef register_kernel():\n    return []",
-        "no hook 'register_kernel' (did you mean 'register_kernels'?)",
+        "no hook 'register_kernel'. Did you mean register_kernels",
         "--plugins=-bad",
     ),
     "argument": (HEAD + "@hookimpl\ndef on_startup(settings): ...", "settings", "--plugins=-bad"),
@@ -248,7 +248,7 @@ def test_specs_carry_their_plugin_in_the_order_of_plugin_names(site: Site) -> No
 def test_find_lists_what_exists(site: Site) -> None:
     site.install("a", SCHEDULER.format(name="fcfs"))
     registry = build_registry(config())
-    with pytest.raises(ConfigError, match=r"no scheduler 'fcsf' \(did you mean 'fcfs'\?\); known: fcfs"):
+    with pytest.raises(ConfigError, match=r"no scheduler 'fcsf'; known: fcfs. Did you mean fcfs\?"):
         registry.find(SchedulerSpec, "fcsf")
     with pytest.raises(ConfigError, match="no weight loader 'x'; known: none"):
         registry.find(WeightLoaderSpec, "x")
@@ -274,7 +274,7 @@ def test_an_unknown_architecture_names_the_plugin_that_brings_it(site: Site) -> 
     registry = build_registry(config())
     with pytest.raises(ConfigError, match="unknown architecture 'LlamaForCausalLM': pip install plugin-llama"):
         registry.model_for(["LlamaForCausalLM"])
-    with pytest.raises(ConfigError, match="'Nobody': no plugin is known to bring it; installed: none"):
+    with pytest.raises(ConfigError, match="'Nobody': no plugin is known to bring it; installed ones serve none"):
         registry.model_for(["Nobody"])
     with pytest.raises(ConfigError, match="names no architecture"):
         registry.model_for([])
@@ -304,8 +304,8 @@ def test_the_fingerprint_is_equal_in_every_process_and_changes_with_what_is_cont
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         )
         assert out.stdout.strip() == here
-    other = site.file("other/prints.py".replace("other/", ""), code.format(priority=60))
-    sys.modules.pop("llmcore_file_prints")
+    del sys.modules["llmcore_file_prints"]
+    other = site.file("prints.py", code.format(priority=1000))  # another length: .pyc files have whole seconds
     assert build_registry(config(other)).fingerprint() != here
 
 
@@ -377,12 +377,12 @@ def test_modes_and_pins_settle_layout_and_kernels() -> None:
     [
         (["quick", "plain"], [], "--mode quick pins kernel linear to 'fast', --mode plain to 'torch'"),
         (["quick"], ["linear=torch"], "--kernel linear=torch pins kernel linear to 'torch', --mode quick to 'fast'"),
-        (["qick"], [], r"no mode 'qick' \(did you mean 'quick'\?\); modes that fit: int8kv, plain, quick"),
+        (["qick"], [], r"no mode 'qick'; modes that fit: int8kv, plain, quick. Did you mean quick"),
         (["fp8kv"], [], "--mode fp8kv does not fit: needs layout token-fp8, which no plugin brings; modes that fit"),
         (["w4"], [], "needs quantization method awq"),
         (["absent"], [], "needs kernel nobody for linear"),
         ([], ["linear"], "'linear' is no pin: it needs the form op=kernel"),
-        ([], ["lineer=fast"], r"no op 'lineer' \(did you mean 'linear'\?\)"),
+        ([], ["lineer=fast"], r"no op 'lineer'; known: linear. Did you mean linear\?"),
     ],
 )
 def test_modes_that_cannot_work_say_why(modes: list[str], pins: list[str], message: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmcore.errors import ConfigError
-from llmcore.registry import Registry, suggest
+from llmcore.errors import ConfigError, did_you_mean
+from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, device_misfit
 from llmcore.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec
 
@@ -88,8 +88,8 @@ def _mode(name: str, registry: Registry, device: DeviceInfo, ops: Collection[str
             return mode
         if mode.name == name:
             raise ConfigError(f"--mode {name} does not fit: {misfit}; modes that fit: {fitting}")
-    guess = suggest(name, [mode.name for mode, _ in misfits])
-    raise ConfigError(f"there is no mode {name!r}{guess}; modes that fit: {fitting}")
+    guess = did_you_mean(name, [mode.name for mode, _ in misfits])
+    raise ConfigError(f"there is no mode {name!r}; modes that fit: {fitting}.{guess}")
 
 
 def _parse_pin(text: str) -> tuple[str, str]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from llmcore import __version__
 from llmcore.config import Config
-from llmcore.errors import PluginError
-from llmcore.registry import Declined, Failure, Registry, suggest
+from llmcore.errors import ConfigError, PluginError, did_you_mean
+from llmcore.registry import Declined, Failure, Registry
 from llmcore.specs import ImportString, PluginInfo
 
 __all__ = [
@@ -80,7 +80,7 @@ def discover(named: Sequence[str] | None) -> tuple[PluginInfo, ...]:
     for name in (*wanted, *sorted(unwanted)):
         if name not in by_name:
             exist = ", ".join(sorted(by_name)) or "none"
-            raise PluginError(f"there is no plugin {name!r}{suggest(name, by_name)}; installed: {exist}")
+            raise ConfigError(f"there is no plugin {name!r}; installed: {exist}.{did_you_mean(name, by_name)}")
     selected = {*wanted, *BUILTINS} if wanted else set(by_name)
     return tuple(by_name[name] for name in sorted(selected - unwanted))
 
@@ -156,5 +156,5 @@ def _origin(point: EntryPoint) -> str:
 def _from_file(path: str) -> PluginInfo:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise PluginError(f"there is no plugin file {path}")
+        raise ConfigError(f"there is no plugin file {path}")
     return PluginInfo(file.stem, file.name, "", str(file))

@@ -6,12 +6,11 @@ A registry is built by `llmcore.plugins.build_registry` from the list of plugins
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar, cast
@@ -19,7 +18,7 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from llmcore import hookspecs, specs
-from llmcore.errors import ConfigError, PluginError
+from llmcore.errors import ConfigError, PluginError, did_you_mean
 from llmcore.specs import API_VERSION, LayerInfo, ModelSpec, PluginInfo, Spec
 
 log = logging.getLogger("llmcore.plugins")
@@ -64,7 +63,7 @@ class Failure:
 
     def __str__(self) -> str:
         origin = f"{self.plugin.dist} {self.plugin.version}".strip()
-        return f"plugin {self.plugin.name!r} ({origin}) failed in {self.stage}: {self.error}; {self.fix}"
+        return f"plugin {self.plugin.name!r} ({origin}) failed in {self.stage}: {self.error.rstrip('.')}; {self.fix}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +73,6 @@ class Declined:
     spec: Spec
     plugin: PluginInfo
     reason: str
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" or nothing, for the end of an error message."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def fix_for(plugin: PluginInfo, error: BaseException) -> str:
@@ -145,8 +138,8 @@ class Registry:
         except pluggy.PluginValidationError as error:
             module = self.manager.get_plugin(info.name)
             unknown = [c.name for c in self.manager.get_hookcallers(module) or () if not c.has_spec()]
-            hints = ", ".join(f"{name!r}{suggest(name, hookspecs.HOOKS)}" for name in unknown)
-            raise PluginError(f"there is no hook {hints}") from error
+            hints = " ".join(f"there is no hook {name!r}.{did_you_mean(name, hookspecs.HOOKS)}" for name in unknown)
+            raise PluginError(hints) from error
 
     def _contributions(self, hook: str, info: PluginInfo) -> list[Spec]:
         caller = self._caller(hook, info)
@@ -200,7 +193,7 @@ class Registry:
         what = KIND_NAMES[kind]
         why = "".join(f"; plugin {d.plugin.name!r} has one, {d.reason}" for d in self.declined if d.spec.name == name)
         exist = ", ".join(sorted(found)) or "none"
-        raise ConfigError(f"there is no {what} {name!r}{suggest(name, found)}{why}; known: {exist}")
+        raise ConfigError(f"there is no {what} {name!r}{why}; known: {exist}.{did_you_mean(name, found)}")
 
     def model_for(self, architectures: Sequence[str]) -> ModelSpec:
         """The family that claims the first known name of a checkpoint's `architectures`; else ConfigError."""
@@ -226,7 +219,8 @@ class Registry:
             if dist := known_plugins().get(architecture):
                 return f"{text}: pip install {dist}"
         exist = ", ".join(known) or "none"
-        return f"{text}{suggest(architectures[0], known)}: no plugin is known to bring it; installed: {exist}"
+        guess = did_you_mean(architectures[0], known)
+        return f"{text}: no plugin is known to bring it; installed ones serve {exist}.{guess}"
 
     def fingerprint(self) -> str:
         """A digest of who takes part and what they contribute, equal wherever a step must be the same."""

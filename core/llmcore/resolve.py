@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmcore.errors import ResolveError
+from llmcore.errors import ResolveError, did_you_mean
 from llmcore.plugins import load
-from llmcore.registry import Registry, suggest
+from llmcore.registry import Registry
 from llmcore.specs import (
     TOKEN_BUCKETS,
     DeviceInfo,
@@ -264,8 +264,8 @@ def _pinned(candidates: Sequence[Candidate], context: OpContext, name: str, reas
         )
     names = [spec.name for spec, _ in candidates]
     raise ResolveError(
-        f"--kernel {context.op}={name}: there is no such kernel{suggest(name, names)}; "
-        f"there are:{_listed(candidates, reasons)}"
+        f"--kernel {context.op}={name}: there is no such kernel.{did_you_mean(name, names)} "
+        f"There are:{_listed(candidates, reasons)}"
     )
 
 

@@ -136,10 +136,14 @@ class ModeSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec(Spec):
-    """A kind of device. `make`: () -> protocols.Device; `available`: () -> why it cannot be used here, or None."""
+    """A kind of device. `make`: () -> protocols.Device; `available`: () -> why it cannot be used here, or None.
+
+    `named`: (str) -> DeviceInfo | None, for devices of this kind that need not be here ("sm90"); no torch.
+    """
 
     make: ImportString
     available: ImportString
+    named: ImportString | None = None
     priority: int = 50
 
 

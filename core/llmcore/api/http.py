@@ -1,0 +1,21 @@
+"""What the author of a dialect may use. No torch.
+
+A dialect's `make(front)` yields `Route`s. A resource reads its body with `front.read`, detaches with `front.detach`,
+submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
+"""
+
+from llmcore.http.errors import EncodeError, as_request_error, openai_error
+from llmcore.http.front import Front, Route
+from llmcore.http.reply import Reply
+from llmcore.wire import ModelFacts, State
+
+__all__ = [
+    "EncodeError",
+    "Front",
+    "ModelFacts",
+    "Reply",
+    "Route",
+    "State",
+    "as_request_error",
+    "openai_error",
+]

@@ -1,0 +1,65 @@
+"""The WSGI application: every dialect's routes, one way to fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import falcon
+
+from llmcore.errors import ConfigError
+from llmcore.http.errors import EncodeError, as_request_error, openai_error
+from llmcore.http.front import Route
+from llmcore.http.request_id import request_id
+
+_FIELD = re.compile(r"{[^}]*}")
+_RETRY = frozenset({429, 503})
+
+
+class RequestIds:
+    """Middleware: every answer carries `x-request-id`, errors included."""
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Take the client's id or make one."""
+        req.context.request_id = request_id(req.get_header("x-request-id"))
+        resp.set_header("x-request-id", req.context.request_id)
+
+
+class ErrorHandler:
+    """Turns whatever a responder raises into the error shape of the dialect that owns the path."""
+
+    def __init__(self, encoders: dict[str, EncodeError]) -> None:
+        self._encoders = encoders
+
+    def __call__(self, req: falcon.Request, resp: falcon.Response, ex: Exception, params: dict[str, object]) -> None:
+        """Falcon's error-handler interface."""
+        error = as_request_error(ex)
+        encode = self._encoders.get(req.uri_template or "", openai_error)
+        if isinstance(ex, falcon.HTTPError) and ex.headers:
+            resp.set_headers(ex.headers)
+        if error.status in _RETRY:
+            resp.set_header("Retry-After", "1")
+        resp.status = error.status
+        resp.content_type = "application/json"
+        resp.data = encode(error)
+
+
+def build_app(routes: Iterable[tuple[Route, str]]) -> falcon.App[falcon.Request, falcon.Response]:
+    """The application of `routes`, each with the name of its plugin. ConfigError where two want one path."""
+    app = falcon.App(middleware=[RequestIds()])
+    encoders: dict[str, EncodeError] = {}
+    owners: dict[str, str] = {}
+    for route, plugin in routes:
+        shape = _FIELD.sub("{}", route.path)
+        if shape in owners:
+            raise ConfigError(
+                f"plugins {owners[shape]!r} and {plugin!r} both want the route {route.path}; "
+                f"leave one out, with --plugins=-{plugin} say"
+            )
+        owners[shape] = plugin
+        app.add_route(route.path, route.resource)
+        encoders[route.path] = route.encode_error
+    handle = ErrorHandler(encoders)
+    app.add_error_handler(Exception, handle)
+    app.add_error_handler(falcon.HTTPError, handle)
+    return app

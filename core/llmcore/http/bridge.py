@@ -1,0 +1,226 @@
+"""The bridge of an HTTP worker: an engine in another process, reached by messages.
+
+`submit`, `abort` and `finish` may be called from any thread. One thread, the hub, runs `run`: it receives, hands every
+request its events and keeps the heartbeat. Whatever has queued up is merged first, so that a worker that fell behind
+writes once per request and not once per step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.errors import RequestError
+from llmcore.protocols import RequestRecord
+from llmcore.wire import (
+    HEARTBEAT_SECONDS,
+    EngineGone,
+    Finished,
+    Heartbeat,
+    Hello,
+    Mailbox,
+    Outlet,
+    Shutdown,
+    State,
+    ToEngine,
+    ToSupervisor,
+    ToWorker,
+    WorkerLaunch,
+    WorkerReady,
+)
+
+logger = logging.getLogger(__name__)
+
+_LOST = ("engine_failed", "The engine has stopped; the request can be sent again when the server is back.")
+
+
+@dataclass
+class _Open:
+    """A request that has not ended: where its events go, and which choices still run."""
+
+    sink: Sink
+    choices: set[int]
+
+
+class WireBridge:
+    """`bridge.Bridge` over the wire, for one worker."""
+
+    def __init__(self, launch: WorkerLaunch, *, on_shutdown: Callable[[float], None]) -> None:
+        self._worker = launch.worker
+        self._name = launch.name
+        self._on_shutdown = on_shutdown
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._mailbox: Mailbox[ToWorker] = Mailbox(self._context, launch.mailbox, ToWorker)
+        self._engine = Outlet(self._context, launch.addresses.engine)
+        self._control = Outlet(self._context, launch.addresses.control)
+        self._sending = threading.Lock()
+        self._open: dict[int, _Open] = {}
+        self._lost = False
+        self._seen = 0.0
+        self._stopping = threading.Event()
+        self.state = State(ready=True)
+        self._to_engine(Hello(launch.mailbox))
+
+    # --- Bridge
+
+    def submit(self, request: Submit, sink: Sink) -> None:
+        """Queue `request`. Raises RequestError (503) when the engine is gone or does not keep up."""
+        if self._lost:
+            raise RequestError(_LOST[1], code=_LOST[0], status=503)
+        self._open[request.id] = _Open(sink, set(range(request.n)))
+        if not self._to_engine(request):
+            self._open.pop(request.id, None)
+            raise RequestError("The server has too much to do; try again later.", code="server_overloaded", status=503)
+
+    def abort(self, request_id: int) -> None:
+        """End every choice of a request."""
+        if self._open.pop(request_id, None) is not None:
+            self._to_engine(Abort(request_id))
+
+    def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
+        """End one choice at its first `n_tokens` tokens."""
+        if self._close_choice(request_id, choice):
+            self._to_engine(FinishChoice(request_id, choice, n_tokens))
+
+    def load(self) -> Load:
+        """The supervisor's newest copy of the engine's figures, about a second old."""
+        return self.state.load
+
+    # --- what the worker needs beside it
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were no valid ones."""
+        return self._mailbox.dropped
+
+    def announce(self) -> None:
+        """Tell the supervisor that connections are accepted."""
+        self._tell(WorkerReady())
+
+    def report(self, record: RequestRecord) -> None:
+        """Pass the figures of a finished request on to the metric sinks."""
+        self._tell(Finished(record))
+
+    def run(self) -> None:
+        """The hub: receive until `stop`."""
+        due = 0.0
+        while not self._stopping.is_set():
+            self._mailbox.wait(HEARTBEAT_SECONDS)
+            self._handle(self._mailbox.drain())
+            if time.monotonic() >= due:
+                due = time.monotonic() + HEARTBEAT_SECONDS
+                self._to_engine(Heartbeat(self._seen))
+        self._mailbox.close()
+        with self._sending:
+            self._engine.close()
+            self._control.close()
+
+    def stop(self) -> None:
+        """End `run` within a heartbeat."""
+        self._stopping.set()
+
+    # --- inside
+
+    def _to_engine(self, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
+        with self._sending:
+            return self._engine.send(ToEngine(self._worker, body)) > 0
+
+    def _tell(self, body: WorkerReady | Finished) -> None:
+        with self._sending:
+            self._control.send(ToSupervisor(self._name, body))
+
+    def _handle(self, messages: Sequence[ToWorker]) -> None:
+        steps: list[StepEvents] = []
+        for message in messages:
+            match message:
+                case StepEvents():
+                    steps.append(message)
+                case State():
+                    self.state = message
+                case EngineGone():
+                    self._fail_all(message.message)
+                case Shutdown():
+                    self._on_shutdown(message.grace)
+        if steps:
+            for request, event in merge(steps):
+                self._deliver(request, event)
+            self._seen = steps[-1].stamp
+
+    def _deliver(self, request: int, event: ChoiceEvent) -> None:
+        entry = self._open.get(request)
+        if entry is None or event.choice not in entry.choices:
+            return
+        if event.finish is not Finish.RUNNING:
+            self._close_choice(request, event.choice)
+        self._call(request, entry.sink, event)
+
+    def _call(self, request: int, sink: Sink, event: ChoiceEvent) -> None:
+        """A sink that raises loses its request and nobody else's."""
+        try:
+            sink(event)
+        except Exception:
+            logger.exception("the sink of a request failed")
+            self.abort(request)
+            if event.error is None:
+                error = ("internal_error", "The server failed to handle this request.")
+                self._call(request, sink, ended_by(event.choice, error))
+
+    def _close_choice(self, request: int, choice: int) -> bool:
+        entry = self._open.get(request)
+        if entry is None or choice not in entry.choices:
+            return False
+        entry.choices.discard(choice)
+        if not entry.choices:
+            self._open.pop(request, None)
+        return True
+
+    def _fail_all(self, message: str) -> None:
+        self._lost = True
+        self.state = msgspec.structs.replace(self.state, ready=False, reason=message)
+        for request, entry in list(self._open.items()):
+            for choice in sorted(entry.choices):
+                self._deliver(request, ended_by(choice, _LOST))
+
+
+def ended_by(choice: int, error: tuple[str, str]) -> ChoiceEvent:
+    """The event that ends a choice with an error, (code, message)."""
+    return ChoiceEvent(choice=choice, tokens=(), finish=Finish.ERROR, error=error)
+
+
+def merge(steps: Sequence[StepEvents]) -> Iterable[tuple[int, ChoiceEvent]]:
+    """The events of several steps, one per (request, choice), in the order in which the first of each came."""
+    if len(steps) == 1:
+        return explode(steps[0])
+    merged: dict[tuple[int, int], ChoiceEvent] = {}
+    for step in steps:
+        for request, event in explode(step):
+            before = merged.get((request, event.choice))
+            merged[request, event.choice] = event if before is None else _join(before, event)
+    return [(request, event) for (request, _), event in merged.items()]
+
+
+def _join(a: ChoiceEvent, b: ChoiceEvent) -> ChoiceEvent:
+    logprobs: tuple[float, ...] = ()
+    if a.logprobs or b.logprobs:  # a step in which no row asked has none; this row did not ask then
+        logprobs = (a.logprobs or (0.0,) * len(a.tokens)) + (b.logprobs or (0.0,) * len(b.tokens))
+    return ChoiceEvent(
+        choice=a.choice,
+        tokens=a.tokens + b.tokens,
+        finish=b.finish,
+        logprobs=logprobs,
+        top=a.top + b.top,
+        cached=max(a.cached, b.cached),
+        error=b.error,
+    )

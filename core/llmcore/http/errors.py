@@ -1,0 +1,73 @@
+"""Errors as clients read them: known codes, one encoder, nothing of this machine in a body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import falcon
+import orjson
+
+from llmcore.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+EncodeError = Callable[[RequestError], bytes]
+"""A dialect's error body (JSON)."""
+
+KNOWN_CODES = frozenset(
+    {
+        "context_length_exceeded",
+        "engine_failed",
+        "internal_error",
+        "invalid_json",
+        "invalid_type",
+        "invalid_value",
+        "method_not_allowed",
+        "missing_required_parameter",
+        "model_not_found",
+        "not_found",
+        "request_too_large",
+        "server_overloaded",
+        "unsupported_media_type",
+        "unsupported_parameter",
+    }
+)
+"""Every `code` that a body may carry; another one is sent as null."""
+
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+_HTTP = {
+    404: ("There is no such route; /v1/models, /v1/chat/completions and /generate are some that exist.", "not_found"),
+    405: ("This route does not take that method; the Allow header lists those it takes.", "method_not_allowed"),
+    413: ("The body is too large.", "request_too_large"),
+    415: ("The body must be JSON: send Content-Type: application/json.", "unsupported_media_type"),
+    431: ("The request's header is too large.", "request_too_large"),
+}
+"""What the HTTP layer itself answers, by status: (message, code)."""
+
+
+def openai_error(error: RequestError) -> bytes:
+    """OpenAI's nested shape; `code` is a known one or null."""
+    kind = "server_error" if error.status >= 500 else _OPENAI_TYPES.get(error.status, "invalid_request_error")
+    code = error.code if error.code in KNOWN_CODES else None
+    body = {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
+    return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+def http_error(status: int) -> RequestError:
+    """What a bare HTTP status means here."""
+    fallback = "internal_error" if status >= 500 else None
+    text = "The server failed to handle this request." if status >= 500 else "The request is not valid HTTP."
+    message, code = _HTTP.get(status, (text, fallback))
+    return RequestError(message, code=code, status=status)
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """`error` as something a client may read; what nobody expected is logged and becomes a bare 500."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, falcon.HTTPError):
+        return http_error(error.status_code)
+    logger.error("a request failed", exc_info=error)
+    return http_error(500)

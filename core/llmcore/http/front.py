@@ -1,0 +1,80 @@
+"""What a dialect gets, and what it gives back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import falcon
+
+from llmcore.bridge import Bridge
+from llmcore.config import Config
+from llmcore.http import body, streaming
+from llmcore.http.errors import EncodeError, openai_error
+from llmcore.http.reply import Reply
+from llmcore.protocols import RequestRecord, Tokenizer
+from llmcore.wire import ModelFacts, State
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path of a dialect and the Falcon resource behind it (`on_get`, `on_post`, ...).
+
+    `encode_error` makes the dialect's body of a RequestError, for whatever fails on this path.
+    """
+
+    path: str
+    resource: object
+    encode_error: EncodeError = openai_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """The HTTP side as a dialect sees it: one per worker, safe to use from any thread.
+
+    `facts`: what the engine knows of the model. `state`: the supervisor's newest word on readiness, load and
+    metrics. `observers` are told of every finished request.
+    """
+
+    config: Config
+    bridge: Bridge
+    tokenizer: Tokenizer
+    facts: ModelFacts
+    state: Callable[[], State]
+    observers: tuple[Callable[[RequestRecord], object], ...] = ()
+    _ids: Iterable[int] = itertools.count(1)
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use: `--model_name`, else the name of the model's directory or file."""
+        return self.config.model.model_name or Path(self.config.model.model_dir or "").name
+
+    def next_id(self) -> int:
+        """A number for `Submit.id` that this worker has not used."""
+        return next(self._ids)  # type: ignore[call-overload, no-any-return]
+
+    def read(self, req: falcon.Request, kind: type[T]) -> T:
+        """The JSON body as `kind` (a msgspec.Struct); RequestError names the field that is wrong."""
+        return body.read(req, kind)
+
+    def detach(self, req: falcon.Request, resp: falcon.Response) -> Reply:
+        """Answer `req` later, from any thread. Submit after this call, so that a client that leaves is noticed.
+
+        If the responder raises afterwards, the error is the answer and the reply's `on_close` callbacks run.
+        """
+        return streaming.detach(req.env, resp)
+
+    def request_id(self, req: falcon.Request) -> str:
+        """The `x-request-id` of this request."""
+        value: Any = req.context.request_id
+        return str(value)
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request ended, for whatever reason: tell the hooks and the metric sinks. Once per submitted request."""
+        for observer in self.observers:
+            observer(record)

@@ -1,0 +1,117 @@
+"""The answer to one request, sent later and from any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Protocol
+
+
+class Transport(Protocol):
+    """What carries a reply; the three calls are made one at a time, in order, and never block."""
+
+    def send_part(self, data: bytes) -> None:
+        """A piece of an event stream, with the header before the first."""
+
+    def send_end(self) -> None:
+        """The end of the stream."""
+
+    def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
+        """A whole answer."""
+
+
+class Detach(BaseException):
+    """Unwinds a worker thread out of a response that others will write. No `Exception`, so nobody handles it."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__()
+        self.reply = reply
+
+
+class Reply:
+    """Either `stream` any number of times and `end`, or `respond` once.
+
+    When the client leaves before that, the `on_close` callbacks run and what is sent from then on is dropped. To the
+    HTTP server it is a response body that detaches itself when iterated.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._early: list[Callable[[], None]] | None = []
+        self._phase = "new"
+        self._abandoned = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        raise Detach(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client has left, or the request was answered in another way."""
+        return self._abandoned
+
+    def stream(self, data: bytes) -> None:
+        """Send a piece of a server-sent event stream; the first call sends status 200 and the header."""
+        self._do("streaming", ("new", "streaming"), partial(self._transport.send_part, data))
+
+    def end(self) -> None:
+        """End the stream; the connection closes when all is sent."""
+        self._do("done", ("new", "streaming"), self._transport.send_end)
+
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a whole answer; the connection is kept for the next request."""
+        send = partial(self._transport.send_whole, status, body, content_type, dict(headers or {}))
+        self._do("done", ("new",), send)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once if the client leaves first; at once if it has left. It must not block."""
+        with self._lock:
+            if self._phase == "done":
+                return
+            if not self._abandoned:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def attach(self) -> None:
+        """The worker thread has let go: send what was kept back so far. Called by the transport's side."""
+        with self._lock:
+            early, self._early = self._early or [], None
+            for send in early:
+                send()
+
+    def abandon(self) -> None:
+        """The client has left, or the responder failed after all. Called by the transport's side."""
+        with self._lock:
+            if self._abandoned or self._phase == "done":
+                return
+            self._abandoned = True
+            self._early = None
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def _do(self, phase: str, allowed: tuple[str, ...], send: Callable[[], None]) -> None:
+        with self._lock:
+            if self._abandoned:
+                return
+            if self._phase not in allowed:
+                raise RuntimeError(f"this reply is {self._phase} already")
+            self._phase = phase
+            if phase == "done":
+                self._callbacks = []
+            if self._early is None:
+                send()
+            else:
+                self._early.append(send)

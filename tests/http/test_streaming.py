@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import inspect
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+import falcon
+import pytest
+import waitress.channel
+import waitress.server
+import waitress.task
+from llmcore.errors import ConfigError, RequestError
+from llmcore.http import streaming
+from llmcore.http.app import RequestIds
+from llmcore.http.reply import Reply
+from llmcore.http.streaming import HttpServer, detach, raise_open_files
+from llmcore.testing import sockets as raw
+
+
+class Detached:
+    """A resource whose replies the test sends itself."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.left: list[Reply] = []
+        self.arrived = threading.Condition()
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        reply = detach(req.env, resp)
+        reply.on_close(lambda: self.left.append(reply))
+        if req.get_param_as_bool("fail"):
+            raise RequestError("no")
+        with self.arrived:
+            self.replies.append(reply)
+            self.arrived.notify_all()
+
+    def wait(self, n: int) -> list[Reply]:
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.replies) >= n, 10)
+        return self.replies
+
+
+class Plain:
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.data = b"plain"
+
+
+class Served:
+    def __init__(self) -> None:
+        self.detached = Detached()
+        app = falcon.App(middleware=[RequestIds()])
+        app.add_route("/detached", self.detached)
+        app.add_route("/plain", Plain())
+        app.add_error_handler(RequestError, self._refuse)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(listener.getsockname()[1])
+        self.server = HttpServer(app, listener, connections=600)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    @staticmethod
+    def _refuse(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
+        resp.status, resp.data = 400, b"refused"
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.server.stop(0)
+    served.thread.join(10)
+    assert not served.thread.is_alive()
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "did not happen"
+        time.sleep(0.002)
+    return time.monotonic() - start
+
+
+POST = raw.request("POST", "/detached", {})
+
+
+def test_the_internals_that_are_used_are_as_they_were() -> None:
+    assert version("waitress") == streaming.WAITRESS
+    source = inspect.getsource(waitress.channel.HTTPChannel)
+    for text in (
+        "self.requests_lock = threading.Lock()",
+        "self.outbuf_lock = threading.Condition()",
+        "task = self.task_class(self, request)",
+        "task = self.error_task_class(self, request)",
+        "except Exception:",
+        "if not self.requests:",
+    ):
+        assert text in source
+    service = inspect.getsource(waitress.task.Task.service)
+    assert "except OSError" in service and "BaseException" not in service
+    assert "self.channel_class(self, conn, addr, self.adj, map=self._map)" in inspect.getsource(
+        waitress.server.BaseWSGIServer.handle_accept
+    )
+    for name in ("received", "readable", "handle_close", "service", "_flush_some_if_lockable"):
+        assert callable(getattr(waitress.channel.HTTPChannel, name))
+    for name in ("build_response_header", "set_close_on_finish", "get_environment"):
+        assert callable(getattr(waitress.task.WSGITask, name))
+
+
+def test_a_stream_is_chunked_and_closes_its_connection(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(raw.request("POST", "/detached", {}, headers="x-request-id: mine-1\r\n"))
+        (reply,) = served.detached.wait(1)
+        reply.stream(b"data: 1\n\n")
+        status, headers, body = raw.read_head(sock)
+        assert status == 200
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert headers["cache-control"] == "no-cache"
+        assert headers["x-request-id"] == "mine-1"
+        assert headers["connection"] == "close"
+        assert "server" not in headers
+        reply.stream(b"data: 2\n\n")
+        reply.end()
+        while more := sock.recv(65536):
+            body += more
+        assert raw.unchunk(body) == b"data: 1\n\ndata: 2\n\n"
+        assert body.endswith(b"0\r\n\r\n")
+
+
+def test_what_is_sent_before_the_thread_let_go_is_kept(served: Served) -> None:
+    real = served.detached.on_post
+
+    def on_post(req: falcon.Request, resp: falcon.Response) -> None:
+        real(req, resp)
+        served.detached.replies[-1].stream(b"early")
+        served.detached.replies[-1].end()
+
+    served.detached.on_post = on_post  # type: ignore[method-assign]
+    app = falcon.App()
+    app.add_route("/detached", served.detached)
+    served.server._server.application = app
+    assert raw.call(served.port, "POST", "/detached", {})[2] == b"early"
+
+
+def test_a_whole_answer_keeps_the_connection(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        for i in range(1, 4):
+            sock.sendall(POST)
+            served.detached.wait(i)[-1].respond(201, b"[%d]" % i, headers={"X-More": "yes"})
+            status, headers, body = raw.read_reply(sock)
+            assert (status, body) == (201, b"[%d]" % i)
+            assert headers["content-type"] == "application/json"
+            assert headers["x-more"] == "yes"
+            assert "connection" not in headers
+        sock.sendall(raw.request("GET", "/plain"))
+        assert raw.read_reply(sock)[2] == b"plain"
+
+
+def test_a_client_that_wants_it_closed_gets_it_closed(served: Served) -> None:
+    for i, extra in enumerate(({"headers": "Connection: close\r\n"}, {"version": "1.0"}), 1):
+        with raw.connect(served.port) as sock:
+            sock.sendall(raw.request("POST", "/detached", {}, **extra))
+            served.detached.wait(i)[-1].respond(200, b"{}")
+            assert raw.read_reply(sock)[1]["connection"] == "close"
+            assert sock.recv(10) == b""
+
+
+def test_http_1_0_streams_without_chunks(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(raw.request("POST", "/detached", {}, version="1.0"))
+        (reply,) = served.detached.wait(1)
+        reply.stream(b"a")
+        reply.stream(b"b")
+        reply.end()
+        data = b""
+        while more := sock.recv(65536):
+            data += more
+        assert data.endswith(b"\r\n\r\nab")
+
+
+@pytest.mark.parametrize("streaming_first", [True, False])
+def test_a_client_that_leaves_is_noticed_at_once(served: Served, streaming_first: bool) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+        if streaming_first:
+            reply.stream(b"data: 1\n\n")
+            raw.read_head(sock)
+    assert until(lambda: served.detached.left == [reply]) < 1.0
+    assert reply.closed
+    reply.stream(b"to nobody")
+    reply.end()
+    assert raw.call(served.port, "GET", "/plain")[2] == b"plain"
+
+
+def test_on_close_after_the_client_left_is_called_at_once(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+    until(lambda: reply.closed)
+    late: list[int] = []
+    reply.on_close(lambda: late.append(1))
+    assert late == [1]
+
+
+def test_an_answered_request_does_not_count_as_left(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+        reply.respond(200, b"{}")
+        raw.read_reply(sock)
+    time.sleep(0.1)
+    assert served.detached.left == []
+
+
+def test_a_responder_that_fails_after_detaching_answers_with_its_error(served: Served) -> None:
+    status, _, body = raw.call(served.port, "POST", "/detached?fail=true", {})
+    assert (status, body) == (400, b"refused")
+    until(lambda: len(served.detached.left) == 1)
+
+
+def test_a_second_request_meanwhile_is_dropped_and_the_connection_closes(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+        sock.sendall(POST)
+        time.sleep(0.1)
+        reply.respond(200, b"{}")
+        assert raw.read_reply(sock)[1]["connection"] == "close"
+        assert sock.recv(10) == b""
+    assert len(served.detached.replies) == 1
+
+
+def test_two_pipelined_requests_get_one_answer_and_a_close(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST + POST)
+        served.detached.wait(1)[0].respond(200, b"{}")
+        assert raw.read_reply(sock)[1]["connection"] == "close"
+        assert sock.recv(10) == b""
+
+
+def test_a_pipelining_client_that_leaves_is_noticed(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST + POST + POST)
+        served.detached.wait(1)
+    assert until(lambda: served.detached.left) < 1.0
+
+
+def test_a_slow_reader_is_cut_off(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+        for _ in range(400):
+            before = time.monotonic()
+            reply.stream(b"x" * 65536)
+            assert time.monotonic() - before < 0.5, "a send blocked"
+        until(lambda: served.detached.left == [reply])
+
+
+def test_a_reader_that_stays_behind_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MAX_BACKLOG_BYTES", 1 << 30)
+    monkeypatch.setattr(streaming, "MAX_BACKLOG_SECONDS", 0.3)
+    with raw.connect(served.port) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+        start = time.monotonic()
+        while not reply.closed:
+            reply.stream(b"x" * 65536)
+            time.sleep(0.01)
+            assert time.monotonic() - start < 5
+
+
+def test_two_hundred_streams_at_once(served: Served) -> None:
+    n, events = 200, 20
+    socks = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(n)]
+    try:
+        for sock in socks:
+            sock.sendall(POST)
+        replies = served.detached.wait(n)
+        for i in range(events):
+            for reply in replies:
+                reply.stream(b"data: %d\n\n" % i)
+        for reply in replies:
+            reply.end()
+        expected = b"".join(b"data: %d\n\n" % i for i in range(events))
+        for sock in socks:
+            assert raw.read_reply(sock)[2] == expected
+    finally:
+        for sock in socks:
+            sock.close()
+    assert served.detached.left == []
+
+
+def test_waitress_own_refusals_are_json(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(b"POST /plain HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+        status, headers, body = raw.read_reply(sock)
+    assert status == 413
+    assert headers["content-type"] == "application/json"
+    assert b'"code":"request_too_large"' in body and b"waitress" not in body
+
+
+def test_stop_lets_streams_finish(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+        reply.stream(b"1")
+        served.server.stop(10)
+        until(lambda: _refused(served.port))
+        reply.stream(b"2")
+        reply.end()
+        assert raw.read_reply(sock)[2] == b"12"
+    served.thread.join(5)
+    assert not served.thread.is_alive()
+
+
+def test_stop_ends_what_outlasts_the_grace() -> None:
+    served = Served()
+    served.server.stop(0)
+    served.thread.join(5)
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = falcon.App()
+    app.add_route("/detached", served.detached)
+    server = HttpServer(app, listener, connections=100)
+    thread = threading.Thread(target=server.run, args=(lambda: served.detached.replies[0].end(),))
+    thread.start()
+    with raw.connect(listener.getsockname()[1]) as sock:
+        sock.sendall(POST)
+        (reply,) = served.detached.wait(1)
+        reply.stream(b"1")
+        server.stop(0.2)
+        assert raw.read_reply(sock)[2] == b"1"
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def _refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_a_limit_of_open_files_that_cannot_be_met_says_how_to_raise_it() -> None:
+    with pytest.raises(ConfigError, match=r"ulimit -Hn"):
+        raise_open_files(1 << 40)

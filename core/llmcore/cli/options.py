@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -192,7 +193,7 @@ def named_plugins(given: Sequence[str] = (), file: str | None = None) -> Config:
 def _registry(tokens: Sequence[str]) -> Registry:
     given = [token.partition("=")[2] for token in tokens if token.startswith("--plugins=")]
     file = None
-    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+    for token, following in pairwise([*tokens, ""]):
         if token == "--config":
             file = following
         elif token.startswith("--config="):

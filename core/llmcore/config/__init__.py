@@ -14,9 +14,10 @@ from llmcore.config.load import (
     with_plugins,
 )
 from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings
-from llmcore.config.tree import Config, Kernels, Memory, Model, Plugins, Scheduling, Server
+from llmcore.config.tree import DATA_TYPES, Config, Kernels, Memory, Model, Plugins, Scheduling, Server
 
 __all__ = [
+    "DATA_TYPES",
     "RETIRED",
     "Config",
     "Kernels",

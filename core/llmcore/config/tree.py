@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmcore.specs import PluginInfo
+from llmcore.specs import DType, PluginInfo
+
+DATA_TYPES: Mapping[str, DType] = {
+    "fp16": "f16",
+    "float16": "f16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp32": "f32",
+    "float32": "f32",
+}
+"""Spellings of `--data_type`, and what specs call each type."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -54,7 +64,7 @@ class Model:
         None,
         "Type of weights and KV (default: the checkpoint's).",
         aliases=("dtype",),
-        choices=("fp16", "float16", "bf16", "bfloat16", "fp32", "float32"),
+        choices=tuple(DATA_TYPES),
         first_page=True,
     )
     trust_remote_code: bool = option(False, "Allow code from the model directory when its tokenizer is converted.")

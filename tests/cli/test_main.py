@@ -1,0 +1,141 @@
+"""The command line as people meet it: one process per case, as few as possible."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llmcore.cli import COMMANDS, main, root
+from llmcore.cli.options import joined
+from llmcore.config import settings
+
+
+def run(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `llmcore ARGS`, in this process."""
+    with pytest.raises(SystemExit) as end:
+        main(args)
+    out, err = capsys.readouterr()
+    code = end.value.code
+    return (code if isinstance(code, int) else 1), out, err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_tables_line_is_the_commands_own(name: str) -> None:
+    command = root.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None
+    assert (command.help or "").splitlines()[0] == COMMANDS[name].summary
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("--help", capsys=capsys)
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+def test_serves_first_page_is_short_and_help_all_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    _, first, _ = run("config", "show", "--help", capsys=capsys)
+    _, whole, _ = run("config", "show", "--help-all", capsys=capsys)
+    for setting in settings():
+        assert f"--{setting.name}" in whole
+        assert (f"--{setting.name}" in first) == setting.first_page
+
+
+def test_importing_the_command_line_imports_no_torch() -> None:
+    heavy = ["torch", "transformers", "falcon", "numpy.linalg", "rich", "zmq"]
+    commands = ", ".join(f"{entry.target.partition(':')[0]}" for entry in COMMANDS.values())
+    code = f"import sys, {commands}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["confg"], 2, "There is no command 'confg'. Did you mean config?"),
+        (["config", "show", "--prot", "1"], 2, "No such option '--prot'"),
+        (["config", "show", "--port", "x"], 2, "error: --port: 'x' is not a whole number"),
+        (["config", "show", "--mode"], 2, "--mode needs a value"),
+        (["config", "show", "--plugins", "lama"], 2, "there is no plugin 'lama'"),
+        (["config", "show", "--config", "/none.yaml"], 2, "--config /none.yaml: No such file"),
+        (["serve"], 2, "No model is given"),
+        (["serve", "--model_dir", "/none"], 2, "--model_dir /none does not exist"),
+    ],
+)
+def test_errors_are_one_line(args: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    got, _, err = run(*args, capsys=capsys)
+    assert got == code
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_defect_shows_its_traceback_only_when_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcore.cli.config.value_of", lambda *_: 1 / 0)
+    code, _, err = run("config", "show", capsys=capsys)
+    assert code == 1
+    assert "ZeroDivisionError" in err and "LLMCORE_DEBUG=1" in err and "Traceback" not in err
+    monkeypatch.setenv("LLMCORE_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["config", "show"])
+
+
+def test_config_show_with_origins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("host: 0.0.0.0\nport: 1\nbatch_max_tokens: 4k\n")
+    monkeypatch.setenv("LLMCORE_PORT", "2")
+    args = ["config", "show", "--json", "--origin", "--config", str(file), "--mode", "a", "b", "--eos-id", "2", "3"]
+    code, out, _ = run(*args, capsys=capsys)
+    shown = json.loads(out)
+    assert code == 0
+    assert shown["port"] == {"value": 2, "origin": "LLMCORE_PORT"}
+    assert shown["host"] == {"value": "0.0.0.0", "origin": f"host in {file}"}
+    assert shown["batch_max_tokens"]["value"] == 4000
+    assert shown["mode"] == {"value": ["a", "b"], "origin": "--mode"}
+    assert shown["eos_id"]["value"] == [2, 3]
+
+
+def test_what_config_show_prints_can_be_read_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, first, _ = run("config", "show", "--port", "9", "--kernel", "a=b", "--origin", capsys=capsys)
+    file = tmp_path / "s.yaml"
+    file.write_text(first)
+    _, again, _ = run("config", "show", "--config", str(file), capsys=capsys)
+    _, plain, _ = run("config", "show", "--port", "9", "--kernel", "a=b", capsys=capsys)
+    assert again == plain
+
+
+def test_a_retired_flag_is_a_warning(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    code, _, _ = run("config", "show", "--use-dynamic-prompt-cache", capsys=capsys)
+    assert code == 0
+    assert "--use_dynamic_prompt_cache has no effect" in caplog.text
+
+
+def test_plugins_are_filtered_by_every_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LLMCORE_PLUGINS", "lama")
+    code, _, err = run("config", "show", capsys=capsys)
+    assert code == 2 and "'lama'" in err
+    code, _, _ = run("config", "show", "--plugins", "llama", capsys=capsys)
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "tokens"),
+    [
+        (["--port", "1", "M"], ["--port=1", "M"]),
+        (["--server-port=1"], ["--port=1"]),
+        (["--mode", "a", "b", "--port", "1"], ["--mode=a", "--mode=b", "--port=1"]),
+        (["--disable-log-stats", "--x"], ["--disable_log_stats=true", "--x"]),
+        (["--disable_log_stats=false"], ["--disable_log_stats=false"]),
+        (["--plugins=-llama"], ["--plugins=-llama"]),
+        (["--", "--port", "1"], ["--", "--port", "1"]),
+    ],
+)
+def test_every_spelling_becomes_one_token(args: list[str], tokens: list[str]) -> None:
+    assert list(joined(args, settings())) == tokens

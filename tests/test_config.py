@@ -1,0 +1,218 @@
+"""Settings: precedence, origins, spellings, and errors that name the fix."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmcore.config import (
+    Config,
+    Setting,
+    check_model_dir,
+    find_setting,
+    make_config,
+    plugin_settings,
+    read_yaml,
+    resolve_config,
+    settings,
+)
+from llmcore.errors import ConfigError
+from llmcore.specs import OptionSpec
+
+LMDEPLOY = {
+    "server-name": "host",
+    "server-port": "port",
+    "session-len": "max_req_total_len",
+    "max-batch-size": "running_max_req_size",
+    "max-prefill-token-num": "chunked_prefill_size",
+    "num-tokens-per-iter": "batch_max_tokens",
+    "dtype": "data_type",
+}
+
+
+def test_defaults_are_those_of_the_tree() -> None:
+    assert resolve_config({}, {}, {})[0] == Config()
+
+
+def test_command_line_beats_environment_beats_yaml_beats_default() -> None:
+    yaml = {"port": 1, "host": "yaml", "mem_fraction": 0.5}
+    env = {"LLMCORE_PORT": "2", "LLMCORE_HOST": "env"}
+    config, origins = resolve_config({"port": "3"}, env, yaml, yaml_name="server.yaml")
+    assert (config.server.port, config.server.host, config.memory.mem_fraction) == (3, "env", 0.5)
+    assert origins["port"] == "--port"
+    assert origins["host"] == "LLMCORE_HOST"
+    assert origins["mem_fraction"] == "mem_fraction in server.yaml"
+    assert origins["zmq_mode"] == "default"
+    assert set(origins) == {setting.name for setting in settings()}
+
+
+@pytest.mark.parametrize("name", ["max_total_token_num", "max-total-token-num", "--max_total-token_num"])
+def test_names_take_dashes_or_underscores(name: str) -> None:
+    assert make_config(**{name: "100"}).memory.max_total_token_num == 100
+
+
+@pytest.mark.parametrize(("alias", "name"), LMDEPLOY.items())
+def test_lmdeploys_names_are_aliases(alias: str, name: str) -> None:
+    assert find_setting(alias, settings()).name == name
+
+
+def test_a_name_and_its_alias_together_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="--port and --server_port are the same setting"):
+        make_config(port=1, server_port=2)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("32k", 32_000), ("32K", 32_768), ("1.5k", 1500), ("2M", 2 << 20)])
+def test_counts_are_written_for_people(text: str, tokens: int) -> None:
+    assert make_config(max_req_total_len=text).memory.max_req_total_len == tokens
+
+
+@pytest.mark.parametrize("raw", ["2,3", ["2", "3"], [2, 3], (2, 3), "2, 3"])
+def test_several_values(raw: Any) -> None:
+    assert make_config(eos_id=raw).model.eos_id == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prot": 1}, r"no setting 'prot'. Did you mean port"),
+        ({"tp": 2}, r"no setting 'tp'"),
+        ({"port": "x"}, "--port: 'x' is not a whole number; give a whole number from 0 to 65535"),
+        ({"port": 65536}, "out of range"),
+        ({"port": True}, "not a whole number"),
+        ({"port": None}, "is empty"),
+        ({"port": "8k"}, "not a whole number"),
+        ({"max_req_total_len": "1.0001k"}, "not a whole number"),
+        ({"max_total_token_num": 1e400}, "not a whole number"),
+        ({"mem_fraction": "nan"}, "out of range"),
+        ({"mem_fraction": 1.1}, "out of range"),
+        ({"mem_fraction": 0}, "leaves no memory"),
+        ({"host": {"a": 1}}, "is not text"),
+        ({"disable_log_stats": "perhaps"}, "true or false"),
+        ({"data_type": "fp61"}, "one of fp16, float16, .* Did you mean fp16"),
+        ({"zmq_mode": "ipc:///var"}, "one of ipc:///tmp/, tcp://"),
+        ({"load_way": "DS"}, "zero_to_fp32.py"),
+        ({"max_req_input_len": 10, "max_req_total_len": 10}, "lower it to 9"),
+        ({"max_total_token_num": 10, "max_req_total_len": 20}, "cannot hold one request"),
+        ({"chunked_prefill_size": 20, "batch_max_tokens": 10}, "above --batch_max_tokens 10"),
+        ({"chunked_prefill_size": 20, "disable_chunked_prefill": True}, "contradict"),
+        ({"kv_manager": "radix", "disable_dynamic_prompt_cache": True}, "contradict"),
+        ({"router_token_ratio": 0.5, "length_estimator": "past_future"}, "stands for --length_estimator capped"),
+        ({"kernel": ["rms_norm"]}, "write op=kernel"),
+        ({"eos_id": -1}, "out of range"),
+    ],
+)
+def test_errors_name_the_fix(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"use_dynamic_prompt_cache": True}, "prefix cache is always on; --disable_dynamic_prompt_cache"),
+        ({"enable-prefix-caching": True}, "prefix cache is always on"),
+        ({"splitfuse_mode": True}, "--disable_chunked_prefill turns it off"),
+        ({"max_total_token_num": 10, "mem_fraction": 0.5}, "--mem_fraction has no effect"),
+        ({"device": "cpu", "mem_fraction": 0.5}, "--mem_fraction has no effect"),
+        ({"disable_log_stats": True, "log_stats_interval": 5}, "--log_stats_interval has no effect"),
+        ({"router_token_ratio": 0, "router_max_new_token_len": 5}, "--router_max_new_token_len has no effect"),
+        ({"model_dir": "m.gguf", "trust_remote_code": True}, "a GGUF file carries no code"),
+    ],
+)
+def test_what_has_no_effect_is_a_warning(
+    values: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_config(**values)
+    assert message in caplog.text
+
+
+def test_defaults_never_warn(caplog: pytest.LogCaptureFixture) -> None:
+    make_config(max_total_token_num=10, disable_log_stats=True, device="cpu")
+    assert not caplog.records
+
+
+def test_a_foreign_variable_is_a_warning_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        resolve_config({}, {"LLMCORE_PROT": "1", "LLMCORE_DEBUG": "1"}, {})
+    assert "LLMCORE_PROT is no setting and has no effect. Did you mean port" in caplog.text
+    assert "DEBUG" not in caplog.text
+
+
+def test_the_variable_kubernetes_writes_is_explained() -> None:
+    with pytest.raises(ConfigError, match="enableServiceLinks"):
+        resolve_config({}, {"LLMCORE_PORT": "tcp://10.0.0.1:8000"}, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("port: [", "is not YAML"),
+        ("- port", "write one `name: value`"),
+        ("8000: port", "write one"),
+        ("prot: 1", "Did"),
+    ],
+)
+def test_broken_yaml(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        resolve_config({}, {}, read_yaml(path))
+
+
+def test_yaml_makes_no_objects(tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("host: !!python/object/apply:os.getcwd []")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        read_yaml(path)
+
+
+def test_a_missing_yaml_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+def test_plugins_bring_options() -> None:
+    spec = OptionSpec(name="probe-rate", type=float, default=0.5, summary="How often to probe.")
+    config, origins = resolve_config({"probe_rate": "0.25"}, {}, {}, extra=[spec])
+    assert config.plugin_options == {"probe_rate": 0.25}
+    assert origins["probe_rate"] == "--probe_rate"
+    assert resolve_config({}, {}, {}, extra=[spec])[0].plugin_options == {"probe_rate": 0.5}
+
+
+@pytest.mark.parametrize("name", ["port", "server-port"])
+def test_a_plugin_cannot_take_an_options_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="exists already"):
+        plugin_settings([OptionSpec(name=name)])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: None, "--model_dir PATH"),
+        (lambda root: root / "nowhere", "does not exist"),
+        (lambda root: root, "is empty"),
+        (lambda root: _touch(root / "weights.bin"), "or a .gguf file"),
+    ],
+)
+def test_model_directory_errors(make: Any, message: str, tmp_path: Path) -> None:
+    path = make(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        check_model_dir(make_config(model_dir=None if path is None else str(path)))
+
+
+def test_a_name_from_the_hub_says_how_to_fetch_it() -> None:
+    with pytest.raises(ConfigError, match="hf download org/model --local-dir model"):
+        check_model_dir(make_config(model_dir="org/model"))
+
+
+@pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
+def test_every_setting_is_described_and_reads_its_own_default(setting: Setting) -> None:
+    assert setting.help.endswith(".")
+    assert setting.parse(setting.default, "here") == setting.default
+
+
+def _touch(path: Path) -> Path:
+    path.write_bytes(b"x")
+    return path

@@ -185,6 +185,10 @@ class Registry:
         """Every contribution of one kind with its plugin: plugins by name, each one's in the order it gave them."""
         return cast("list[tuple[S, PluginInfo]]", list(self._specs.get(kind, ())))
 
+    def implementers(self, hook: str) -> list[PluginInfo]:
+        """The plugins that implement a hook, by name."""
+        return [info for info in self.plugins if self._caller(hook, info) is not None]
+
     def find(self, kind: type[S], name: str) -> S:
         """The contribution called `name`; ConfigError that lists what exists."""
         found = {spec.name: spec for spec, _ in self.specs(kind)}

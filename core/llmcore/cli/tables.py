@@ -1,0 +1,49 @@
+"""Printing rows: a plain table that pipes well, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import click
+
+from llmcore.cli.options import named_plugins
+from llmcore.plugins import Registry, collect
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def listing(function: F) -> F:
+    """The options of every command that lists: `--plugins` (also read from LLMCORE_PLUGINS) and `--json`."""
+    named = click.option("--plugins", multiple=True, metavar="NAME", help="Only these plugins; -NAME: not this one.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    return named(as_json(function))
+
+
+def registry_for(plugins: Sequence[str]) -> Registry:
+    """The registry of `--plugins`; failures are for the command to show."""
+    return collect(named_plugins(plugins))
+
+
+def show_json(rows: Iterable[Any]) -> None:
+    """Rows, dataclasses, as a JSON list."""
+    click.echo(json.dumps([asdict(row) for row in rows], indent=2))
+
+
+def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be, the last one open; "none" where there is nothing to show."""
+    if not lines:
+        click.echo("none")
+        return
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    for line in ([click.style(name, bold=True) for name in header], *lines):
+        cells = [cell + " " * (width - len(click.unstyle(cell))) for cell, width in zip(line, widths, strict=True)]
+        click.echo("  ".join(cells).rstrip())
+
+
+def show_failures(registry: Registry) -> None:
+    """What failed, on standard error."""
+    for failure in registry.failures:
+        click.echo(f"{click.style('failed', fg='red')}: {failure}", err=True)

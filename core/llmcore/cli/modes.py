@@ -23,8 +23,6 @@ def command(device: str, plugins: tuple[str, ...], as_json: bool) -> None:
 
 
 def _line(row: ModeRow) -> tuple[str, str, str, str]:
-    pins = [f"layout {row.layout}"] * (row.layout is not None) + [f"quantization {row.quant}"] * (
-        row.quant is not None
-    )
-    pins += [f"{op}={kernel}" for op, kernel in row.kernels.items()]
+    pins = {"layout": row.layout, "quantization": row.quant, **row.kernels}
+    shown = ", ".join(f"{what}={value}" for what, value in pins.items() if value is not None)
     return row.name, shown, row.plugin, "yes" if row.misfit is None else f"no: {row.misfit}"

@@ -39,7 +39,9 @@ GROUP = "llmcore"
 
 CORE_DIST = "llmcore-engine"
 
-BUILTINS: Mapping[str, str] = {}
+BUILTINS: Mapping[str, str] = {
+    "devices": "llmcore.builtin.devices",
+}
 """Plugin name -> hook module of what ships inside."""
 
 

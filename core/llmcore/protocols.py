@@ -35,11 +35,21 @@ class Device(Protocol):
     """What the engine needs of a device; the only code that names a torch backend implements it.
 
     `ahead`: steps to enqueue before the last one's tokens are read (0 where steps run synchronously).
+    `step_tokens`: tokens of one step unless the operator says otherwise. `measured`: `kv_budget` is what a worst-case
+    run, made since `reset_peak`, leaves.
     """
 
     info: DeviceInfo
     torch_device: torch.device
     ahead: int
+    step_tokens: int
+    measured: bool
+
+    def kv_budget(self, fraction: float) -> int:
+        """Bytes that KV may take now; `fraction` is the operator's share of an accelerator's memory."""
+
+    def sticky(self, error: Exception) -> bool:
+        """Whether nothing works on this device any more after `error`."""
 
     def free_memory(self) -> int:
         """Bytes that could be allocated now."""
@@ -52,6 +62,9 @@ class Device(Protocol):
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """A host tensor the device can copy from and to without blocking (itself on a CPU)."""
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host copy of `tensor`, complete when an event marked after this call has passed (itself on a CPU)."""
 
     def event(self) -> Event:
         """Mark this point of the queue."""

@@ -1,1 +1,20 @@
-"""."""
+"""Devices: the only place where torch's backends have names."""
+
+from collections.abc import Iterable
+
+from llmcore.api import DeviceSpec, hookimpl
+
+_DEVICES: dict[str, tuple[int, str]] = {
+    "cuda": (50, "NVIDIA GPU"),
+    "cpu": (0, "CPU, steps run synchronously"),
+}
+
+
+@hookimpl
+def register_devices() -> Iterable[DeviceSpec]:
+    """One module each."""
+    for name, (priority, summary) in _DEVICES.items():
+        module = f"llmcore.builtin.devices.{name}"
+        yield DeviceSpec(
+            name=name, make=f"{module}:make", available=f"{module}:available", priority=priority, summary=summary
+        )

@@ -1,0 +1,115 @@
+"""The CPU as a device: a launched step has run when `launch` returns."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+from llmcore.api import DeviceInfo
+
+GIB = 1 << 30
+_MOST_KV = 4 * GIB
+_KV_SHARE = 4
+"""KV takes at most one part in this many of what is available."""
+
+_LIMITS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+"""(limit, use) of the container, in both generations of cgroups."""
+
+
+class Passed:
+    """An event that needs no waiting."""
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self) -> None:
+        """At once."""
+
+
+class CPU:
+    """Implements protocols.Device."""
+
+    ahead = 0
+    step_tokens = 2048
+    measured = False
+
+    def __init__(self) -> None:
+        self.info = DeviceInfo(type="cpu", name=platform.processor() or platform.machine(), memory=_total_memory())
+        self.torch_device = torch.device("cpu")
+        self._passed = Passed()
+
+    def kv_budget(self, fraction: float) -> int:
+        """The smaller of 4 GiB and a quarter of what is available: other programs live here too."""
+        return min(_MOST_KV, self.free_memory() // _KV_SHARE)
+
+    def sticky(self, error: Exception) -> bool:
+        """Never."""
+        return False
+
+    def free_memory(self) -> int:
+        """What the system calls available, or what the container's limit leaves if that is less."""
+        return min([_meminfo("MemAvailable"), *_container_room()])
+
+    def peak_memory(self) -> int:
+        """Most resident memory of this process since `reset_peak`."""
+        return _kilobytes(Path("/proc/self/status"), "VmHWM")
+
+    def reset_peak(self) -> None:
+        """Ask the kernel to forget the high-water mark."""
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Itself."""
+        return tensor
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Itself."""
+        return tensor
+
+    def event(self) -> Passed:
+        """Everything has run."""
+        return self._passed
+
+    def synchronize(self) -> None:
+        """Everything has run."""
+
+
+def make() -> CPU:
+    """The one CPU device."""
+    return CPU()
+
+
+def available() -> str | None:
+    """A CPU is always there."""
+    return None
+
+
+def _meminfo(name: str) -> int:
+    return _kilobytes(Path("/proc/meminfo"), name)
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    raise RuntimeError(f"{path} has no line {name}")
+
+
+def _total_memory() -> int:
+    limits = [int(text) for path, _ in _LIMITS if path.exists() and (text := path.read_text().strip()) != "max"]
+    return min([_meminfo("MemTotal"), *limits])
+
+
+def _container_room() -> list[int]:
+    room = []
+    for limit, use in _LIMITS:
+        if limit.exists() and (text := limit.read_text().strip()) != "max":
+            room.append(max(int(text) - int(use.read_text()), 0))
+    return room

@@ -1,0 +1,156 @@
+"""From request indices to the parameters of one draw: which variant a step needs, and the columns it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llmcore.bridge import SamplingParams
+from llmcore.engine.tables import Tables, Upload
+from llmcore.ops.sample import VARIANTS, Adjust, Sampled, Sampler, SampleRows
+from llmcore.protocols import Device, Int32
+from llmcore.sched.plan import Admitted, StepPlan
+from llmcore.specs import bucket_of
+
+_GREEDY, _TEMPERATURE, _FILTERED, _FULL = range(len(VARIANTS))
+_FOREVER = np.int32((1 << 31) - 1)
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """What is added to a request's scores: `value` to `token` while fewer than `until` tokens were produced."""
+
+    token: Int32
+    value: NDArray[np.float32]
+    until: Int32
+
+
+class RowSampler:
+    """Draws the next token of each sampled row. `samplers`: variant -> one callable per token bucket.
+
+    The host keeps, per request index, what decides the shape of a step: its variant, its log-probabilities and its
+    biases. Everything else is a column on the device.
+    """
+
+    def __init__(self, device: Device, tables: Tables, samplers: Mapping[str, Sequence[Sampler]]) -> None:
+        self._device = device
+        self._tables = tables
+        self._samplers = samplers
+        size = tables.lengths.shape[0]
+        self._variant = np.zeros(size, np.uint8)
+        self._adjusts = np.zeros(size, np.bool_)
+        self._logprobs = np.full(size, -1, np.int32)
+        self._longest = np.zeros(size, np.int32)
+        self._bias: dict[int, _Bias] = {}
+
+    def pack(self, plan: StepPlan, upload: Upload) -> None:
+        """Host: note what was admitted; put the biases of the sampled rows."""
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        if plan.sample_request.size:
+            self._longest[plan.sample_request] += 1
+        if not self._bias:
+            return
+        biases = [(s, self._bias[i]) for s, i in enumerate(plan.sample_request.tolist()) if i in self._bias]
+        if biases:
+            rows = np.repeat(np.array([s for s, _ in biases], np.int32), [b.token.size for _, b in biases])
+            upload.put("bias_row", rows)
+            upload.put("bias_token", np.concatenate([b.token for _, b in biases]))
+            upload.put("bias_value", np.concatenate([b.value for _, b in biases]).view(np.int32))
+            upload.put("bias_until", np.concatenate([b.until for _, b in biases]))
+
+    def draw(self, logits: Tensor, request: Tensor, plan: StepPlan, upload: Upload) -> Sampled:
+        """Device: draw from logits [S, V] for the requests `request` [S] int64."""
+        indices = plan.sample_request
+        variant = int(self._variant[indices].max())
+        asked = int(self._logprobs[indices].max())
+        floats, ints = self._tables.floats[:, request].unbind(0), self._tables.ints[:, request].unbind(0)
+        temperature, top_p, min_p, *penalties = floats
+        top_k, low, high, choice, repeat_from, count_from = ints
+        length = self._tables.lengths[request]
+        adjust = None
+        if self._adjusts[indices].any():
+            longest = int(self._longest[indices].max())
+            ids = self._tables.history[:, :longest].index_select(0, request)
+            adjust = _adjust(ids, length, penalties, (repeat_from, count_from), upload)
+        rows = SampleRows(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=(high.long() << 32) | (low.long() & 0xFFFFFFFF),
+            choice=choice.long(),
+            position=(length - self._tables.prompt_len[request]).long(),
+            adjust=adjust,
+            logprobs=asked if asked >= 0 else None,
+        )
+        return self._samplers[VARIANTS[variant]][bucket_of(len(indices))](logits, rows)
+
+    def to_host(self, out: Sampled) -> Sampled:
+        """Start the copy to the host; the step's event says when it is complete."""
+        columns: dict[str, Tensor | None] = {f.name: getattr(out, f.name) for f in fields(out)}
+        host = {name: None if column is None else self._device.to_host(column) for name, column in columns.items()}
+        return Sampled(**host)  # type: ignore[arg-type]
+
+    def _admit(self, admitted: Admitted) -> None:
+        index, sampling = admitted.index, admitted.sampling
+        self._longest[index] = len(admitted.tokens)
+        self._logprobs[index] = -1 if sampling.logprobs is None else sampling.logprobs
+        self._bias.pop(index, None)
+        bias = _bias(admitted)
+        if bias is not None:
+            self._bias[index] = bias
+        self._adjusts[index] = bias is not None or _penalized(sampling)
+        self._variant[index] = _FULL if self._adjusts[index] else variant_of(sampling)
+
+
+def variant_of(sampling: SamplingParams) -> int:
+    """Index into VARIANTS of the least variant that serves `sampling`."""
+    if _penalized(sampling) or sampling.logit_bias or sampling.logprobs is not None:
+        return _FULL
+    if sampling.temperature <= 0:
+        return _GREEDY
+    if sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0:
+        return _FILTERED
+    return _TEMPERATURE
+
+
+def _penalized(sampling: SamplingParams) -> bool:
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return penalties != (1.0, 0.0, 0.0)
+
+
+def _bias(admitted: Admitted) -> _Bias | None:
+    masked = admitted.stop_ids if admitted.min_new_tokens > 0 else ()
+    chosen = admitted.sampling.logit_bias
+    if not masked and not chosen:
+        return None
+    return _Bias(
+        token=np.array([*chosen, *masked], np.int32),
+        value=np.array([*chosen.values(), *(-np.inf for _ in masked)], np.float32),
+        until=np.array([_FOREVER] * len(chosen) + [admitted.min_new_tokens] * len(masked), np.int32),
+    )
+
+
+def _adjust(
+    ids: Tensor, length: Tensor, penalties: Sequence[Tensor], first: tuple[Tensor, Tensor], upload: Upload
+) -> Adjust:
+    biased = upload.has("bias_row")
+    none = ids.new_empty(0)
+    return Adjust(
+        ids=ids,
+        length=length,
+        repetition=penalties[0],
+        presence=penalties[1],
+        frequency=penalties[2],
+        repeat_from=first[0],
+        count_from=first[1],
+        bias_row=upload.get("bias_row").long() if biased else none.long(),
+        bias_token=upload.get("bias_token").long() if biased else none.long(),
+        bias_value=upload.get_float("bias_value") if biased else none.float(),
+        bias_until=upload.get("bias_until") if biased else none,
+    )

@@ -1,0 +1,169 @@
+"""What the device remembers of running requests, and the one upload per step that changes it.
+
+The host never reads these tables back. It packs a step's changes into one int32 buffer in pinned memory, copies it
+once, and scatters its columns with index ops, in the device's own order of steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llmcore.protocols import Device, Int32
+from llmcore.sched.plan import Admitted, TableWrites
+
+FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+INTS = ("top_k", "seed_low", "seed_high", "choice", "repeat_from", "count_from")
+
+
+class Upload:
+    """One step's columns on their way to the device. `put` on the host, `send` once, then `get` on the device."""
+
+    def __init__(self, device: Device, capacity: int) -> None:
+        self._device = device
+        self._columns: dict[str, tuple[int, int]] = {}
+        self._used = 0
+        self._reserve(capacity)
+
+    def clear(self) -> None:
+        """Forget the last step's columns. The device must be done with them."""
+        self._columns.clear()
+        self._used = 0
+
+    def put(self, name: str, values: Int32) -> None:
+        """Add a column; a name is used once per step."""
+        end = self._used + values.size
+        if end > self._host.shape[0]:
+            self._grow(end)
+        self._array[self._used : end] = values
+        self._columns[name] = (self._used, end)
+        self._used = end
+
+    def send(self) -> None:
+        """Start the copy; what is enqueued after it sees the columns."""
+        self._remote[: self._used].copy_(self._host[: self._used], non_blocking=True)
+
+    def has(self, name: str) -> bool:
+        """Whether this step has the column."""
+        return name in self._columns
+
+    def get(self, name: str) -> Tensor:
+        """A column on the device, int32."""
+        start, end = self._columns[name]
+        return self._remote[start:end]
+
+    def get_float(self, name: str) -> Tensor:
+        """A column that was put as the bits of f32 values."""
+        return self.get(name).view(torch.float32)
+
+    def _reserve(self, capacity: int) -> None:
+        self._host = self._device.pinned(torch.empty(capacity, dtype=torch.int32))
+        self._array: Int32 = self._host.numpy()
+        self._remote = torch.empty(capacity, dtype=torch.int32, device=self._device.torch_device)
+
+    def _grow(self, needed: int) -> None:
+        packed = self._array[: self._used].copy()
+        self._reserve(max(needed, 2 * self._host.shape[0]))
+        self._array[: self._used] = packed
+
+
+class Scoped:
+    """A MetaWriter into an Upload: one attention kernel's names, kept apart from all others."""
+
+    def __init__(self, upload: Upload, scope: str) -> None:
+        self._upload = upload
+        self._scope = scope
+        self._names: list[str] = []
+
+    def put(self, name: str, values: Int32) -> None:
+        """Upload `values` for this kernel."""
+        self._upload.put(f"{self._scope}/{name}", values)
+        self._names.append(name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What was put, on the device."""
+        return {name: self._upload.get(f"{self._scope}/{name}") for name in self._names}
+
+
+class Tables:
+    """Rows are request indices, below `max_requests`; a request has at most `max_len` tokens.
+
+    `history` [max requests, max_len] int32: ids known so far, of which `lengths` are valid and `computed` have KV.
+    `granules`: per KV group [max requests, places] int32. `floats`, `ints`: sampling parameters, one row per name of
+    FLOATS and INTS.
+    """
+
+    def __init__(self, device: Device, max_requests: int, max_len: int, granule_sizes: tuple[int, ...]) -> None:
+        where = device.torch_device
+
+        def table(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=where)
+
+        if max_requests * max_len >= 1 << 31:
+            raise ValueError(f"{max_requests} requests of {max_len} tokens are more than int32 can number")
+        self.max_len = max_len
+        self.granules = [table(max_requests, -(-max_len // size)) for size in granule_sizes]
+        self.history = table(max_requests, max_len)
+        self.lengths = table(max_requests)
+        self.computed = table(max_requests)
+        self.prompt_len = table(max_requests)
+        self.floats = table(len(FLOATS), max_requests, dtype=torch.float32)
+        self.ints = table(len(INTS), max_requests)
+
+    def pack(self, admitted: list[Admitted], writes: list[TableWrites], upload: Upload) -> None:
+        """Host: put the changes of a step."""
+        for group, write in enumerate(writes):
+            width = self.granules[group].shape[1]
+            upload.put(f"writes{group}", write.index * np.int32(width) + write.at)
+            upload.put(f"granules{group}", write.granule)
+        if admitted:
+            self._pack_admitted(admitted, upload)
+
+    def apply(self, n_admitted: int, writes: list[TableWrites], upload: Upload) -> None:
+        """Device: scatter the changes of a step."""
+        for group, write in enumerate(writes):
+            if write.index.size:
+                self.granules[group].view(-1)[upload.get(f"writes{group}")] = upload.get(f"granules{group}")
+        if n_admitted:
+            index = upload.get("admitted")
+            self.history.view(-1)[upload.get("history_at")] = upload.get("history")
+            self.lengths[index] = upload.get("lengths")
+            self.computed[index] = upload.get("computed")
+            self.prompt_len[index] = upload.get("prompt_len")
+            self.floats[:, index] = upload.get_float("floats").view(len(FLOATS), n_admitted)
+            self.ints[:, index] = upload.get("ints").view(len(INTS), n_admitted)
+
+    def _pack_admitted(self, admitted: list[Admitted], upload: Upload) -> None:
+        lengths = np.array([len(a.tokens) for a in admitted], np.int32)
+        index = np.array([a.index for a in admitted], np.int32)
+        starts = np.cumsum(lengths, dtype=np.int32) - lengths
+        upload.put("admitted", index)
+        upload.put("history", np.concatenate([a.tokens for a in admitted]))
+        base = np.repeat(index * np.int32(self.max_len) - starts, lengths)
+        upload.put("history_at", base + np.arange(base.size, dtype=np.int32))
+        upload.put("lengths", lengths)
+        upload.put("computed", np.array([a.start for a in admitted], np.int32))
+        upload.put("prompt_len", np.array([a.prompt_len for a in admitted], np.int32))
+        upload.put("floats", _floats(admitted).view(np.int32).reshape(-1))
+        upload.put("ints", _ints(admitted).reshape(-1))
+
+
+def _floats(admitted: list[Admitted]) -> NDArray[np.float32]:
+    rows = [
+        (s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+        for s in (a.sampling for a in admitted)
+    ]
+    return np.ascontiguousarray(np.array(rows, np.float32).T)
+
+
+def _ints(admitted: list[Admitted]) -> Int32:
+    rows = []
+    for a in admitted:
+        s = a.sampling
+        words = np.array([s.seed & (1 << 64) - 1], np.uint64).view(np.int32)
+        repeat_from = 0 if s.repetition_over_prompt or s.penalize_prompt else a.prompt_len
+        count_from = 0 if s.penalize_prompt else a.prompt_len
+        rows.append((max(s.top_k, 0), int(words[0]), int(words[1]), a.choice, repeat_from, count_from))
+    return np.ascontiguousarray(np.array(rows, np.int32).T)

@@ -1,0 +1,187 @@
+"""Counted KV slots of one group, in granules of g tokens: who holds them, and which are free.
+
+Requests, forks and the prefix cache are equal holders. `live` is what some request holds, `cached` what only the
+cache holds; live + cached + free == total after every call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.protocols import Int32
+
+RUN_TOKENS = 16
+"""Neighbouring slots that are reserved together for a decoding request."""
+
+
+class BlockStack:
+    """Ids of blocks, each at most once; last in, first out."""
+
+    def __init__(self, n_blocks: int) -> None:
+        self._items = np.empty(n_blocks, np.int32)
+        self._present = np.zeros(n_blocks, np.bool_)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, blocks: Int32) -> None:
+        """Add `blocks` (distinct), leaving out those already there."""
+        new = blocks[~self._present[blocks]]
+        self._items[self._size : self._size + new.size] = new
+        self._present[new] = True
+        self._size += new.size
+
+    def pop(self, n: int) -> Int32:
+        """Up to `n` blocks, the newest first."""
+        low = max(self._size - n, 0)
+        taken: Int32 = self._items[low : self._size][::-1].copy()
+        self._present[taken] = False
+        self._size = low
+        return taken
+
+
+class SlotPool:
+    """Reference counts of `total` granules, and allocation that keeps neighbours together.
+
+    Granules come in blocks of one run (`RUN_TOKENS` tokens, or one granule where that is more). A block is whole,
+    broken or full; both stacks hold a block at most once, and a broken block that became whole again is skipped
+    when it comes up. Arrays given to one call name each granule once unless said otherwise.
+    """
+
+    def __init__(self, total: int, granule: int = 1) -> None:
+        if total < 1 or granule < 1:
+            raise ValueError(f"a slot pool needs at least one granule of one token, not {total} of {granule}")
+        self.total = total
+        self.granule = granule
+        self.run = max(1, RUN_TOKENS // granule)
+        self.holders = np.zeros(total, np.int32)
+        """[total] requests that hold each granule."""
+        self.kept = np.zeros(total, np.bool_)
+        """[total] whether the prefix cache holds it."""
+        self._live = 0
+        self._cached = 0
+        n_blocks = -(-total // self.run)
+        self._room = np.full(n_blocks, self.run, np.int32)
+        self._room[-1] = total - (n_blocks - 1) * self.run
+        self._whole = BlockStack(n_blocks)
+        self._broken = BlockStack(n_blocks)
+        self._offsets = np.arange(self.run, dtype=np.int32)
+        self._mark = np.zeros(total, np.int32)
+        self._shelve(np.arange(n_blocks, dtype=np.int32)[::-1])
+
+    @property
+    def live(self) -> int:
+        """Granules that some request holds."""
+        return self._live
+
+    @property
+    def cached(self) -> int:
+        """Granules that only the prefix cache holds."""
+        return self._cached
+
+    @property
+    def free(self) -> int:
+        """Granules that nobody holds."""
+        return self.total - self._live - self._cached
+
+    def alloc(self, n: int) -> Int32:
+        """`n` free granules, now held by one request: whole runs first, then the rest. ValueError if too few."""
+        if n > self.free:
+            raise ValueError(f"{n} granules asked for, {self.free} free")
+        runs = self.alloc_runs(n // self.run)
+        return np.concatenate([runs.reshape(-1), self._alloc_loose(n - runs.size)])
+
+    def alloc_runs(self, n: int) -> Int32:
+        """[k, run] up to `n` runs of neighbouring granules, now held by one request each."""
+        runs: Int32 = self._whole.pop(n)[:, None] * self.run + self._offsets
+        self._take(runs.reshape(-1))
+        return runs
+
+    def hold(self, granules: Int32) -> None:
+        """One more request holds `granules`, which are live or cached already."""
+        before = self.holders[granules]
+        woken = int(np.count_nonzero(before == 0))
+        self.holders[granules] = before + 1
+        self._live += woken
+        self._cached -= woken
+
+    def drop(self, granules: Int32) -> None:
+        """One request lets go of `granules`; what the cache does not keep becomes free."""
+        left = self.holders[granules] - 1
+        self.holders[granules] = left
+        idle = granules[left == 0]
+        kept = self.kept[idle]
+        self._live -= idle.size
+        self._cached += int(np.count_nonzero(kept))
+        self._release(idle[~kept])
+
+    def keep(self, granules: Int32) -> None:
+        """The prefix cache holds `granules` too; requests hold them now."""
+        self.kept[granules] = True
+
+    def forget(self, granules: Int32) -> None:
+        """The prefix cache lets go of `granules`; what no request holds becomes free."""
+        self.kept[granules] = False
+        idle = granules[self.holders[granules] == 0]
+        self._cached -= idle.size
+        self._release(idle)
+
+    def in_use(self, granules: Int32) -> NDArray[np.bool_]:
+        """Which of `granules` a request holds."""
+        used: NDArray[np.bool_] = self.holders[granules] > 0
+        return used
+
+    def distinct(self, granules: Int32) -> bool:
+        """Whether `granules` names each granule once."""
+        order = np.arange(granules.size, dtype=np.int32)
+        self._mark[granules] = order
+        return bool((self._mark[granules] == order).all())
+
+    def check(self) -> None:
+        """Assert, by counting anew, that counters and counts agree."""
+        live = int(np.count_nonzero(self.holders > 0))
+        cached = int(np.count_nonzero(self.kept & (self.holders == 0)))
+        assert (self.holders >= 0).all(), "a granule was let go more often than it was held"
+        assert (live, cached) == (self._live, self._cached), "counters disagree with the counts"
+        assert int(self._room.sum()) == self.free, "live + cached + free != total"
+
+    def _alloc_loose(self, n: int) -> Int32:
+        parts: list[Int32] = []
+        while n > 0:
+            stack = self._broken if len(self._broken) else self._whole
+            blocks = stack.pop(n)
+            room = self._room[blocks]
+            usable = (room < self.run) if stack is self._broken else room > 0
+            blocks, room = blocks[usable], room[usable]
+            enough = int(np.searchsorted(np.cumsum(room), n)) + 1
+            self._shelve(blocks[enough:][::-1])
+            blocks = blocks[:enough]
+            grid = blocks[:, None] * self.run + self._offsets
+            found = grid[(grid < self.total) & self._idle(np.minimum(grid, self.total - 1))][:n]
+            self._take(found)
+            self._shelve(blocks[-1:])
+            parts.append(found)
+            n -= found.size
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    def _idle(self, granules: Int32) -> NDArray[np.bool_]:
+        idle: NDArray[np.bool_] = (self.holders[granules] == 0) & ~self.kept[granules]
+        return idle
+
+    def _take(self, granules: Int32) -> None:
+        self.holders[granules] = 1
+        self._live += granules.size
+        np.subtract.at(self._room, granules // self.run, 1)
+
+    def _release(self, granules: Int32) -> None:
+        if granules.size:
+            blocks = granules // self.run
+            np.add.at(self._room, blocks, 1)
+            self._shelve(np.unique(blocks))
+
+    def _shelve(self, blocks: Int32) -> None:
+        room = self._room[blocks]
+        self._whole.push(blocks[room == self.run])
+        self._broken.push(blocks[(room > 0) & (room < self.run)])

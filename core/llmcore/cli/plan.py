@@ -1,0 +1,157 @@
+"""`llmcore plan MODEL`: what will fit, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmcore.budget import Budget, predict
+from llmcore.cli.options import Resolved, SettingsCommand, one_of
+from llmcore.config import DATA_TYPES, check_model_dir
+from llmcore.errors import ConfigError
+from llmcore.inspect import find_device
+from llmcore.modes import apply_modes
+from llmcore.plugins import Registry, load
+from llmcore.protocols import Checkpoint, Device
+from llmcore.specs import DeviceInfo, DeviceSpec, KVLayoutSpec, ModelConfig, WeightLoaderSpec
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command prints: the model, the machine, the stored types and the prediction."""
+
+    model: ModelConfig
+    device: DeviceInfo
+    stored: Mapping[str, int]
+    budget: Budget
+
+
+@click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins"))
+@click.argument("model", required=False)
+@click.option("--memory", metavar="SIZE", help="Plan for a device with this much memory: 80GiB.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(resolved: Resolved, model: str | None, memory: str | None, as_json: bool) -> None:
+    """Predict what fits, from a model's headers alone.
+
+    MODEL is a directory or a GGUF file, as in --model_dir. --device sm90 --memory 80GiB plans for another machine.
+    """
+    name = one_of("MODEL", model, "--model_dir", resolved.config.model.model_dir)
+    config = replace(resolved.config, model=replace(resolved.config.model, model_dir=name))
+    plan = make_plan(replace(resolved, config=config), parse_size(memory) if memory else None)
+    if as_json:
+        click.echo(json.dumps(_as_json(plan), indent=2))
+    else:
+        _show(plan)
+
+
+def make_plan(resolved: Resolved, memory: int | None) -> Plan:
+    """Read config and headers, ask the layouts for their sizes, predict. `memory`: bytes of the device, or None."""
+    config, registry = resolved.config, resolved.registry
+    checkpoint = open_checkpoint(registry, check_model_dir(config))
+    family = registry.model_for(checkpoint.config().get("architectures") or ())
+    model: ModelConfig = load(family.read_config)(checkpoint.config())
+    if config.model.data_type is not None:
+        model = replace(model, dtype=DATA_TYPES[config.model.data_type])
+    device = machine(registry, config.model.device, memory)
+    names = load(family.weights)(model)
+    sizes = {name: entry for name, entry in checkpoint.sizes().items() if names.targets(name)}
+    pins = apply_modes(config.kernels.mode, registry, device, config.kernels.kernel)
+    kv_token = sum(_kv_bytes(registry, group, pins.layout or group.layout, model) for group in model.kv_groups)
+    budget = predict(model, {name: shape for name, (shape, _) in sizes.items()}, config, device, kv_token)
+    return Plan(model, device, Counter(dtype for _, dtype in sizes.values()), budget)
+
+
+def open_checkpoint(registry: Registry, path: Path) -> Checkpoint:
+    """The checkpoint at `path`, by the one loader that recognises it."""
+    loaders = [spec for spec, _ in registry.specs(WeightLoaderSpec)]
+    found = [spec for spec in loaders if load(spec.sniff)(path)]
+    if len(found) == 1:
+        checkpoint: Checkpoint = load(found[0].open)(path)
+        return checkpoint
+    known = ", ".join(spec.name for spec in loaders) or "none"
+    if not found:
+        raise ConfigError(f"{path} holds no checkpoint that an installed plugin can read; formats: {known}.")
+    raise ConfigError(f"{path} is recognised by {', '.join(spec.name for spec in found)}; leave one out of --plugins.")
+
+
+def machine(registry: Registry, name: str, memory: int | None) -> DeviceInfo:
+    """The device to plan for: a named one with `memory` bytes, or one that is here with what it has."""
+    if name == "auto":
+        here = [spec for spec, _ in registry.specs(DeviceSpec) if load(spec.available)() is None]
+        name = max(here, key=lambda spec: spec.priority).name
+    info = find_device(registry, name)
+    if memory is not None:
+        return replace(info, memory=memory)
+    if info.type == "cpu":
+        return replace(info, memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    spec = registry.find(DeviceSpec, info.type)
+    reason = load(spec.available)()
+    if reason is not None:
+        raise ConfigError(f"--device {name} is not here ({reason}); say how much memory it has: --memory 80GiB.")
+    device: Device = load(spec.make)()
+    return device.info
+
+
+def parse_size(text: str) -> int:
+    """Bytes from 80GiB, 80GB, 80G or a plain number; units are powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip())
+    if match is None:
+        raise ConfigError(f"--memory: {text!r} is no size; write 80GiB.")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def show_bytes(size: float) -> str:
+    """A size as people read it."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def _kv_bytes(registry: Registry, group: Any, layout: str, model: ModelConfig) -> int:
+    size: int = load(registry.find(KVLayoutSpec, layout).make)(group, 1, model.dtype).bytes
+    return size
+
+
+def _as_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "architecture": plan.model.architecture,
+        "max_position": plan.model.max_position,
+        "device": asdict(plan.device),
+        "stored": dict(plan.stored),
+        "budget": {**asdict(plan.budget), "fits": plan.budget.fits},
+    }
+
+
+def _show(plan: Plan) -> None:
+    budget = plan.budget
+    stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(plan.stored.items()))
+    rows = [
+        ("model", f"{plan.model.architecture}, {budget.parameters / 1e6:,.1f} M parameters, runs as {budget.dtype}"),
+        ("stored", f"{stored} tensors"),
+        ("device", f"{plan.device.name or plan.device.type}, {show_bytes(budget.memory)}"),
+        ("weights", show_bytes(budget.weights)),
+        ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
+        ("tables", show_bytes(budget.tables)),
+        ("graphs", show_bytes(budget.graphs)),
+        ("KV per token", show_bytes(budget.kv_token)),
+        ("KV memory", f"{show_bytes(budget.pool)}: {budget.limit}"),
+        ("KV tokens", f"{budget.kv_tokens:,}"),
+        ("longest request", f"{budget.longest:,} tokens (the model's maximum: {plan.model.max_position:,})"),
+        ("at once", f"{budget.kv_tokens // 2048:,} requests of 2,048 tokens"),
+    ]
+    for name, value in rows:
+        click.echo(f"{name:<16} {value}")
+    if not budget.fits:
+        click.echo("This does not fit: use a smaller --data_type, less --batch_max_tokens, or a larger device.")

@@ -40,6 +40,10 @@ GROUP = "llmcore"
 CORE_DIST = "llmcore-engine"
 
 BUILTINS: Mapping[str, str] = {
+    "kernels-cpu": "llmcore.builtin.kernels_cpu",
+    "radix": "llmcore.builtin.radix",
+    "layouts": "llmcore.builtin.layouts",
+    "ops": "llmcore.builtin.ops",
     "devices": "llmcore.builtin.devices",
 }
 """Plugin name -> hook module of what ships inside."""

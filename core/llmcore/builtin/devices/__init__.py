@@ -16,5 +16,10 @@ def register_devices() -> Iterable[DeviceSpec]:
     for name, (priority, summary) in _DEVICES.items():
         module = f"llmcore.builtin.devices.{name}"
         yield DeviceSpec(
-            name=name, make=f"{module}:make", available=f"{module}:available", priority=priority, summary=summary
+            name=name,
+            make=f"{module}:make",
+            available=f"{module}:available",
+            named=f"{__name__}.named:{name}",
+            priority=priority,
+            summary=summary,
         )

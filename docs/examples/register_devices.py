@@ -1,0 +1,67 @@
+"""A kind of device. This one is the CPU under another name that keeps count of how often it was waited for."""
+
+from llmcore.api import DeviceInfo, DeviceSpec, hookimpl
+
+
+@hookimpl
+def register_devices():
+    yield DeviceSpec(
+        name="counting-cpu",
+        make=f"{__name__}:CountingCPU",
+        available=f"{__name__}:available",
+        named=f"{__name__}:named",
+        priority=0,
+    )
+
+
+def available():
+    """Why it cannot be used here, or None."""
+    import os
+
+    return None if os.cpu_count() else "this machine has no CPU"
+
+
+def named(text):
+    """Devices of this kind by name, for `llmcore kernels --device`."""
+    return DeviceInfo("cpu", name=text) if text == "counting-cpu" else None
+
+
+class Passed:
+    """An event of a device that has finished by the time it is asked."""
+
+    def done(self):
+        return True
+
+    def wait(self):
+        pass
+
+
+class CountingCPU:
+    """protocols.Device."""
+
+    info = DeviceInfo("cpu", name="counting-cpu")
+    ahead = 0
+
+    def __init__(self):
+        import torch
+
+        self.torch_device = torch.device("cpu")
+        self.waits = 0
+
+    def free_memory(self):
+        return 1 << 30
+
+    def peak_memory(self):
+        return 0
+
+    def reset_peak(self):
+        pass
+
+    def pinned(self, tensor):
+        return tensor
+
+    def event(self):
+        return Passed()
+
+    def synchronize(self):
+        self.waits += 1

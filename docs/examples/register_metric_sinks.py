@@ -1,0 +1,24 @@
+"""A metric sink: counts requests by how they ended. It runs in the supervisor, away from the engine."""
+
+from collections import Counter
+
+from llmcore.api import MetricSinkSpec, hookimpl
+
+
+@hookimpl
+def register_metric_sinks():
+    yield MetricSinkSpec(name="tally", make=f"{__name__}:Tally")
+
+
+class Tally:
+    """protocols.MetricSink."""
+
+    def __init__(self):
+        self.ends = Counter()
+        self.newest = {}
+
+    def request_finished(self, record):
+        self.ends[record.finish] += 1
+
+    def snapshot(self, values):
+        self.newest = dict(values)

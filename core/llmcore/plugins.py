@@ -40,11 +40,14 @@ GROUP = "llmcore"
 CORE_DIST = "llmcore-engine"
 
 BUILTINS: Mapping[str, str] = {
+    "devices": "llmcore.builtin.devices",
+    "fake-model": "llmcore.testing.plugin",
     "kernels-cpu": "llmcore.builtin.kernels_cpu",
-    "radix": "llmcore.builtin.radix",
+    "kernels_cpu": "llmcore.builtin.kernels_cpu",
     "layouts": "llmcore.builtin.layouts",
     "ops": "llmcore.builtin.ops",
-    "devices": "llmcore.builtin.devices",
+    "radix": "llmcore.builtin.radix",
+    "safetensors": "llmcore.builtin.safetensors",
 }
 """Plugin name -> hook module of what ships inside."""
 

@@ -1,1 +1,50 @@
-"""Public building blocks of model families."""
+"""Public building blocks of model families. Every layer is called as ``layer(x, step)``."""
+
+from llmcore.layers.attention import Attention
+from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.decoder import Decoder, Hidden
+from llmcore.layers.embedding import Embedding, LMHead
+from llmcore.layers.layout import KV, Layout
+from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
+from llmcore.layers.mesh import Mesh
+from llmcore.layers.methods import Bound, LinearMethod, LinearShape
+from llmcore.layers.mlp import GatedMLP
+from llmcore.layers.norm import RMSNorm
+from llmcore.layers.rope import Rope, RopeConfig, read_rope
+from llmcore.layers.step import Bucketed, KVStep, Rows, Step
+from llmcore.ops import DTYPES, Op
+from llmcore.ops.attention import ReferenceAttention, attend, spec_of, token_slots
+
+__all__ = [
+    "DTYPES",
+    "KV",
+    "Attention",
+    "AttentionKernels",
+    "Bound",
+    "Bucketed",
+    "Build",
+    "Decoder",
+    "Embedding",
+    "GatedMLP",
+    "Hidden",
+    "KVStep",
+    "LMHead",
+    "Layout",
+    "Linear",
+    "LinearMethod",
+    "LinearShape",
+    "MergedLinear",
+    "Mesh",
+    "Op",
+    "QKVLinear",
+    "RMSNorm",
+    "ReferenceAttention",
+    "Rope",
+    "RopeConfig",
+    "Rows",
+    "Step",
+    "attend",
+    "read_rope",
+    "spec_of",
+    "token_slots",
+]

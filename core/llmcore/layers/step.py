@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+
+
+class Bucketed(Protocol):
+    """The part of a step that most layers read: the token bucket their ops are bound for."""
+
+    @property
+    def bucket(self) -> int:
+        """Index into specs.TOKEN_BUCKETS."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A step of nothing but rows, for the layers after the last: norm and head."""
+
+    bucket: int
 
 
 @dataclass
@@ -13,7 +29,8 @@ class KVStep:
     """One KV group in one step.
 
     `kv`: the layout's tensors per layer index of the model. `slots` [T] int64: where each new token's KV goes.
-    `decode`, `prefill`: what AttentionKernel.run gets as `meta` for the first `n_decode` rows and for the others.
+    `decode`, `prefill`: what AttentionKernel.run gets as `meta` for the first `n_decode` rows and for the others; each
+    has its own `request`, `kv_len` and `q_start`, and `q_start` counts from 0 in both.
     """
 
     kv: Mapping[int, tuple[torch.Tensor, ...]]

@@ -1,1 +1,68 @@
-"""."""
+"""Ops: what is computed, one file each. A module named by an OpSpec holds
+
+- `reference`: a short torch function, the meaning of the op;
+- `make(context) -> callable`: the reference bound to one context, the kernel `torch` of every op;
+- `samples(context) -> iterator of argument tuples`: seeded inputs that hurt, with NaN in what must not be read;
+- `TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value;
+- `cost(shape) -> (bytes, flops)` of one call, where `shape` also holds `tokens`, `element` (bytes per element) and,
+  for attention, `kv_len`;
+- for a composite, `expand(context, part) -> callable`, where `part(op, **shape)` gives the op's chosen kernel.
+
+Attention ops make `protocols.AttentionKernel`s; their `reference` and samples are in `llmcore.ops.attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from llmcore.specs import OpContext
+
+Op = Callable[..., Any]
+"""A bound op: tensors in, tensors out."""
+
+Shape = Mapping[str, int | float | str | bool | None]
+
+DTYPES: Mapping[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+"""The types that weights and activations may have."""
+
+ROUNDING: Mapping[str, float] = {"f32": 1e-5, "f16": 4e-3, "bf16": 2e-2}
+"""The tolerance of an op that rounds a few times."""
+
+
+class OpModule(Protocol):
+    """What the module of an op holds."""
+
+    TOLERANCE: Mapping[str, float]
+
+    def reference(self, *args: Any) -> Any:
+        """The meaning of the op."""
+
+    def make(self, context: OpContext) -> Any:
+        """The reference bound to `context`."""
+
+    def samples(self, context: OpContext) -> Iterator[tuple[Any, ...]]:
+        """Argument tuples, in the context's dtype."""
+
+    def cost(self, shape: Shape) -> tuple[float, float]:
+        """(bytes, flops) of one call."""
+
+
+def size(shape: Shape, name: str, default: int = 1) -> int:
+    """One whole number of a shape."""
+    value = shape.get(name, default)
+    if isinstance(value, (int, float)):
+        return int(value)
+    raise TypeError(f"shape[{name!r}] is {value!r}, not a number")
+
+
+def draw(context: OpContext, *shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers in the context's dtype, the same on every machine."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DTYPES[context.dtype])
+
+
+SAMPLE_TOKENS: Mapping[int, tuple[int, ...]] = {0: (1,), 1: (2, 7, 16), 2: (17, 64), 3: (65,), 4: (257,)}
+"""Token counts worth a sample per bucket: the borders, and odd ones."""

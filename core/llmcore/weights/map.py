@@ -17,6 +17,14 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """How checkpoint tensors fill one parameter: `parts` name -> (first row, rows) on this rank, {} if it is whole."""
+
+    parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    shard: Shard | None = None
+
+
+@dataclass(frozen=True)
 class Target:
     """Where a checkpoint tensor goes: parameter `name`, as part `part` of it (None: all of it)."""
 

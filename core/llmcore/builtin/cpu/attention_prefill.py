@@ -1,0 +1,102 @@
+"""attn.gqa.prefill on a CPU: one scaled_dot_product_attention per row; a whole prompt needs no gather and no mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
+from llmcore.layers import ReferenceAttention, spec_of, token_slots
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Queries first to last of a step; None for `slots` and `mask` where the row is a whole prompt."""
+
+    first: int
+    last: int
+    slots: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+class Prefill:
+    """Rows of any number of query tokens."""
+
+    def __init__(self, context: OpContext) -> None:
+        self.spec, self.granule = spec_of(context), context.granule
+        self._reference = ReferenceAttention(context)
+        self._rows: list[_Row] | None = None
+
+    def workspace(self, limits: AttnLimits) -> None:
+        """Nothing to take: there is no graph on a CPU."""
+
+    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
+        """Forget the last step."""
+        self._rows = None
+        return "any"
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor | None,
+        kv: tuple[torch.Tensor, ...],
+        meta: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See protocols.AttentionKernel."""
+        if lse is not None or v_new is None:
+            return self._reference.run(q, k_new, v_new, kv, meta, out, lse)
+        if self._rows is None:
+            self._rows = self._where(meta, q.dtype)
+        for row in self._rows:
+            own = slice(row.first, row.last)
+            keys, values = (k_new[own], v_new[own]) if row.slots is None else (self._read(kv, row.slots))
+            y = F.scaled_dot_product_attention(
+                q[own].transpose(0, 1).unsqueeze(0),
+                keys.transpose(0, 1).unsqueeze(0),
+                values.transpose(0, 1).unsqueeze(0),
+                row.mask,
+                is_causal=row.slots is None,
+                scale=self.spec.scale,
+                enable_gqa=True,
+            )
+            out[own] = y[0].transpose(0, 1)
+        return out
+
+    def _read(self, kv: tuple[torch.Tensor, ...], slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (len(slots), self.spec.kv_heads, self.spec.key_size)
+        keys, values = (pool.view(len(pool), -1).index_select(0, slots).view(shape) for pool in kv)
+        return keys, values
+
+    def _where(self, meta: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[_Row]:
+        borders, window = meta["q_start"].tolist(), self.spec.window
+        rows = []
+        for i, (request, length) in enumerate(zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True)):
+            first, last = borders[i], borders[i + 1]
+            n = last - first
+            if n == length and (window is None or window >= n):
+                rows.append(_Row(first, last, None, None))
+                continue
+            start = 0 if window is None else max(0, length - n + 1 - window)
+            slots = token_slots(meta["table"][request], start, length, self.granule)
+            rows.append(_Row(first, last, slots, self._mask(n, length - start, dtype)))
+        return rows
+
+    def _mask(self, n: int, length: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Additive [n, length] for the last n of `length` tokens; None where each sees all."""
+        if n == 1:
+            return None
+        blocked = torch.ones(n, length, dtype=torch.bool).triu_(length - n + 1)
+        if self.spec.window is not None:
+            blocked |= torch.ones(n, length, dtype=torch.bool).tril_(length - n - self.spec.window)
+        return torch.zeros(n, length, dtype=dtype).masked_fill_(blocked, -torch.inf)
+
+
+def make(context: OpContext) -> Prefill:
+    """`context.shape` is an AttnSpec."""
+    return Prefill(context)

@@ -1,0 +1,15 @@
+"""The KV layouts that ship inside."""
+
+from collections.abc import Iterable
+
+from llmcore.api import KVLayoutSpec, hookimpl
+
+
+@hookimpl
+def register_kv_layouts() -> Iterable[KVLayoutSpec]:
+    """`token`, one slot per token in the model's dtype."""
+    yield KVLayoutSpec(
+        name="token",
+        make="llmcore.builtin.token_layout:TokenLayout",
+        summary="one slot per token, in the model's dtype",
+    )

@@ -1,0 +1,29 @@
+"""The ops of a dense decoder."""
+
+from collections.abc import Iterable
+
+from llmcore.api import OpSpec, hookimpl
+
+_OPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "embedding": ("(ids [T], table [vocabulary, size]) -> [T, size]", ()),
+    "linear": ("(x [T, inputs], weight [outputs, inputs], bias [outputs] | None) -> [T, outputs]", ()),
+    "rms_norm": ("(x [..., size], weight [size], eps) -> [..., size]", ()),
+    "add_rms_norm": ("(x [T, size], residual [T, size], weight [size], eps) -> (normed sum, sum)", ("rms_norm",)),
+    "silu_and_mul": ("(x [T, 2 size]) -> [T, size]", ()),
+    "rope": ("(x [T, heads, size], cos [T, rotated], sin [T, rotated]) -> [T, heads, size]", ()),
+    "rope_kv_write": (
+        "(qk [T, heads + kv_heads, size], v [T, kv_heads, value_size], cos, sin, kv, slots [T]) -> rotated qk",
+        ("rope",),
+    ),
+    "attn.gqa.decode": ("an AttentionKernel for rows of one query token", ()),
+    "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
+    "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
+}
+
+
+@hookimpl
+def register_ops() -> Iterable[OpSpec]:
+    """One module of llmcore.ops each."""
+    for name, (signature, parts) in _OPS.items():
+        module = f"llmcore.ops.{name.replace('.', '_')}"
+        yield OpSpec(name=name, module=module, signature=signature, expands_to=parts)

@@ -1,0 +1,16 @@
+"""Checkpoints in safetensors files, as Hugging Face saves them."""
+
+from collections.abc import Iterable
+
+from llmcore.api import WeightLoaderSpec, hookimpl
+
+
+@hookimpl
+def register_weight_loaders() -> Iterable[WeightLoaderSpec]:
+    """A directory with config.json and *.safetensors."""
+    yield WeightLoaderSpec(
+        name="safetensors",
+        sniff="llmcore.weights.safetensors:sniff",
+        open="llmcore.weights.safetensors:open_checkpoint",
+        summary="config.json and *.safetensors, sharded or not",
+    )

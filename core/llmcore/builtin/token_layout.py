@@ -1,0 +1,35 @@
+"""Layout `token`: keys and values of a token side by side in the model's dtype."""
+
+from __future__ import annotations
+
+import torch
+
+from llmcore.layers.layout import KV, Layout
+
+
+class TokenLayout(Layout):
+    """One slot per token: keys [slots, kv_heads, key_size], values [slots, kv_heads, value_size]."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one granule over all layers."""
+        group = self.group
+        per_token = group.kv_heads * (group.key_size + group.value_size) * self.dtype.itemsize
+        return per_token * self.granule * len(group.layers)
+
+    def layer_tensors(self, granules: int, device: torch.device) -> KV:
+        """Zeros, which the operating system maps only when they are written."""
+        slots, heads = granules * self.granule, self.group.kv_heads
+        return (
+            torch.zeros(slots, heads, self.group.key_size, dtype=self.dtype, device=device),
+            torch.zeros(slots, heads, self.group.value_size, dtype=self.dtype, device=device),
+        )
+
+    def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store new keys and values."""
+        kv[0].index_copy_(0, slots, k)
+        kv[1].index_copy_(0, slots, v)
+
+    def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read keys and values."""
+        return kv[0].index_select(0, slots), kv[1].index_select(0, slots)

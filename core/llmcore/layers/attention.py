@@ -1,0 +1,84 @@
+"""Grouped-query attention: projections, norms and rope around the attention kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from llmcore.layers.build import Build
+from llmcore.layers.linear import Linear, QKVLinear
+from llmcore.layers.norm import RMSNorm
+from llmcore.layers.rope import Rope
+from llmcore.layers.step import Step
+from llmcore.specs import AttnSpec
+
+
+class Attention(nn.Module):
+    """One layer's attention over KV group `group`, in which it is layer `index` of the model.
+
+    The family passes the modules: `qkv` and `out` linears, `rope`, and norms over each head of q and k where it has
+    them. Rows that decode and rows that prefill go to a kernel each.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        spec: AttnSpec,
+        *,
+        group: str,
+        index: int,
+        qkv: QKVLinear,
+        out: Linear,
+        rope: Rope,
+        norms: tuple[RMSNorm, RMSNorm] | None = None,
+    ) -> None:
+        super().__init__()
+        self.qkv_proj, self.o_proj = qkv, out
+        self.q_norm: RMSNorm | None
+        self.k_norm: RMSNorm | None
+        self.q_norm, self.k_norm = norms if norms is not None else (None, None)
+        self.spec, self.group, self.index, self._rope = spec, group, index, rope
+        self._decode, self._prefill = build.attention(spec, group)
+        layout = build.layout(group)
+        self._rope_write = build.op(
+            "rope_kv_write",
+            layout=layout.group.layout,
+            granule=layout.granule,
+            given={"kv_write": layout.write},
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            size=spec.key_size,
+            rotated=rope.rotated,
+        )
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; stores this step's keys and values."""
+        qk, v = self._project(x, step)
+        cos, sin = self._rope.angles(step)
+        state = step.kv[self.group]
+        kv = state.kv[self.index]
+        qk = self._rope_write[step.bucket](qk, v, cos, sin, kv, state.slots)
+        q, k = qk[:, : self.spec.heads], qk[:, self.spec.heads :]
+        out = x.new_empty(len(x), self.spec.heads, self.spec.value_size)
+        n = step.n_decode
+        if n == len(x):
+            self._decode[step.bucket].run(q, k, v, kv, state.decode, out)
+        elif n == 0:
+            self._prefill[step.bucket].run(q, k, v, kv, state.prefill, out)
+        else:
+            self._decode[step.bucket].run(q[:n], k[:n], v[:n], kv, state.decode, out[:n])
+            self._prefill[step.bucket].run(q[n:], k[n:], v[n:], kv, state.prefill, out[n:])
+        y: torch.Tensor = self.o_proj(out.flatten(1), step)
+        return y
+
+    def _project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys as heads beside each other [T, heads + kv_heads, key_size], and values."""
+        spec = self.spec
+        joined = self.qkv_proj(x, step)
+        border = (spec.heads + spec.kv_heads) * spec.key_size
+        qk = joined[:, :border].view(len(x), -1, spec.key_size)
+        v = joined[:, border:].view(len(x), spec.kv_heads, spec.value_size)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(qk[:, : spec.heads], step), self.k_norm(qk[:, spec.heads :], step)
+            qk = torch.cat((q, k), 1)
+        return qk, v

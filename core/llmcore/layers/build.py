@@ -1,0 +1,180 @@
+"""What a family's `build` gets: the device, the mesh, and kernels bound per token bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from llmcore.errors import ConfigError, LlmcoreError, PluginError
+from llmcore.layers.layout import Layout
+from llmcore.layers.mesh import Mesh
+from llmcore.layers.methods import LinearMethod, Unquantized
+from llmcore.modes import Pins
+from llmcore.ops import DTYPES, Op
+from llmcore.ops.attention import shape_of
+from llmcore.plugins import load
+from llmcore.protocols import AttentionKernel
+from llmcore.registry import Registry
+from llmcore.resolve import REFERENCE, Resolution, candidates_for, describe, resolve
+from llmcore.specs import (
+    TOKEN_BUCKETS,
+    AttnSpec,
+    DeviceInfo,
+    KVGroupSpec,
+    KVLayoutSpec,
+    LayerInfo,
+    ModelConfig,
+    OpContext,
+    OpSpec,
+)
+
+
+class AttentionKernels(NamedTuple):
+    """The kernels of one KV group, per token bucket of the step.
+
+    Before every step the runner calls, in each group and if it has such rows, `decode[bucket].plan(rows, into)` and
+    `prefill[bucket].plan(rows, into)`.
+    """
+
+    decode: tuple[AttentionKernel, ...]
+    prefill: tuple[AttentionKernel, ...]
+
+
+@dataclass(kw_only=True)
+class Build:
+    """One model being built for one device.
+
+    `granules`: KV group -> tokens per granule (1 where missing). `resolutions`: every choice made so far, in order,
+    for listings, the ModelReport and the fingerprint. `attention_kernels`: by KV group, what `attention` bound.
+    """
+
+    registry: Registry
+    config: ModelConfig
+    device: DeviceInfo
+    torch_device: torch.device
+    pins: Pins = field(default_factory=Pins)
+    order: Sequence[str] = ()
+    granules: Mapping[str, int] = field(default_factory=dict)
+    mesh: Mesh = field(default_factory=Mesh)
+    linear_method: LinearMethod = field(default_factory=Unquantized)
+    resolutions: list[Resolution] = field(default_factory=list, init=False)
+    attention_kernels: dict[str, AttentionKernels] = field(default_factory=dict, init=False)
+    _bound: dict[object, tuple[Any, ...]] = field(default_factory=dict, init=False)
+    _attention: dict[str, AttnSpec] = field(default_factory=dict, init=False)
+    _layouts: dict[str, Layout] = field(default_factory=dict, init=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights and activations."""
+        return DTYPES[self.config.dtype]
+
+    def empty(self, *shape: int) -> torch.nn.Parameter:
+        """An uninitialized parameter in the model's dtype, on its device."""
+        tensor = torch.empty(*shape, dtype=self.dtype, device=self.torch_device)
+        return torch.nn.Parameter(tensor, requires_grad=False)
+
+    def op(
+        self,
+        name: str,
+        *,
+        layout: str | None = None,
+        granule: int = 1,
+        given: Mapping[str, Op] | None = None,
+        **shape: Any,
+    ) -> tuple[Op, ...]:
+        """The op's callable for every token bucket: a layer calls ``ops[step.bucket](...)``.
+
+        A composite without a kernel of its own becomes its expansion; `given` supplies parts of it that are no ops.
+        Equal requests share their callables.
+        """
+        parts = dict(given or {})
+        key = (name, layout, granule, tuple(sorted(shape.items())), tuple(sorted(parts.items(), key=lambda p: p[0])))
+        if key not in self._bound:
+            self._bound[key] = tuple(
+                self._make(self._context(name, bucket, layout, granule, shape), parts)
+                for bucket in range(len(TOKEN_BUCKETS))
+            )
+        return self._bound[key]
+
+    def attention(self, spec: AttnSpec, group: str) -> AttentionKernels:
+        """The kernels of a KV group. All its layers share them, so all must want the same AttnSpec."""
+        if (other := self._attention.setdefault(group, spec)) != spec:
+            raise ConfigError(f"KV group {group!r} has two kinds of attention, {other} and {spec}; declare two groups")
+        if group not in self.attention_kernels:
+            where = self.kv_group(group)
+            fixed = {"layout": where.layout, "granule": self.granules.get(group, 1), **shape_of(spec)}
+            made: list[Any] = [self.op(name, **fixed) for name in ("attn.gqa.decode", "attn.gqa.prefill")]
+            self.attention_kernels[group] = AttentionKernels(*made)
+        return self.attention_kernels[group]
+
+    def reduce(self, group: str) -> tuple[Op, ...] | None:
+        """The sum over a mesh group's ranks, None where it has one."""
+        return self.op("comm.all_reduce", group=group) if self.mesh.size(group) > 1 else None
+
+    def kv_group(self, name: str) -> KVGroupSpec:
+        """The model's KV group, with the layout that a mode may have pinned."""
+        for group in self.config.kv_groups:
+            if group.name == name:
+                return group if self.pins.layout is None else _with_layout(group, self.pins.layout)
+        known = ", ".join(group.name for group in self.config.kv_groups)
+        raise ConfigError(f"the model has no KV group {name!r}; its config declares {known}")
+
+    def layout(self, group: str) -> Layout:
+        """The layout object of a KV group, one for all its layers."""
+        if group not in self._layouts:
+            spec = self.kv_group(group)
+            make = load(self.registry.find(KVLayoutSpec, spec.layout).make)
+            self._layouts[group] = make(spec, self.granules.get(group, 1), self.config.dtype)
+        return self._layouts[group]
+
+    def layer(self, module: torch.nn.Module, name: str, index: int) -> torch.nn.Module:
+        """`module` after every plugin's `build_layer`."""
+        wrapped: torch.nn.Module = self.registry.wrap_layer(module, LayerInfo(name, index, self.config))
+        return wrapped
+
+    def chosen(self) -> dict[str, str]:
+        """Every choice as text -> kernel name: what the ModelReport and the fingerprint hold."""
+        return {describe(resolution.context): resolution.chosen.name for resolution in self.resolutions}
+
+    def _context(self, op: str, bucket: int, layout: str | None, granule: int, shape: Mapping[str, Any]) -> OpContext:
+        return OpContext(
+            op=op,
+            device=self.device,
+            dtype=self.config.dtype,
+            layout=layout,
+            granule=granule,
+            bucket=bucket,
+            shape=dict(shape),
+        )
+
+    def _make(self, context: OpContext, given: Mapping[str, Op]) -> Any:
+        resolution = resolve(candidates_for(self.registry, context.op), context, self.pins.kernels, self.order)
+        self.resolutions.append(resolution)
+        spec = self.registry.find(OpSpec, context.op)
+        try:
+            if spec.expands_to and resolution.chosen.name == REFERENCE:
+                return load(f"{spec.module}:expand")(context, self._part(context, given))
+            return load(resolution.chosen.make)(context)
+        except LlmcoreError:
+            raise
+        except Exception as error:
+            name, plugin = resolution.chosen.name, resolution.plugin.name
+            raise PluginError(
+                f"kernel {name} of plugin {plugin!r} failed to build for {describe(context)}: "
+                f"{type(error).__name__}: {error}; use another with --kernel {context.op}={REFERENCE}"
+            ) from error
+
+    def _part(self, whole: OpContext, given: Mapping[str, Op]) -> Callable[..., Op]:
+        def part(op: str, **shape: Any) -> Op:
+            if op in given:
+                return given[op]
+            return self._make(self._context(op, whole.bucket, whole.layout, whole.granule, shape), {})  # type: ignore[no-any-return]
+
+        return part
+
+
+def _with_layout(group: KVGroupSpec, layout: str) -> KVGroupSpec:
+    return replace(group, layout=layout)

@@ -1,0 +1,69 @@
+"""Decoder: any slice of a model's layers, with or without embedding and head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.embedding import Embedding, LMHead
+from llmcore.layers.norm import RMSNorm
+from llmcore.layers.step import Rows, Step
+from llmcore.specs import ModelConfig, bucket_of
+
+Hidden = tuple[torch.Tensor, torch.Tensor | None]
+"""(hidden, residual), both [T, hidden_size]; their sum is what a block is about to normalize."""
+
+
+class Decoder(nn.Module):
+    """What a family's `build` returns and the engine runs.
+
+    `block(i)` makes layer i, called as ``block((hidden, residual), step) -> (hidden, residual)``. `layers`: which of
+    them this process holds (default: all). Without `embedding` the hidden states come in from the stage before;
+    without `norm` and `head` they go out to the next. `attention_kernels`: by KV group, what the runner plans.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        block: Callable[[int], nn.Module],
+        *,
+        layers: range | None = None,
+        embedding: Embedding | None = None,
+        norm: RMSNorm | None = None,
+        head: LMHead | None = None,
+    ) -> None:
+        super().__init__()
+        self.config: ModelConfig = build.config
+        self.embed_tokens, self.norm, self.lm_head = embedding, norm, head
+        held = range(build.config.num_layers) if layers is None else layers
+        self.layers = nn.ModuleDict({str(i): build.layer(block(i), f"layers.{i}", i) for i in held})
+        self.attention_kernels: Mapping[str, AttentionKernels] = build.attention_kernels
+        self._blocks = tuple(self.layers.values())
+
+    def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
+        """Through the layers; `hidden` and `residual` are the stage before's, or given embeddings."""
+        if hidden is None:
+            assert self.embed_tokens is not None, "a slice without embedding needs hidden states"
+            hidden = self.embed_tokens(step.tokens, step)
+        x: Hidden = (hidden, residual)
+        for block in self._blocks:
+            x = block(x, step)
+        return x
+
+    def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """[S, vocab_size] f32 of the chosen rows' hidden states and residuals [S, hidden_size]."""
+        assert self.norm is not None and self.lm_head is not None, "a slice without head has no logits"
+        rows = Rows(bucket_of(len(hidden)))
+        normed, _ = self.norm.add(hidden, residual, rows)
+        y: torch.Tensor = self.lm_head(normed, rows)
+        return y
+
+    def elsewhere(self, parameter: str) -> bool:
+        """Whether a parameter of the whole model belongs to another slice, by its name."""
+        first, _, rest = parameter.partition(".")
+        if first == "layers":
+            return rest.partition(".")[0] not in self.layers
+        return first in ("embed_tokens", "norm", "lm_head") and getattr(self, first) is None

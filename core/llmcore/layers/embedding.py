@@ -1,0 +1,35 @@
+"""Both ends of a language model: the table of embeddings, and the head."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from llmcore.layers.build import Build
+from llmcore.layers.linear import Linear
+from llmcore.layers.step import Bucketed
+
+
+class Embedding(nn.Module):
+    """Rows of a table, whole on every rank."""
+
+    def __init__(self, build: Build, vocab: int, size: int) -> None:
+        super().__init__()
+        self.weight = build.empty(vocab, size)
+        self._lookup = build.op("embedding", vocab=vocab, size=size)
+
+    def forward(self, tokens: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """tokens [T] int64 -> [T, size]."""
+        y: torch.Tensor = self._lookup[step.bucket](tokens, self.weight)
+        return y
+
+
+class LMHead(Linear):
+    """Hidden states to logits in f32. `weight`: the embedding's parameter, where the two are tied."""
+
+    def __init__(self, build: Build, size: int, vocab: int, *, weight: nn.Parameter | None = None) -> None:
+        super().__init__(build, size, vocab, weight=weight)
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[S, size] -> [S, vocab] f32."""
+        return super().forward(x, step).float()

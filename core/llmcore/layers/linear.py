@@ -1,0 +1,83 @@
+"""Linears: single, and several of a checkpoint's stacked into one multiplication."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from llmcore.layers.build import Build
+from llmcore.layers.methods import LinearCall, LinearShape
+from llmcore.layers.step import Bucketed
+from llmcore.weights.map import Placement, Shard
+
+
+class Linear(nn.Module):
+    """x W^T + b. `outputs`: how many, or the checkpoint modules it stacks with their outputs, in order.
+
+    `shard`: the mesh group it is cut over, along outputs (dim 0) or inputs (dim 1, then results are summed over the
+    ranks). `weight`: another module's parameter to use instead of one of its own.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        inputs: int,
+        outputs: int | Mapping[str, int],
+        *,
+        bias: bool = False,
+        shard: Shard | None = None,
+        weight: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        columns = shard if shard is not None and shard.dim == 0 else None
+        named = {} if isinstance(outputs, int) else outputs
+        parts = {name: build.mesh.share(rows, columns, name) for name, rows in named.items()}
+        total = build.mesh.share(outputs, columns, "outputs") if isinstance(outputs, int) else sum(parts.values())
+        rows = build.mesh.share(inputs, shard if columns is None else None, "inputs")
+        shape = LinearShape(inputs=rows, outputs=total, parts=parts, bias=bias, shard=shard, shared=weight)
+        self._bound = build.linear_method.create(shape, build)
+        self.placements: dict[str, Placement] = {}
+        for name, (parameter, placement) in self._bound.tensors().items():
+            self.register_parameter(name, parameter)
+            self.placements[name] = placement
+        self._calls: tuple[LinearCall, ...] = ()
+        self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
+
+    def finish(self) -> None:
+        """Bind what was loaded; called once by the loader."""
+        self._calls, done = self._bound.bind()
+        for name in done:
+            delattr(self, name)
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """x [T, inputs] -> [T, outputs]."""
+        y = self._calls[step.bucket](x)
+        return y if self._reduce is None else self._reduce[step.bucket](y)
+
+
+class QKVLinear(Linear):
+    """q_proj, k_proj and v_proj in one; gives [T, (heads + kv_heads) key_size + kv_heads value_size]."""
+
+    def __init__(
+        self,
+        build: Build,
+        inputs: int,
+        *,
+        heads: int,
+        kv_heads: int,
+        key_size: int,
+        value_size: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        value_size = key_size if value_size is None else value_size
+        outputs = {"q_proj": heads * key_size, "k_proj": kv_heads * key_size, "v_proj": kv_heads * value_size}
+        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0, key_size))
+
+
+class MergedLinear(Linear):
+    """Several linears over the same input, such as gate_proj and up_proj, in one."""
+
+    def __init__(self, build: Build, inputs: int, outputs: Mapping[str, int], *, bias: bool = False) -> None:
+        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0))

@@ -1,0 +1,27 @@
+"""GatedMLP: down(silu(gate(x)) * up(x))."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from llmcore.layers.build import Build
+from llmcore.layers.linear import Linear, MergedLinear
+from llmcore.layers.step import Bucketed
+from llmcore.weights.map import Shard
+
+
+class GatedMLP(nn.Module):
+    """The feed-forward part of a dense block. `activation`: an op from [T, 2 inner] to [T, inner]."""
+
+    def __init__(
+        self, build: Build, size: int, inner: int, *, bias: bool = False, activation: str = "silu_and_mul"
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedLinear(build, size, {"gate_proj": inner, "up_proj": inner}, bias=bias)
+        self.down_proj = Linear(build, inner, size, bias=bias, shard=Shard("attn_tp", 1))
+        self._activation = build.op(activation, size=inner // build.mesh.size("attn_tp"))
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, size] -> [T, size]."""
+        return self.down_proj(self._activation[step.bucket](self.gate_up_proj(x, step)), step)  # type: ignore[no-any-return]

@@ -1,0 +1,32 @@
+"""RMSNorm, alone and with the residual that runs beside a decoder's hidden states."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from llmcore.layers.build import Build
+from llmcore.layers.step import Bucketed
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension of `size`."""
+
+    def __init__(self, build: Build, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = build.empty(size)
+        self.eps = eps
+        self._norm = build.op("rms_norm", size=size)
+        self._add_norm = build.op("add_rms_norm", size=size)
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[..., size] -> [..., size]."""
+        y: torch.Tensor = self._norm[step.bucket](x, self.weight, self.eps)
+        return y
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None, step: Bucketed) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(residual + x), residual + x), both [T, size]; without a residual, (norm(x), x)."""
+        if residual is None:
+            return self(x, step), x
+        y: tuple[torch.Tensor, torch.Tensor] = self._add_norm[step.bucket](x, residual, self.weight, self.eps)
+        return y

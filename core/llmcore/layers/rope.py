@@ -1,0 +1,190 @@
+"""Rotary positions: what a config asks for, and the angles of a step's tokens, computed once and shared by all layers.
+
+Formulas: linear (position interpolation, arXiv:2306.15595), dynamic (NTK-aware, base grown with the length), yarn
+(arXiv:2309.00071), llama3 (Llama 3.1's smoothed interpolation); all as transformers computes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmcore.errors import ConfigError
+from llmcore.layers.build import Build
+from llmcore.layers.step import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary positions as a config states them. `rotated`: elements of a head that turn; `original`: the length in
+    tokens the model was trained for.
+    """
+
+    kind: str = "default"
+    theta: float = 10000.0
+    rotated: int
+    original: int
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_position(self) -> int:
+        """Tokens that the scaling covers, where it says so; else the original length."""
+        stretched = self.kind in ("linear", "dynamic", "yarn")
+        return int(self.original * float(self.scaling["factor"])) if stretched else self.original
+
+    @property
+    def fixed_angles_up_to(self) -> int | None:
+        """For ModelConfig: the longest prompt whose angles do not depend on its length; None if none do."""
+        return self.original if self.kind == "dynamic" else None
+
+
+def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
+    """From a Hugging Face config: `rope_parameters`, or `rope_theta` and `rope_scaling` beside the other fields.
+
+    Raises ConfigError for a kind that is not known or lacks a number it needs.
+    """
+    scaling = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in KINDS:
+        raise ConfigError(f"rope type {kind!r} is not known; known: {', '.join(KINDS)}")
+    trained = int(hf.get("max_position_embeddings") or 2048)
+    if kind == "yarn" and not scaling.get("factor"):
+        scaling["factor"] = trained / float(scaling.get("original_max_position_embeddings") or trained)
+    missing = [name for name in KINDS[kind].needs if scaling.get(name) is None]
+    if missing:
+        raise ConfigError(f"rope type {kind!r} needs {', '.join(missing)} in rope_parameters (or rope_scaling)")
+    if kind in ("yarn", "llama3"):
+        outside = hf.get("original_max_position_embeddings")
+        trained = int(outside or scaling.get("original_max_position_embeddings") or trained)
+    share = scaling.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
+    theta = float(scaling.get("rope_theta") or hf.get("rope_theta") or 10000.0)
+    return RopeConfig(kind=kind, theta=theta, rotated=int(head_size * share), original=trained, scaling=scaling)
+
+
+class Rope(nn.Module):
+    """cos and sin of each token's angles, as op `rope` takes them."""
+
+    def __init__(self, build: Build, config: RopeConfig) -> None:
+        super().__init__()
+        self.rotated = config.rotated
+        self._frequencies = KINDS[config.kind].make(config, build.torch_device)
+
+    def angles(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin) [T, rotated] f32; computed by the first layer of a step that asks."""
+        if (self, "cos") not in step.notes:
+            angles, amplitude = self._frequencies(step)
+            cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
+            step.notes[self, "cos"] = torch.cat((cos, cos), -1)
+            step.notes[self, "sin"] = torch.cat((-sin, sin), -1)
+        return step.notes[self, "cos"], step.notes[self, "sin"]
+
+
+# --- kinds -----------------------------------------------------------------------------------------------------
+
+Angles = Callable[[Step], tuple[torch.Tensor, float]]
+"""Of a step: the angles [T, rotated / 2] in f32, and what cos and sin are multiplied by."""
+
+
+def inverse_frequencies(config: RopeConfig) -> torch.Tensor:
+    """theta^(-2i / rotated), [rotated / 2] f32."""
+    exponents = torch.arange(0, config.rotated, 2, dtype=torch.float32) / config.rotated
+    return 1.0 / config.theta**exponents
+
+
+def scaled(config: RopeConfig) -> tuple[torch.Tensor, float]:
+    """(inverse frequencies [rotated / 2] f32, amplitude) of a kind whose angles depend on the position alone."""
+    return _FIXED[config.kind](config)
+
+
+def _linear(config: RopeConfig) -> tuple[torch.Tensor, float]:
+    return inverse_frequencies(config) / float(config.scaling["factor"]), 1.0
+
+
+def _llama3(config: RopeConfig) -> tuple[torch.Tensor, float]:
+    plain = inverse_frequencies(config)
+    factor, low, high = (float(config.scaling[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = config.original * plain / (2 * math.pi)
+    # turns within the original length: fewer than `low` are stretched, more than `high` kept, blended between
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (smooth + (1 - smooth) / factor), 1.0
+
+
+def _yarn(config: RopeConfig) -> tuple[torch.Tensor, float]:
+    scaling, factor = config.scaling, float(config.scaling["factor"])
+    plain = inverse_frequencies(config)
+
+    def dimension(turns: float) -> float:
+        """The pair that makes this many turns over the original length."""
+        return config.rotated * math.log(config.original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    first, last = dimension(float(scaling.get("beta_fast") or 32)), dimension(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.rotated - 1)
+    width = last - first or 0.001
+    stretched = ((torch.arange(config.rotated // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return plain / factor * stretched + plain * (1 - stretched), _yarn_amplitude(scaling, factor)
+
+
+def _yarn_amplitude(scaling: Mapping[str, Any], factor: float) -> float:
+    def grown(by: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    above, below = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return grown(float(above)) / grown(float(below)) if above and below else grown(1.0)
+
+
+_FIXED: Mapping[str, Callable[[RopeConfig], tuple[torch.Tensor, float]]] = {
+    "default": lambda config: (inverse_frequencies(config), 1.0),
+    "linear": _linear,
+    "yarn": _yarn,
+    "llama3": _llama3,
+}
+
+
+def _fixed(config: RopeConfig, device: torch.device) -> Angles:
+    frequencies, amplitude = scaled(config)
+    frequencies = frequencies.to(device)
+
+    def angles(step: Step) -> tuple[torch.Tensor, float]:
+        return step.positions[0].float().unsqueeze(1) * frequencies, amplitude
+
+    return angles
+
+
+def _dynamic(config: RopeConfig, device: torch.device) -> Angles:
+    factor, original = float(config.scaling["factor"]), config.original
+    exponents = (torch.arange(0, config.rotated, 2, dtype=torch.float32) / config.rotated).to(device)
+    power = config.rotated / (config.rotated - 2)
+
+    def angles(step: Step) -> tuple[torch.Tensor, float]:
+        positions = step.positions[0]
+        # a prompt's angles come from its own length, a generated token's from the length up to it (design, section 6)
+        length = torch.maximum(positions + 1, step.prompt_len).clamp(min=original).float()
+        theta = config.theta * (factor * length / original - (factor - 1)) ** power
+        return positions.float().unsqueeze(1) / theta.unsqueeze(1) ** exponents, 1.0
+
+    return angles
+
+
+@dataclass(frozen=True)
+class _Kind:
+    make: Callable[[RopeConfig, torch.device], Angles]
+    needs: tuple[str, ...] = ()
+
+
+KINDS: Mapping[str, _Kind] = {
+    "default": _Kind(_fixed),
+    "linear": _Kind(_fixed, ("factor",)),
+    "dynamic": _Kind(_dynamic, ("factor",)),
+    "yarn": _Kind(_fixed, ("factor",)),
+    "llama3": _Kind(_fixed, ("factor", "low_freq_factor", "high_freq_factor")),
+}
+"""Rope types by their name in configs."""

@@ -1,0 +1,23 @@
+"""attn.gqa.decode: attention of rows with one query token each, over KV read through the table of granules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmcore.ops import attention
+from llmcore.ops.attention import TOLERANCE, AttnCase, ReferenceAttention, cost, reference
+from llmcore.protocols import AttentionKernel
+from llmcore.specs import OpContext
+
+__all__ = ["TOLERANCE", "cost", "make", "reference", "samples"]
+
+
+def make(context: OpContext) -> AttentionKernel:
+    """The reference; `context.shape` is an AttnSpec."""
+    return ReferenceAttention(context)
+
+
+def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Steps of one row and of many."""
+    for case in attention.decode_cases(attention.with_spec(context)):
+        yield (case,)

@@ -1,0 +1,23 @@
+"""attn.gqa.prefill: attention of rows with any number of query tokens, over KV read through the table of granules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmcore.ops import attention
+from llmcore.ops.attention import TOLERANCE, AttnCase, ReferenceAttention, cost, reference
+from llmcore.protocols import AttentionKernel
+from llmcore.specs import OpContext
+
+__all__ = ["TOLERANCE", "cost", "make", "reference", "samples"]
+
+
+def make(context: OpContext) -> AttentionKernel:
+    """The reference; `context.shape` is an AttnSpec."""
+    return ReferenceAttention(context)
+
+
+def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Prompts, chunks and single tokens."""
+    for case in attention.prefill_cases(attention.with_spec(context)):
+        yield (case,)

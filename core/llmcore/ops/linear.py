@@ -1,0 +1,45 @@
+"""linear: x W^T + b.
+
+A kernel may be an object with `packing`, the name of its own arrangement of weights, and `pack(weight)`, which makes
+it. Where the kernels of all token buckets share one packing, the layer keeps the packed weight alone; otherwise (and
+for a head that shares the embedding's table) kernels get the plain weight, so each must take both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.specs import OpContext
+
+TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, inputs], weight [outputs, inputs], bias [outputs] or None -> [T, outputs]."""
+    return F.linear(x, weight, bias)
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return reference
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """With and without bias, sizes that no tile divides."""
+    inputs, outputs = size(context.shape, "inputs", 72), size(context.shape, "outputs", 51)
+    weight, bias = draw(context, outputs, inputs, seed=1), draw(context, outputs, seed=2)
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        x = draw(context, tokens, inputs)
+        yield x, weight, None
+        yield x, weight, bias
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """The weight is read once, activations once each."""
+    tokens, inputs, outputs = (size(shape, name) for name in ("tokens", "inputs", "outputs"))
+    elements = inputs * outputs + tokens * (inputs + outputs)
+    return float(elements * size(shape, "element", 2)), 2.0 * tokens * inputs * outputs

@@ -1,0 +1,40 @@
+"""rms_norm: x / sqrt(mean(x^2) + eps) * weight, over the last dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.specs import OpContext
+
+TOLERANCE = ROUNDING
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., size], weight [size] -> [..., size]; the mean is taken in f32."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return reference
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """Usual rows, rows of zeros (eps alone), rows whose squares overflow f16."""
+    width = size(context.shape, "size", 40)
+    weight = draw(context, width, seed=1)
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        x = draw(context, tokens, width)
+        yield x, weight, 1e-5
+        yield torch.zeros_like(x), weight, 1e-6
+        yield x * 300, weight, 1e-5
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """Read, written; four operations per element."""
+    elements = size(shape, "tokens") * size(shape, "size")
+    return 2.0 * elements * size(shape, "element", 2), 4.0 * elements

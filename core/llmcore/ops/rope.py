@@ -1,0 +1,47 @@
+"""rope: rotary positions on query and key heads, in Hugging Face's order (the two halves of a head are a pair)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.specs import OpContext
+
+TOLERANCE = ROUNDING
+
+
+def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, size], cos and sin [T, rotated] f32 -> [T, heads, size].
+
+    Only the first `rotated` elements of a head turn. `cos` and `sin` hold each angle twice, once per half; the first
+    half of `sin` is negated, so that the result is x * cos + swapped(x) * sin.
+    """
+    rotated = cos.shape[-1]
+    turning = x[..., :rotated].float()
+    turned = turning * cos.unsqueeze(1) + turning.roll(rotated // 2, -1) * sin.unsqueeze(1)
+    if rotated == x.shape[-1]:
+        return turned.to(x.dtype)
+    return torch.cat((turned.to(x.dtype), x[..., rotated:]), -1)
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return reference
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """All of a head, and half of it; far positions."""
+    heads, width = size(context.shape, "heads", 5), size(context.shape, "size", 16)
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        for rotated in {size(context.shape, "rotated", width), width // 4 * 2}:
+            angles = torch.arange(tokens)[:, None] * 977 / 100.0 ** torch.linspace(0, 1, rotated // 2)
+            cos, sin = angles.cos(), angles.sin()
+            yield draw(context, tokens, heads, width), torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """Read and written; three operations per element."""
+    elements = size(shape, "tokens") * size(shape, "heads") * size(shape, "size")
+    return 2.0 * elements * size(shape, "element", 2), 3.0 * elements

@@ -1,0 +1,80 @@
+"""rope_kv_write, a composite: rotate queries and keys, and store keys and values in the KV pool.
+
+It expands to `rope` and the layout's own write, which the attention layer hands in under the name `kv_write`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from llmcore.ops import ROUNDING, Op, Shape, draw, rope, size
+from llmcore.specs import OpContext
+
+TOLERANCE = ROUNDING
+
+
+def reference(
+    qk: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    kv: tuple[torch.Tensor, ...],
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size], cos and sin as for rope -> rotated qk.
+
+    Also writes kv (token layout: keys [slots, kv_heads, size], values [slots, kv_heads, value_size]) at `slots` [T].
+    """
+    turned = rope.reference(qk, cos, sin)
+    keys, values = kv
+    keys.index_copy_(0, slots, turned[:, -v.shape[1] :])
+    values.index_copy_(0, slots, v)
+    return turned
+
+
+def make(context: OpContext) -> Op:
+    """The reference; right for the token layout only."""
+    return reference
+
+
+def expand(context: OpContext, part: Callable[..., Op]) -> Op:
+    """rope, then the layout's write."""
+    heads, kv_heads = size(context.shape, "heads"), size(context.shape, "kv_heads")
+    rotate = part("rope", heads=heads + kv_heads, size=context.shape["size"], rotated=context.shape["rotated"])
+    write = part("kv_write")
+
+    def run(
+        qk: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: tuple[torch.Tensor, ...],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        turned: torch.Tensor = rotate(qk, cos, sin)
+        write(kv, slots, turned[:, heads:], v)
+        return turned
+
+    return run
+
+
+def samples(
+    context: OpContext,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]]:
+    """rope's samples, written to scattered slots of a pool full of NaN."""
+    kv_heads = size(context.shape, "kv_heads", 2)
+    for x, cos, sin in rope.samples(context):
+        tokens, _, width = x.shape
+        qk = torch.cat((x, draw(context, tokens, kv_heads, width, seed=1)), 1)
+        slots = torch.randperm(2 * tokens + 1, generator=torch.Generator().manual_seed(2))[:tokens]
+        pool = torch.full((2 * tokens + 1, kv_heads, width), torch.nan, dtype=x.dtype)
+        yield qk, draw(context, tokens, kv_heads, width, seed=3), cos, sin, (pool, pool.clone()), slots
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """rope's, and the KV written."""
+    moved, flops = rope.cost(shape)
+    written = 2.0 * size(shape, "tokens") * size(shape, "kv_heads") * size(shape, "size") * size(shape, "element", 2)
+    return moved + written, flops

@@ -1,0 +1,39 @@
+"""silu_and_mul: silu(gate) * up, the two halves of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.specs import OpContext
+
+TOLERANCE = ROUNDING
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2 size], gate first -> [T, size]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return reference
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:
+    """Usual values, and large ones of both signs, where exp overflows."""
+    width = 2 * size(context.shape, "size", 44)
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        x = draw(context, tokens, width)
+        yield (x,)
+        yield (x * 100,)
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """Two reads and a write per output."""
+    elements = size(shape, "tokens") * size(shape, "size")
+    return 3.0 * elements * size(shape, "element", 2), 5.0 * elements

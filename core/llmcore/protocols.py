@@ -323,3 +323,6 @@ class MetricSink(Protocol):
 
     def snapshot(self, values: Mapping[str, float]) -> None:
         """The engine's figures (bridge.Load as a mapping), about once a second."""
+
+    def page(self) -> tuple[str, bytes] | None:
+        """What `/metrics` answers, as (content type, body), or None; the first sink that has one is asked."""

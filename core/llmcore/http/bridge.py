@@ -39,6 +39,7 @@ from llmcore.wire import (
 logger = logging.getLogger(__name__)
 
 _LOST = ("engine_failed", "The engine has stopped; the request can be sent again when the server is back.")
+_ENDING = ("server_overloaded", "The server is shutting down; send the request again later.")
 
 
 @dataclass
@@ -62,7 +63,7 @@ class WireBridge:
         self._control = Outlet(self._context, launch.addresses.control)
         self._sending = threading.Lock()
         self._open: dict[int, _Open] = {}
-        self._lost = False
+        self._refusal: tuple[str, str] | None = None
         self._seen = 0.0
         self._stopping = threading.Event()
         self.state = State(ready=True)
@@ -72,8 +73,8 @@ class WireBridge:
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Queue `request`. Raises RequestError (503) when the engine is gone or does not keep up."""
-        if self._lost:
-            raise RequestError(_LOST[1], code=_LOST[0], status=503)
+        if self._refusal is not None:
+            raise RequestError(self._refusal[1], code=self._refusal[0], status=503)
         self._open[request.id] = _Open(sink, set(range(request.n)))
         if not self._to_engine(request):
             self._open.pop(request.id, None)
@@ -119,6 +120,8 @@ class WireBridge:
         while not self._stopping.is_set():
             self._mailbox.wait(HEARTBEAT_SECONDS)
             self._handle(self._mailbox.drain())
+            if self._refusal is not None and self._open:
+                self._fail_all(self._refusal)
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_SECONDS
                 self._to_engine(Heartbeat(self._seen))
@@ -126,6 +129,10 @@ class WireBridge:
         with self._sending:
             self._engine.close()
             self._control.close()
+
+    def end_all(self) -> None:
+        """End what is open with an error, within a heartbeat, and refuse what comes. From any thread."""
+        self._refusal = self._refusal or _ENDING
 
     def stop(self) -> None:
         """End `run` within a heartbeat."""
@@ -150,7 +157,8 @@ class WireBridge:
                 case State():
                     self.state = message
                 case EngineGone():
-                    self._fail_all(message.message)
+                    self._refusal = _LOST
+                    self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)
                 case Shutdown():
                     self._on_shutdown(message.grace)
         if steps:
@@ -186,12 +194,11 @@ class WireBridge:
             self._open.pop(request, None)
         return True
 
-    def _fail_all(self, message: str) -> None:
-        self._lost = True
-        self.state = msgspec.structs.replace(self.state, ready=False, reason=message)
+    def _fail_all(self, error: tuple[str, str]) -> None:
         for request, entry in list(self._open.items()):
+            self._to_engine(Abort(request))
             for choice in sorted(entry.choices):
-                self._deliver(request, ended_by(choice, _LOST))
+                self._deliver(request, ended_by(choice, error))
 
 
 def ended_by(choice: int, error: tuple[str, str]) -> ChoiceEvent:

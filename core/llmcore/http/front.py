@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ class Front:
     facts: ModelFacts
     state: Callable[[], State]
     observers: tuple[Callable[[RequestRecord], object], ...] = ()
-    _ids: Iterable[int] = itertools.count(1)
+    _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def model_name(self) -> str:
@@ -56,7 +56,7 @@ class Front:
 
     def next_id(self) -> int:
         """A number for `Submit.id` that this worker has not used."""
-        return next(self._ids)  # type: ignore[call-overload, no-any-return]
+        return next(self._ids)
 
     def read(self, req: falcon.Request, kind: type[T]) -> T:
         """The JSON body as `kind` (a msgspec.Struct); RequestError names the field that is wrong."""

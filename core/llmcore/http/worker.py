@@ -1,0 +1,97 @@
+"""`python -m llmcore.http.worker FD`: one HTTP worker process.
+
+It loads plugins, the tokenizer and the dialects, serves on the inherited listening socket, and imports neither torch
+nor transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from llmcore import child
+from llmcore.http.app import build_app
+from llmcore.http.bridge import WireBridge
+from llmcore.http.front import Front, Route
+from llmcore.http.streaming import HttpServer
+from llmcore.plugins import build_registry, load
+from llmcore.protocols import RequestRecord
+from llmcore.registry import Registry
+from llmcore.specs import DialectSpec
+from llmcore.text.tokenizer import load_tokenizer
+from llmcore.wire import WorkerLaunch
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0
+"""How long open requests may go on after a SIGTERM that no supervisor announced."""
+
+
+def main() -> int:
+    """Run until told to stop; the exit code."""
+    launch = child.begin(WorkerLaunch)
+    logging.getLogger("waitress").setLevel(logging.ERROR)
+    try:
+        return serve(launch)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the operator gets one line and a log file
+        child.report_failure(launch, error)
+        return 1
+
+
+def serve(launch: WorkerLaunch) -> int:
+    """Load everything, accept connections, and let requests end when asked to stop."""
+    registry = build_registry(launch.config)
+    registry.call("on_startup", config=launch.config)
+    tokenizer = load_tokenizer(Path(launch.tokenizer_dir))
+    stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
+    bridge = WireBridge(launch, on_shutdown=stop)
+    front = Front(
+        config=launch.config,
+        bridge=bridge,
+        tokenizer=tokenizer,
+        facts=launch.facts,
+        state=lambda: bridge.state,
+        observers=(bridge.report, partial(_notify, registry)),
+    )
+    app = build_app(dialect_routes(registry, front))
+    server = HttpServer(app, socket.socket(fileno=launch.listen_fd))
+    signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_SECONDS))
+    hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
+    hub.start()
+    bridge.announce()
+    server.run(late=bridge.end_all)
+    deaf = not hub.is_alive()
+    bridge.stop()
+    hub.join()
+    registry.call("on_shutdown")
+    return 1 if deaf else 0
+
+
+def dialect_routes(registry: Registry, front: Front) -> Iterator[tuple[Route, str]]:
+    """Every route of every dialect, with the name of its plugin."""
+    for spec, plugin in registry.specs(DialectSpec):
+        for route in load(spec.make)(front):
+            yield route, plugin.name
+
+
+def _notify(registry: Registry, record: RequestRecord) -> None:
+    registry.call("on_request_finished", record=record)
+
+
+def _run_hub(bridge: WireBridge, server: HttpServer) -> None:
+    """Without its hub a worker is deaf: then it ends, and the supervisor starts another."""
+    try:
+        bridge.run()
+    except Exception:
+        logger.exception("the hub of this worker failed")
+        server.stop(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Figures on their way out: to metric sinks, to `/metrics`, and into the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from llmcore.bridge import Load
+from llmcore.plugins import load as load_target
+from llmcore.protocols import MetricSink, RequestRecord
+from llmcore.registry import Registry
+from llmcore.specs import MetricSinkSpec
+
+logger = logging.getLogger(__name__)
+
+NO_PAGE = ("text/plain; charset=utf-8", b"")
+
+
+class Sinks:
+    """Every plugin's metric sink; one that raises is named in the log and nobody else suffers."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._sinks: list[tuple[str, MetricSink]] = [
+            (plugin.name, load_target(spec.make)()) for spec, plugin in registry.specs(MetricSinkSpec)
+        ]
+
+    def request_finished(self, record: RequestRecord) -> None:
+        """Pass a record on."""
+        self._each(lambda sink: sink.request_finished(record))
+
+    def snapshot(self, load: Load) -> None:
+        """Pass the engine's figures on."""
+        values = msgspec.structs.asdict(load)
+        self._each(lambda sink: sink.snapshot(values))
+
+    def page(self) -> tuple[str, bytes]:
+        """(content type, body) of `/metrics`: that of the first sink that has one."""
+        pages: list[tuple[str, bytes]] = []
+        self._each(lambda sink: pages.extend(filter(None, [sink.page()])))
+        return pages[0] if pages else NO_PAGE
+
+    def _each(self, call: Callable[[MetricSink], None]) -> None:
+        for plugin, sink in self._sinks:
+            try:
+                call(sink)
+            except Exception:
+                logger.exception("the metric sink of plugin %r failed", plugin)
+
+
+class ThroughputLog:
+    """One line every `interval` seconds in which something happened."""
+
+    def __init__(self, interval: float, now: float) -> None:
+        self._interval = interval
+        self._last = now
+        self._before = Load()
+
+    def line(self, load: Load, now: float) -> str | None:
+        """The line that is due, or None."""
+        seconds = now - self._last
+        if seconds < self._interval:
+            return None
+        before, self._before, self._last = self._before, load, now
+        if load.steps == before.steps:
+            return None
+        prompt = load.prompt_tokens - before.prompt_tokens
+        cached = load.cached_tokens - before.cached_tokens
+        out = load.output_tokens - before.output_tokens
+        total = load.kv_total or 1
+        return (
+            f"{out / seconds:.1f} tok/s out, {prompt / seconds:.1f} tok/s in ({_share(cached, prompt)} cached), "
+            f"{load.running} running, {load.waiting} waiting, "
+            f"KV {_share(load.kv_live, total)} live, {_share(load.kv_cached, total)} cached"
+        )
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"

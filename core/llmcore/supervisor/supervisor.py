@@ -1,0 +1,294 @@
+"""The parent of all processes of a server: starts and watches them, replaces workers, leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import zmq
+
+from llmcore.config import Config
+from llmcore.errors import ConfigError, LlmcoreError
+from llmcore.plugins import build_registry
+from llmcore.supervisor import listener as listening
+from llmcore.supervisor.child import Child
+from llmcore.supervisor.engine import Engine
+from llmcore.supervisor.figures import Sinks, ThroughputLog
+from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.workers import Workers
+from llmcore.wire import (
+    Addresses,
+    EngineGone,
+    EngineReady,
+    Failed,
+    Finished,
+    Mailbox,
+    ModelFacts,
+    Progress,
+    Shutdown,
+    Snapshot,
+    State,
+    ToSupervisor,
+    WorkerGone,
+    WorkerReady,
+)
+
+logger = logging.getLogger(__name__)
+
+ENGINE_MODULE = "llmcore.engine.process"
+TICK_SECONDS = 0.25
+STATE_SECONDS = 1.0
+DRAIN_SECONDS = 5.0
+"""How long open requests may go on after SIGTERM."""
+FAREWELL_SECONDS = 1.0
+"""How long workers still answer (503) after the engine has died."""
+LAST_SECONDS = 2.0
+"""How long a child that was told to end may take, on top of its grace."""
+
+
+class StartupError(LlmcoreError):
+    """A child could not start; the text is its own one-line cause, and where its traceback is."""
+
+
+@dataclass(frozen=True)
+class Notices:
+    """What the command line wants to hear of.
+
+    `progress(stage, done, total)` while the engine starts; `ready(url, facts)` once, when requests are accepted.
+    """
+
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    ready: Callable[[str, ModelFacts], None] = lambda url, facts: None
+
+
+@dataclass
+class Stops:
+    """How often the process was asked to stop."""
+
+    count: int = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Inside, SIGTERM and SIGINT count and do nothing else."""
+
+        def on_signal(number: int, frame: object) -> None:
+            self.count += 1
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(config: Config, notices: Notices | None = None, *, engine_module: str = ENGINE_MODULE) -> int:
+    """Run a server until it is told to stop; the exit code: 0 after SIGTERM or SIGINT, 1 if the engine died.
+
+    For the main thread. Raises ConfigError or PluginError for settings that cannot work, StartupError when a child
+    cannot start. The first signal lets open requests finish for DRAIN_SECONDS, the second ends everything at once.
+    """
+    stops = Stops()
+    with stops.counting():
+        supervisor = Supervisor(config, notices or Notices(), stops)
+        try:
+            return supervisor.run(engine_module)
+        finally:
+            supervisor.close()
+
+
+class Supervisor:
+    """One server's processes. `close` in any case."""
+
+    def __init__(self, config: Config, notices: Notices, stops: Stops) -> None:
+        self._config = config
+        self._notices = notices
+        self._stops = stops
+        self._listener = listening.bind(config.server.host, config.server.port)
+        self._registry = build_registry(config)
+        self._sinks = Sinks(self._registry)
+        self._directory = RunDirectory(config.server.zmq_mode)
+        self._addresses = Addresses(self._directory.address("engine"), self._directory.address("control"))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control: Mailbox[ToSupervisor] = Mailbox(self._context, self._addresses.control, ToSupervisor)
+        self._poller = zmq.Poller()
+        self._poller.register(self._control.socket, zmq.POLLIN)
+        self._workers = Workers(config, self._context, self._directory, self._addresses, self._listener)
+        self._engines: list[Engine] = []
+        self._failed: dict[str, Failed] = {}
+        self._throughput = ThroughputLog(config.server.log_stats_interval, time.monotonic())
+        self._state_due = 0.0
+
+    # --- its life
+
+    def run(self, engine_module: str) -> int:
+        """Start everything, watch it, and stop it in order; the exit code."""
+        self._registry.call("on_startup", config=self._config)
+        tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
+        engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
+        self._engines.append(engine)
+        self._poller.register(engine.child.pidfd, zmq.POLLIN)
+        if not self._start(engine, tokenizer_dir):
+            return 0
+        code = self._watch(engine)
+        self._drain(engine, 0.0 if code else DRAIN_SECONDS)
+        self._registry.call("on_shutdown")
+        return code
+
+    def close(self) -> None:
+        """End whatever still runs, at once, and remove the run directory."""
+        children = self._children()
+        for child in children:
+            child.send(signal.SIGKILL)
+        for child in children:
+            child.kill()
+        for engine in self._engines:
+            engine.close()
+        self._workers.close()
+        self._control.close()
+        self._context.term()
+        self._listener.close()
+        self._directory.remove()
+
+    def _start(self, engine: Engine, tokenizer_dir: str) -> bool:
+        """Wait for the engine, then start the workers and wait for them; False if told to stop meanwhile."""
+        if not self._wait_until(lambda: engine.facts is not None) or engine.facts is None:
+            return False
+        listening.listen(self._listener)
+        self._workers.prepare(engine.facts, tokenizer_dir)
+        self._spawn_missing_workers()
+        if not self._wait_until(self._workers.all_ready):
+            return False
+        self._publish(engine)
+        self._notices.ready(listening.url(self._listener), engine.facts)
+        return True
+
+    def _wait_until(self, ready: Callable[[], bool]) -> bool:
+        """Handle messages until `ready`; False if told to stop, StartupError if a child ends."""
+        while not ready():
+            if self._stops.count:
+                return False
+            self._turn()
+            for child in self._children():
+                if child.name in self._failed or not child.alive:
+                    raise self._startup_error(child)
+        return True
+
+    def _watch(self, engine: Engine) -> int:
+        """Until told to stop (0) or the engine is gone (1)."""
+        quiet = self._config.server.disable_log_stats
+        while not self._stops.count:
+            self._turn()
+            self._replace_workers(engine)
+            engine.kill_if_hung()
+            if not engine.child.alive:
+                self._announce_death(engine)
+                return 1
+            now = time.monotonic()
+            if now >= self._state_due:
+                self._publish(engine)
+            if not quiet and (line := self._throughput.line(engine.load, now)):
+                logger.info(line)
+        return 0
+
+    def _drain(self, engine: Engine, grace: float) -> None:
+        """Workers first, so that the engine serves their last requests; a second signal cuts it short."""
+        self._publish(engine, not_ready="the server is shutting down")
+        self._workers.tell(Shutdown(grace))
+        self._wait_for_end(self._workers.children(), grace + LAST_SECONDS)
+        engine.tell(Shutdown())
+        self._wait_for_end([engine.child], LAST_SECONDS)
+
+    def _wait_for_end(self, children: list[Child], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while any(child.alive for child in children) and time.monotonic() < deadline and self._stops.count < 2:
+            self._turn()
+
+    # --- what happens meanwhile
+
+    def _turn(self) -> None:
+        """Wait for a message, the end of a child, a signal or the next tick, and handle what came."""
+        for ready, _ in self._poller.poll(int(TICK_SECONDS * 1000)):
+            if isinstance(ready, int):
+                self._poller.unregister(ready)  # a child that has ended; its pidfd would wake us for ever
+        self._hear_all()
+
+    def _hear_all(self) -> None:
+        for message in self._control.drain():
+            self._hear(message.sender, message.body)
+
+    def _hear(self, sender: str, body: object) -> None:
+        match body:
+            case Snapshot():
+                self._engine(sender).heard(body)
+            case Finished():
+                self._sinks.request_finished(body.record)
+            case EngineReady():
+                self._engine(sender).ready(body.facts)
+            case WorkerReady():
+                self._workers.ready(sender)
+            case Progress():
+                self._notices.progress(body.stage, body.done, body.total)
+            case Failed():
+                self._failed[sender] = body
+
+    def _publish(self, engine: Engine, *, not_ready: str = "") -> None:
+        """Send every worker the state that health and metrics routes answer from."""
+        self._state_due = time.monotonic() + STATE_SECONDS
+        self._sinks.snapshot(engine.load)
+        state = State(ready=not not_ready, reason=not_ready, load=engine.load, page=self._sinks.page())
+        self._workers.tell(state)
+
+    def _replace_workers(self, engine: Engine) -> None:
+        for worker in self._workers.ended():
+            failure = self._failed.pop(worker.child.name, None)
+            cause = f"failed: {failure.message}" if failure else worker.child.ending
+            logger.error("%s %s; starting another", worker.child.name, cause)
+            engine.tell(WorkerGone(worker.number))
+            self._unwatch(worker.child)
+            self._workers.forget(worker)
+        self._spawn_missing_workers()
+
+    def _spawn_missing_workers(self) -> None:
+        while child := self._workers.spawn_missing():
+            self._poller.register(child.pidfd, zmq.POLLIN)
+
+    def _announce_death(self, engine: Engine) -> None:
+        """Streams end with an error now; workers say 503 for a moment before they are stopped."""
+        failure = self._failed.get(engine.child.name)
+        cause = f"failed: {failure.message}" if failure else engine.child.ending
+        kept = self._directory.keep_log(engine.child.name)
+        logger.error("the engine %s%s; the server ends", cause, f" (log: {kept})" if kept else "")
+        self._workers.tell(EngineGone("the engine has stopped"))
+        self._publish(engine, not_ready="the engine has stopped")
+        self._wait_for_end(self._workers.children(), FAREWELL_SECONDS)
+
+    # --- small things
+
+    def _unwatch(self, child: Child) -> None:
+        if child.pidfd in self._poller:
+            self._poller.unregister(child.pidfd)
+
+    def _children(self) -> list[Child]:
+        return [engine.child for engine in self._engines] + self._workers.children()
+
+    def _engine(self, name: str) -> Engine:
+        return next(engine for engine in self._engines if engine.child.name == name)
+
+    def _startup_error(self, child: Child) -> LlmcoreError:
+        child.wait(1.0)
+        self._hear_all()
+        failure = self._failed.get(child.name)
+        if failure is not None and failure.usage:
+            return ConfigError(failure.message)
+        kept = self._directory.keep_log(child.name)
+        cause = failure.message if failure else f"it {child.ending}"
+        return StartupError(f"{child.name} could not start: {cause}" + (f" (traceback: {kept})" if kept else ""))
+
+
+def prepare_tokenizer(registry: object, config: Config, directory: object) -> str:
+    return config.model.model_dir or ""

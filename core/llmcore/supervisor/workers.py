@@ -1,0 +1,121 @@
+"""The HTTP workers of one server: always as many as were asked for, each with a number of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from llmcore.config import Config
+from llmcore.supervisor.child import Child
+from llmcore.supervisor.rundir import RunDirectory
+from llmcore.wire import Addresses, ModelFacts, Outlet, WorkerLaunch
+
+WORKER_MODULE = "llmcore.http.worker"
+
+SHORT_LIFE_SECONDS = 2.0
+"""A worker that died younger than this is replaced only after as long a pause."""
+
+
+@dataclass
+class Worker:
+    """One worker process."""
+
+    number: int
+    child: Child
+    outlet: Outlet
+    born: float
+    ready: bool = False
+
+
+class Workers:
+    """Spawns workers on one listening socket. Numbers are never used twice, so a dead one's requests stay its own."""
+
+    def __init__(
+        self,
+        config: Config,
+        context: zmq.Context[zmq.Socket[bytes]],
+        directory: RunDirectory,
+        addresses: Addresses,
+        listener: socket.socket,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._directory = directory
+        self._addresses = addresses
+        self._listener = listener
+        self._model: tuple[ModelFacts, str] | None = None
+        self._workers: list[Worker] = []
+        self._next = 0
+        self._not_before = 0.0
+
+    def prepare(self, facts: ModelFacts, tokenizer_dir: str) -> None:
+        """What the model is, and where its tokenizer: before the first `spawn_missing`."""
+        self._model = (facts, tokenizer_dir)
+
+    def spawn_missing(self) -> Child | None:
+        """Start one worker if fewer run than were asked for; None when all are there, or the pause is not over."""
+        missing = len(self._workers) < self._config.server.httpserver_workers
+        if not missing or self._model is None or time.monotonic() < self._not_before:
+            return None
+        return self._spawn(*self._model)
+
+    def ready(self, name: str) -> None:
+        """The worker called `name` accepts connections."""
+        for worker in self._workers:
+            worker.ready = worker.ready or worker.child.name == name
+
+    def all_ready(self) -> bool:
+        """Whether every worker accepts connections."""
+        return all(worker.ready for worker in self._workers)
+
+    def ended(self) -> list[Worker]:
+        """Workers that have died and are not forgotten yet."""
+        return [worker for worker in self._workers if not worker.child.alive]
+
+    def forget(self, worker: Worker) -> None:
+        """Make room for its replacement."""
+        self._workers.remove(worker)
+        worker.outlet.close(0.0)
+        worker.child.close()
+        now = time.monotonic()
+        if now - worker.born < SHORT_LIFE_SECONDS:
+            self._not_before = now + SHORT_LIFE_SECONDS
+
+    def children(self) -> list[Child]:
+        """Their processes."""
+        return [worker.child for worker in self._workers]
+
+    def tell(self, message: object) -> None:
+        """Send every worker a message; one that does not read its mailbox misses it."""
+        for worker in self._workers:
+            worker.outlet.send(message)
+
+    def close(self) -> None:
+        """Close what is open to them; they must have ended."""
+        for worker in self._workers:
+            worker.outlet.close(0.0)
+            worker.child.close()
+
+    def _spawn(self, facts: ModelFacts, tokenizer_dir: str) -> Child:
+        number, self._next = self._next, self._next + 1
+        name = f"worker-{number}"
+        launch = WorkerLaunch(
+            name=name,
+            parent=os.getpid(),
+            log=str(self._directory.log(name)),
+            addresses=self._addresses,
+            config=self._config,
+            worker=number,
+            mailbox=self._directory.address(name),
+            listen_fd=self._listener.fileno(),
+            tokenizer_dir=tokenizer_dir,
+            facts=facts,
+        )
+        child = Child(WORKER_MODULE, launch, (self._listener.fileno(),))
+        outlet = Outlet(self._context, launch.mailbox, most=100)
+        self._workers.append(Worker(number, child, outlet, time.monotonic()))
+        return child

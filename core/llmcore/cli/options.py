@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -202,8 +202,11 @@ def _registry(tokens: Sequence[str]) -> Registry:
     return build_registry(with_plugins(config, discover(config.plugins.plugins)))
 
 
-def one_of(option: str, value: str | None, other: str, given: str | None) -> str | None:
-    """`value` of `option` or `given` of `other`; ConfigError where both are there and differ."""
-    if value is not None and given is not None and value != given:
-        raise ConfigError(f"{option} {value} and {other} {given} name different things; give one of them.")
-    return value if value is not None else given
+def with_model(config: Config, argument: str | None) -> Config:
+    """`config` with the model that the argument MODEL names, which is another way to say --model_dir."""
+    if argument is None:
+        return config
+    given = config.model.model_dir
+    if given is not None and given != argument:
+        raise ConfigError(f"MODEL {argument} and --model_dir {given} are different; give one of them.")
+    return replace(config, model=replace(config.model, model_dir=argument))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -13,16 +12,17 @@ from typing import Any
 
 import click
 
-from llmcore.budget import Budget, predict
-from llmcore.cli.options import Resolved, SettingsCommand, one_of
+from llmcore.budget import Budget, Machine, predict
+from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import DATA_TYPES, check_model_dir
 from llmcore.errors import ConfigError
 from llmcore.inspect import find_device
 from llmcore.modes import apply_modes
 from llmcore.plugins import Registry, load
 from llmcore.protocols import Checkpoint, Device
-from llmcore.specs import DeviceInfo, DeviceSpec, KVLayoutSpec, ModelConfig, WeightLoaderSpec
+from llmcore.specs import DeviceSpec, KVLayoutSpec, ModelConfig, WeightLoaderSpec
 
+ACCELERATOR_STEP_TOKENS = 8192
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -31,7 +31,7 @@ class Plan:
     """What the command prints: the model, the machine, the stored types and the prediction."""
 
     model: ModelConfig
-    device: DeviceInfo
+    machine: Machine
     stored: Mapping[str, int]
     budget: Budget
 
@@ -45,9 +45,8 @@ def command(resolved: Resolved, model: str | None, memory: str | None, as_json: 
 
     MODEL is a directory or a GGUF file, as in --model_dir. --device sm90 --memory 80GiB plans for another machine.
     """
-    name = one_of("MODEL", model, "--model_dir", resolved.config.model.model_dir)
-    config = replace(resolved.config, model=replace(resolved.config.model, model_dir=name))
-    plan = make_plan(replace(resolved, config=config), parse_size(memory) if memory else None)
+    resolved = replace(resolved, config=with_model(resolved.config, model))
+    plan = make_plan(resolved, parse_size(memory) if memory else None)
     if as_json:
         click.echo(json.dumps(_as_json(plan), indent=2))
     else:
@@ -62,13 +61,13 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     model: ModelConfig = load(family.read_config)(checkpoint.config())
     if config.model.data_type is not None:
         model = replace(model, dtype=DATA_TYPES[config.model.data_type])
-    device = machine(registry, config.model.device, memory)
+    machine = find_machine(registry, config.model.device, memory)
     names = load(family.weights)(model)
     sizes = {name: entry for name, entry in checkpoint.sizes().items() if names.targets(name)}
-    pins = apply_modes(config.kernels.mode, registry, device, config.kernels.kernel)
+    pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
     kv_token = sum(_kv_bytes(registry, group, pins.layout or group.layout, model) for group in model.kv_groups)
-    budget = predict(model, {name: shape for name, (shape, _) in sizes.items()}, config, device, kv_token)
-    return Plan(model, device, Counter(dtype for _, dtype in sizes.values()), budget)
+    budget = predict(model, {name: shape for name, (shape, _) in sizes.items()}, config, machine, kv_token)
+    return Plan(model, machine, Counter(dtype for _, dtype in sizes.values()), budget)
 
 
 def open_checkpoint(registry: Registry, path: Path) -> Checkpoint:
@@ -84,22 +83,26 @@ def open_checkpoint(registry: Registry, path: Path) -> Checkpoint:
     raise ConfigError(f"{path} is recognised by {', '.join(spec.name for spec in found)}; leave one out of --plugins.")
 
 
-def machine(registry: Registry, name: str, memory: int | None) -> DeviceInfo:
-    """The device to plan for: a named one with `memory` bytes, or one that is here with what it has."""
+def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
+    """The device to plan for: one that is here, or a named accelerator with `memory` bytes."""
     if name == "auto":
         here = [spec for spec, _ in registry.specs(DeviceSpec) if load(spec.available)() is None]
         name = max(here, key=lambda spec: spec.priority).name
     info = find_device(registry, name)
-    if memory is not None:
-        return replace(info, memory=memory)
-    if info.type == "cpu":
-        return replace(info, memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
     spec = registry.find(DeviceSpec, info.type)
     reason = load(spec.available)()
     if reason is not None:
-        raise ConfigError(f"--device {name} is not here ({reason}); say how much memory it has: --memory 80GiB.")
+        if memory is None:
+            raise ConfigError(f"--device {name} is not here ({reason}); say how much memory it has: --memory 80GiB.")
+        return Machine(info=info, memory=memory, step_tokens=ACCELERATOR_STEP_TOKENS, kv=None)
     device: Device = load(spec.make)()
-    return device.info
+    if device.measured:
+        return Machine(info=info, memory=memory or device.info.memory, step_tokens=device.step_tokens, kv=None)
+    if memory is not None:
+        raise ConfigError(f"--memory: on {name} KV takes what is free now, or --max_total_token_num; leave it out.")
+    return Machine(
+        info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=device.kv_budget(1.0)
+    )
 
 
 def parse_size(text: str) -> int:
@@ -128,7 +131,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "architecture": plan.model.architecture,
         "max_position": plan.model.max_position,
-        "device": asdict(plan.device),
+        "device": asdict(plan.machine.info),
         "stored": dict(plan.stored),
         "budget": {**asdict(plan.budget), "fits": plan.budget.fits},
     }
@@ -140,7 +143,7 @@ def _show(plan: Plan) -> None:
     rows = [
         ("model", f"{plan.model.architecture}, {budget.parameters / 1e6:,.1f} M parameters, runs as {budget.dtype}"),
         ("stored", f"{stored} tensors"),
-        ("device", f"{plan.device.name or plan.device.type}, {show_bytes(budget.memory)}"),
+        ("device", f"{plan.machine.info.name or plan.machine.info.type}, {show_bytes(budget.memory)}"),
         ("weights", show_bytes(budget.weights)),
         ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
         ("tables", show_bytes(budget.tables)),

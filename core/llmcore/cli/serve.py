@@ -1,0 +1,55 @@
+"""`llmcore serve`: a model behind an HTTP server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import click
+
+from llmcore import __version__
+from llmcore.child import LOG_FORMAT
+from llmcore.cli.display import Stages, show_summary
+from llmcore.cli.options import Resolved, SettingsCommand, with_model
+from llmcore.config import check_model_dir
+from llmcore.supervisor import Notices, serve
+from llmcore.wire import ModelFacts
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("model", required=False)
+@click.pass_context
+def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
+    """Serve a model over HTTP.
+
+    MODEL is a directory or a GGUF file, as in --model_dir. SIGTERM or Ctrl-C ends the server in order: requests
+    that run get some seconds to finish, a second signal ends them too.
+    """
+    config = with_model(resolved.config, model)
+    config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, force=True)
+    with _notices() as notices:
+        ctx.exit(serve(config, notices))
+
+
+@contextmanager
+def _notices() -> Iterator[Notices]:
+    stages = Stages()
+
+    def ready(url: str, facts: ModelFacts) -> None:
+        stages.close()
+        rows = [*facts.report, ("fits", _fits(facts)), ("OpenAI API", f"{url}/v1"), ("serving at", url)]
+        show_summary(f"llmcore {__version__}", rows, stages.console)
+
+    try:
+        yield Notices(progress=stages.update, ready=ready)
+    finally:
+        stages.close()
+
+
+def _fits(facts: ModelFacts) -> str:
+    requests = min(facts.max_running, facts.kv_tokens // max(1, facts.max_total_len))
+    longest = f"{requests:,} requests of the longest length, {facts.max_total_len:,} tokens"
+    return f"{facts.kv_tokens:,} tokens of KV: {longest}"

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from llmcore.builtin import sample_cpu
+from llmcore.builtin.cpu import sample as sample_cpu
 from llmcore.ops.sample import Adjust, Sampler, SampleRows, floors, plain_rows, reference, samples
 from llmcore.specs import DeviceInfo, OpContext
 

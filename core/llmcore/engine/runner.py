@@ -16,9 +16,11 @@ from torch import Tensor
 
 from llmcore.engine.sampling import RowSampler
 from llmcore.engine.tables import Scoped, Tables, Upload
+from llmcore.layers.build import AttentionKernels
+from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
 from llmcore.ops.sample import Sampled
-from llmcore.protocols import AttentionKernel, AttnRows, Device, Event, Int32
+from llmcore.protocols import AttnRows, Device, Event, Int32
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.specs import ModelConfig, bucket_of
 
@@ -26,36 +28,29 @@ _UPLOAD_INTS = 1 << 14
 
 
 class Model(Protocol):
-    """What a family builds, as the engine sees it."""
+    """What a family builds, as the engine sees it (`layers.Decoder` is one).
+
+    `attention_kernels`: by KV group, the kernels that plan on the host before a step; none for a group that needs
+    no plan.
+    """
 
     config: ModelConfig
+    attention_kernels: Mapping[str, AttentionKernels]
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor | None]:
         """(hidden, residual) [T, hidden size] of the step's tokens."""
 
-    def logits(self, hidden: Tensor, residual: Tensor | None) -> Tensor:
+    def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """[S, vocabulary] f32 of S tokens' hidden states."""
-
-    def plans(self) -> Mapping[str, tuple[AttentionKernel, AttentionKernel]]:
-        """The (decode, prefill) kernels of each KV group that plan on the host."""
-
-
-class GroupLayout(Protocol):
-    """The layout of a KV group, as the runner uses it."""
-
-    granule: int
-
-    def copy(self, kv: tuple[Tensor, ...], src: Tensor, dst: Tensor) -> None:
-        """Copy granules [K] of one layer."""
 
 
 @dataclass(frozen=True)
 class GroupKV:
-    """One KV group on the device: `kv` holds the layout's tensors per layer index of the model."""
+    """One KV group on the device: `kv` holds the layout's pools per layer index of the model."""
 
     name: str
-    layout: GroupLayout
-    kv: Mapping[int, tuple[Tensor, ...]]
+    layout: Layout
+    kv: Mapping[int, KV]
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class Runner:
         self._tables = tables
         self._groups = groups
         self._sampler = sampler
-        self._kernels = model.plans()
+        self._kernels = model.attention_kernels
         # A buffer is written again only after the step that used it was read.
         self._uploads = [Upload(device, _UPLOAD_INTS) for _ in range(device.ahead + 1)]
         self._turn = 0
@@ -138,9 +133,10 @@ class Runner:
         scopes = (Scoped(upload, f"{group}/decode"), Scoped(upload, f"{group}/prefill"))
         kv_len: Int32 = plan.start + plan.n_query
         parts = (slice(0, plan.n_decode), slice(plan.n_decode, None))
-        for kernel, scope, part in zip(self._kernels.get(group, ()), scopes, parts, strict=False):
+        bucket = bucket_of(plan.n_tokens)
+        for kernels, scope, part in zip(self._kernels.get(group, ()), scopes, parts, strict=False):
             if plan.n_query[part].size:
-                kernel.plan(AttnRows(n_query=plan.n_query[part], kv_len=kv_len[part]), scope)
+                kernels[bucket].plan(AttnRows(n_query=plan.n_query[part], kv_len=kv_len[part]), scope)
         return scopes
 
     def _copy_granules(self, plan: StepPlan, upload: Upload) -> None:

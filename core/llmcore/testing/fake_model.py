@@ -1,0 +1,131 @@
+"""A model for tests whose next token is a plain function of everything before it, read back through the KV tables.
+
+It is a family like any other: it stores each token's id and position through the layout, and computes a row's answer
+from what the tables lead to. A wrong slot, a lost copy, a prefix hit that is none or a neighbour's token changes the
+answer, and `fake_answer` says what it should have been.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from llmcore.layers import Build, Hidden, Step
+from llmcore.testing.fake_config import GROUP, FakeConfig
+from llmcore.testing.tokenizer import write_tokenizer
+
+_MODULUS = (1 << 31) - 1
+_BASE = 128
+"""Digits are below this, so that every dtype holds them exactly."""
+_DIGITS = 4
+_ANSWERS = 94
+"""Answers are ids 0 to 93: the printable characters of `write_tokenizer`."""
+_SALT = 7
+
+
+class FakeModel(nn.Module):
+    """Implements what the engine needs of a model. Its one weight, `salt`, is part of every answer."""
+
+    def __init__(self, build: Build, config: FakeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention_kernels = build.attention_kernels
+        self.salt = build.empty(1)
+        self._layout = build.layout(GROUP)
+
+    def forward(self, step: Step, hidden: Tensor | None = None, residual: Tensor | None = None) -> Hidden:
+        """Stores the step's tokens; the digits of each row's hash are the hidden state of its last token."""
+        config, state = self.config, step.kv[GROUP]
+        time.sleep(config.step_delay)
+        if config.fail_token is not None and bool((step.tokens == config.fail_token).any()):
+            raise RuntimeError(f"the fake model was told to fail at token {config.fail_token}")
+        kv, dtype = state.kv[0], self.salt.dtype
+        key, value = _digits(step.tokens), _digits(step.positions[0])
+        self._layout.write(kv, state.slots, key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1))
+        hashes = torch.cat([self._hashes(kv, meta) for meta in (state.decode, state.prefill)])
+        ends = torch.cat((state.decode["q_start"][1:], state.prefill["q_start"][1:] + step.n_decode)) - 1
+        hidden = torch.zeros(len(step.tokens), _DIGITS + 1)
+        hidden[ends.long()] = _digits(hashes, _DIGITS + 1)
+        if config.nan_token is not None:
+            hidden[step.tokens == config.nan_token] = torch.nan
+        return hidden, None
+
+    def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The answer stands well above a pseudo-random rest."""
+        hashes = _number(hidden)
+        vocabulary = torch.arange(self.config.vocab_size)
+        scores = ((hashes[:, None] * 31 + vocabulary * 40503) % 997).float() / 125
+        scores.scatter_(1, (hashes % _ANSWERS)[:, None], 11.0)
+        return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)
+
+    def _hashes(self, kv: tuple[Tensor, ...], meta: Mapping[str, Tensor]) -> Tensor:
+        """[R] int64 of each row's whole content, as the tables and the layout give it back."""
+        length = meta["kv_len"].long()
+        row = torch.arange(len(length)).repeat_interleave(length)
+        place = torch.arange(len(row)) - (length.cumsum(0) - length)[row]
+        granule = self._layout.granule
+        slots = meta["table"][meta["request"][row], place // granule].long() * granule + place % granule
+        key, value = self._layout.gather(kv, slots)
+        total = torch.zeros(len(length), dtype=torch.int64)
+        total.index_add_(0, row, _mix(_number(key[:, 0]), _number(value[:, 0])))
+        return (total * 48271 + self.salt.long()) % _MODULUS
+
+
+def fake_answer(prompt: Sequence[int], n: int, salt: int = _SALT) -> list[int]:
+    """The first `n` tokens that greedy decoding gives after `prompt`, in plain Python."""
+    total = sum(_mix(token, at) for at, token in enumerate(prompt))
+    answer: list[int] = []
+    for at in range(len(prompt), len(prompt) + n):
+        answer.append((total * 48271 + salt) % _MODULUS % _ANSWERS)
+        total += _mix(answer[-1], at)
+    return answer
+
+
+def write_fake_model(directory: Path, *, max_position: int = 4096, **config: Any) -> Path:
+    """Write a model directory with config, weights, tokenizer and chat template; returns `directory`.
+
+    `config`: more of FakeConfig, e.g. `step_delay`, `fail_token`, `nan_token`.
+    """
+    write_tokenizer(directory)
+    tokenizer = orjson.loads((directory / "tokenizer.json").read_bytes())
+    added = [token["id"] for token in tokenizer["added_tokens"] if token["content"] == "<|im_end|>"]
+    values = {
+        "architectures": ["LlmcoreFake"],
+        "vocab_size": len(tokenizer["model"]["vocab"]),
+        "max_position_embeddings": max_position,
+        "torch_dtype": "float32",
+        "eos_token_id": added[0],
+        **config,
+    }
+    (directory / "config.json").write_bytes(orjson.dumps(values))
+    save_file({"salt": torch.tensor([float(_SALT)])}, directory / "model.safetensors")
+    return directory
+
+
+def build(config: FakeConfig, build: Build) -> FakeModel:
+    """ModelSpec.build."""
+    return FakeModel(build, config)
+
+
+def _mix(token: Any, position: Any) -> Any:
+    """One token's share of the hash, for numbers and tensors alike."""
+    return ((token + 1) * (position + 7) * 40503 + token * 69069) % _MODULUS
+
+
+def _digits(numbers: Tensor, count: int = _DIGITS) -> Tensor:
+    """[N, count] base-128 digits, as floats."""
+    powers = _BASE ** torch.arange(count)
+    return (numbers.long()[:, None] // powers % _BASE).float()
+
+
+def _number(digits: Tensor) -> Tensor:
+    """[N] int64, the reverse of `_digits`; 0 where digits are NaN."""
+    powers = _BASE ** torch.arange(digits.shape[1])
+    return (digits.nan_to_num().long() * powers).sum(1)

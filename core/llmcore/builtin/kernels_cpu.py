@@ -28,6 +28,13 @@ def register_kernels() -> Iterable[KernelSpec]:
         refuses=_turns_part_of_a_head,
         summary="three calls",
     )
+    yield KernelSpec(
+        op="sample",
+        name="cpu",
+        make=f"{_DIR}.sample:make",
+        when=Requires(device="cpu"),
+        summary="random numbers only for tokens that can win",
+    )
     for kind in ("decode", "prefill"):
         yield KernelSpec(
             op=f"attn.gqa.{kind}",

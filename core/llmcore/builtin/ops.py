@@ -17,6 +17,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "attn.gqa.decode": ("an AttentionKernel for rows of one query token", ()),
     "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
+    "sample": ("(logits [S, vocabulary] f32, rows: SampleRows) -> Sampled", ()),
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
 }
 

@@ -1,0 +1,204 @@
+"""The runner by hand-made plans: device tables, mixed steps, forks, copies, preemption and granules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from llmcore.bridge import SamplingParams
+from llmcore.builtin.devices.cpu import CPU
+from llmcore.config import Config
+from llmcore.engine.runner import GroupKV, Runner
+from llmcore.engine.sampling import RowSampler
+from llmcore.engine.tables import Tables
+from llmcore.layers import Build
+from llmcore.ops.sample import VARIANTS, reference
+from llmcore.plugins import build_registry
+from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites
+from llmcore.testing import fake_config
+from llmcore.testing.fake_model import FakeModel, fake_answer
+
+MAX_LEN = 64
+CONFIG = {"vocab_size": 275, "max_position_embeddings": MAX_LEN, "eos_token_id": 257}
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+@dataclass
+class Rig:
+    """A runner over the fake model, with the granules of each request handed out by the test."""
+
+    runner: Runner
+    tables: Tables
+    granule: int
+    number: int = 0
+
+    def step(
+        self,
+        rows: list[tuple[int, int, int]],
+        sample: list[tuple[int, int]],
+        *,
+        admitted: list[Admitted] | None = None,
+        writes: list[tuple[int, int, int]] | None = None,
+        copies: list[tuple[int, int]] | None = None,
+    ) -> StepResult:
+        """`rows`: (request, n_query, start); `sample`: (row, request); `writes`: (request, place, granule)."""
+        columns = np.array(writes or np.empty((0, 3)), np.int32).T
+        plan = StepPlan(
+            number=self.number,
+            request=ints(*(r for r, _, _ in rows)),
+            n_query=ints(*(n for _, n, _ in rows)),
+            start=ints(*(s for _, _, s in rows)),
+            want=np.zeros(len(rows), np.uint8),
+            n_decode=sum(n == 1 for _, n, _ in rows),
+            sample_row=ints(*(r for r, _ in sample)),
+            sample_request=ints(*(q for _, q in sample)),
+            admitted=admitted or [],
+            writes=[TableWrites(*columns)],
+            copies=[copies or []],
+        )
+        self.number += 1
+        result = self.runner.read(self.runner.launch(plan))
+        assert self.runner.prepared == plan.number
+        assert self.tables.computed[plan.request.tolist()].tolist() == (plan.start + plan.n_query).tolist()
+        return result
+
+
+def rig(granule: int = 1) -> Rig:
+    config = fake_config.read_config(CONFIG)
+    device = CPU()
+    build = Build(
+        registry=build_registry(Config()),
+        config=config,
+        device=device.info,
+        torch_device=device.torch_device,
+        granules={"kv": granule},
+    )
+    model = FakeModel(build, config)
+    model.salt.data.fill_(7.0)
+    layout = build.layout("kv")
+    tables = Tables(device, 4, MAX_LEN, (granule,))
+    samplers = dict.fromkeys(VARIANTS, (reference,) * 5)
+    groups = [GroupKV("kv", layout, layout.tensors(128 // granule, device.torch_device))]
+    return Rig(Runner(model, device, tables, groups, RowSampler(device, tables, samplers)), tables, granule)
+
+
+def admit(index: int, tokens: list[int], *, prompt_len: int = 0, start: int = 0, **more: object) -> Admitted:
+    values = {"sampling": GREEDY, "choice": 0, "min_new_tokens": 0, "stop_ids": (), **more}
+    return Admitted(index, ints(*tokens), prompt_len or len(tokens), start, **values)  # type: ignore[arg-type]
+
+
+def places(request: int, first: int, granules: list[int]) -> list[tuple[int, int, int]]:
+    return [(request, first + i, granule) for i, granule in enumerate(granules)]
+
+
+@pytest.mark.parametrize("granule", [1, 4])
+def test_prefill_then_decode(granule: int) -> None:
+    r, prompt = rig(granule), [5, 9, 200, 3, 77]
+    granules = list(range(31, 31 - 16 // granule, -1))
+    out = r.step([(2, 5, 0)], [(0, 2)], admitted=[admit(2, prompt)], writes=places(2, 0, granules))
+    produced = [int(out.tokens[0])]
+    for at in range(5, 10):
+        produced.append(int(r.step([(2, 1, at)], [(0, 2)]).tokens[0]))
+    assert produced == fake_answer(prompt, 6)
+
+
+def test_chunks_mixed_with_decode_rows() -> None:
+    r, first, second = rig(), [1, 2, 3], [9, 8, 7, 6, 5, 4]
+    out = r.step([(0, 3, 0)], [(0, 0)], admitted=[admit(0, first)], writes=places(0, 0, [50, 3, 4, 9, 60, 61]))
+    a = [int(out.tokens[0])]
+    out = r.step(
+        [(0, 1, 3), (1, 4, 0)], [(0, 0)], admitted=[admit(1, second)], writes=places(1, 0, list(range(20, 32)))
+    )
+    a.append(int(out.tokens[0]))
+    out = r.step([(0, 1, 4), (1, 2, 4)], [(0, 0), (1, 1)])
+    a.append(int(out.tokens[0]))
+    b = [int(out.tokens[1])]
+    out = r.step([(0, 1, 5), (1, 1, 6)], [(0, 0), (1, 1)])
+    assert [*a, int(out.tokens[0])] == fake_answer(first, 4)
+    assert [*b, int(out.tokens[1])] == fake_answer(second, 2)
+
+
+def test_a_prefix_hit_starts_late() -> None:
+    r, prompt = rig(), [4, 4, 8, 15, 16, 23]
+    shared = [10, 12, 14, 16, 18, 20]
+    r.step([(0, 6, 0)], [(0, 0)], admitted=[admit(0, prompt)], writes=places(0, 0, shared))
+    longer = [*prompt[:5], 99, 98]
+    out = r.step(
+        [(3, 2, 5)],
+        [(0, 3)],
+        admitted=[admit(3, longer, start=5)],
+        writes=places(3, 0, [*shared[:5], 40, 41]),
+    )
+    assert out.tokens.tolist() == fake_answer(longer, 1)
+
+
+@pytest.mark.parametrize("granule", [1, 4])
+def test_a_fork_copies_before_it_writes(granule: int) -> None:
+    r, prompt = rig(granule), [11, 22, 33, 44, 55, 66]
+    sampled = SamplingParams(temperature=1.0, seed=5)
+    held = -(-6 // granule)
+    mine = list(range(1, 1 + held))
+    admitted = [admit(0, prompt, sampling=sampled), admit(1, prompt, start=6, sampling=sampled, choice=1, fork_of=0)]
+    out = r.step(
+        [(0, 6, 0)], [(0, 0), (0, 1)], admitted=admitted, writes=[*places(0, 0, mine), *places(1, 0, mine)]
+    )  # fmt: skip
+    firsts = out.tokens.tolist()
+    assert firsts[0] != firsts[1]
+    if granule == 1:
+        out = r.step([(0, 1, 6), (1, 1, 6)], [(0, 0), (1, 1)], writes=[(0, 6, 20), (1, 6, 21)])
+    else:
+        out = r.step([(0, 1, 6), (1, 1, 6)], [(0, 0), (1, 1)], writes=[(1, 1, 9)], copies=[(mine[1], 9)])
+    for choice, (request, first) in enumerate(zip((0, 1), firsts, strict=True)):
+        alone = rig(granule)
+        tokens = [*prompt, first]
+        again = alone.step(
+            [(request, 7, 0)],
+            [(0, request)],
+            admitted=[admit(request, tokens, prompt_len=6, sampling=sampled, choice=choice)],
+            writes=places(request, 0, list(range(30 - -(-7 // granule), 30))),
+        )
+        assert again.tokens.tolist() == [int(out.tokens[choice])]
+
+
+def test_a_nan_stays_with_its_row() -> None:
+    r = rig()
+    object.__setattr__(r.runner._model.config, "nan_token", 13)
+    rows, writes = [(0, 2, 0), (1, 2, 0)], [*places(0, 0, [1, 2]), *places(1, 0, [3, 4])]
+    out = r.step(rows, [(0, 0), (1, 1)], admitted=[admit(0, [7, 13]), admit(1, [7, 12])], writes=writes)
+    assert out.finite.tolist() == [False, True]
+    assert int(out.tokens[1]) == fake_answer([7, 12], 1)[0]
+
+
+def test_bias_penalties_and_logprobs_reach_the_sampler() -> None:
+    r, prompt = rig(), [1, 2, 3]
+    best = fake_answer(prompt, 1)[0]
+    banned = SamplingParams(temperature=0.0, logit_bias={best: -100.0}, logprobs=2)
+    admitted = [admit(0, prompt, sampling=banned), admit(1, prompt, min_new_tokens=2, stop_ids=(best,))]
+    out = r.step(
+        [(0, 3, 0), (1, 3, 0)],
+        [(0, 0), (1, 1)],
+        admitted=admitted,
+        writes=[*places(0, 0, [1, 2, 3]), *places(1, 0, [4, 5, 6])],
+    )
+    assert best not in out.tokens.tolist()
+    assert out.tokens[0] == out.tokens[1]
+    assert out.top_ids is not None and out.logprobs is not None and out.top_logprobs is not None
+    assert out.top_ids[0].tolist()[0] == best
+    assert out.logprobs[0] == pytest.approx(out.top_logprobs[0][1])
+
+
+def test_an_upload_grows() -> None:
+    r = rig()
+    r.runner._uploads[0]._reserve(4)
+    out = r.step([(0, 3, 0)], [(0, 0)], admitted=[admit(0, [1, 2, 3])], writes=places(0, 0, [1, 2, 3]))
+    assert out.tokens.tolist() == fake_answer([1, 2, 3], 1)
+
+
+def test_tables_too_large_to_number() -> None:
+    with pytest.raises(ValueError, match="int32"):
+        Tables(CPU(), 1 << 16, 1 << 15, (1,))

@@ -1,0 +1,87 @@
+"""Write the pages of docs/ that come from code. `--check` writes nothing and fails where a page is out of date."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from llmcore.cli.options import group_title
+from llmcore.config import RETIRED, Setting, settings
+from llmcore.config.setting import GROUPS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+INTRODUCTION = """# Options
+
+<!-- Written by scripts/generate_docs.py from core/llmcore/config/tree.py; `make docs` writes it again. -->
+
+Every option of `llmcore serve` is also a key of the YAML file that `--config` names, and a variable:
+`--max_req_total_len`, `max_req_total_len:` and `LLMCORE_MAX_REQ_TOTAL_LEN` are one setting. The command line beats
+the environment, which beats the file. Names may be written with `_` or `-`. Counts may be written `32k` (32,000) or
+`32K` (32,768). `llmcore config show --origin` says what holds and where it comes from; plugins may bring options of
+their own, which `llmcore serve --help-all` lists."""
+
+
+def options_page() -> str:
+    """docs/options.md: every setting, by section."""
+    return "\n".join(_options()) + "\n"
+
+
+def _options() -> Iterator[str]:
+    yield INTRODUCTION
+    for group in GROUPS:
+        yield ""
+        yield f"## {group_title(group)}"
+        yield ""
+        yield "| Option | Values | Default | Meaning |"
+        yield "| --- | --- | --- | --- |"
+        for setting in settings():
+            if setting.group == group:
+                yield f"| {_names(setting)} | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
+    yield ""
+    yield "## Flags that switch on what is always on"
+    yield ""
+    for name, why in RETIRED.items():
+        yield f"- `--{name}`: {why}. Using it is a warning."
+
+
+def _names(setting: Setting) -> str:
+    aliases = "".join(f"<br>`--{alias}`" for alias in setting.aliases)
+    return f"`--{setting.name}`{aliases}"
+
+
+def _values(setting: Setting) -> str:
+    if setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    kind = setting.unit or {int: "number", float: "number", bool: "flag", str: "text"}[setting.kind]
+    return f"{kind}, several" if setting.multiple else kind
+
+
+def _default(setting: Setting) -> str:
+    return "" if setting.default in (None, (), False) else f"`{setting.default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES: Mapping[str, Callable[[], str]] = {"docs/options.md": options_page}
+
+
+def main(check: bool) -> int:
+    """Write every page, or say which ones differ."""
+    stale = []
+    for name, render in PAGES.items():
+        path, text = ROOT / name, render()
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text)
+    if stale:
+        print(f"{'out of date, run make docs' if check else 'written'}: {', '.join(stale)}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

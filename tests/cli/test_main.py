@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,12 +40,12 @@ def test_serves_first_page_is_short_and_help_all_is_whole(capsys: pytest.Capture
     _, first, _ = run("config", "show", "--help", capsys=capsys)
     _, whole, _ = run("config", "show", "--help-all", capsys=capsys)
     for setting in settings():
-        assert f"--{setting.name}" in whole
-        assert (f"--{setting.name}" in first) == setting.first_page
+        assert re.search(rf"--{setting.name}\b", whole)
+        assert bool(re.search(rf"--{setting.name}\b", first)) == setting.first_page
 
 
 def test_importing_the_command_line_imports_no_torch() -> None:
-    heavy = ["torch", "transformers", "falcon", "numpy.linalg", "rich", "zmq"]
+    heavy = ["torch", "transformers", "falcon", "waitress"]
     commands = ", ".join(f"{entry.target.partition(':')[0]}" for entry in COMMANDS.values())
     code = f"import sys, {commands}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

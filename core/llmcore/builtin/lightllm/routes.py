@@ -1,0 +1,195 @@
+"""The routes of LightLLM's native dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import falcon
+import orjson
+
+from llmcore.api import RequestError, SamplingParams
+from llmcore.api.http import Front, Generation, Job, Route, intake
+from llmcore.api.text import TextRules
+from llmcore.builtin.lightllm.requests import REFUSED, GenerateRequest, Parameters, TokensRequest
+from llmcore.builtin.lightllm.writers import StreamWriter, WholeWriter, encode_error
+
+_GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in LightLLM."""
+
+
+def routes(front: Front) -> Iterable[Route]:
+    """One resource per path."""
+    route = partial(Route, encode_error=encode_error)
+    yield route("/generate", Generate(front, stream=False))
+    yield route("/generate_stream", Generate(front, stream=True))
+    yield route("/", Generate(front, stream=None))
+    yield route("/tokens", Tokens(front))
+    yield route("/token_load", TokenLoad(front))
+    yield route("/get_model_name", ModelName(front))
+
+
+class Generate:
+    """/generate, /generate_stream, and / where the body's `stream` (None here) says which."""
+
+    def __init__(self, front: Front, *, stream: bool | None):
+        self._front = front
+        self._stream = stream
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Validate everything, then submit; the answer comes from the bridge's thread."""
+        body = self._front.read(req, GenerateRequest)
+        stream = bool(body.stream) if self._stream is None else self._stream
+        job = self._job(body, stream, self._front.request_id(req))
+        generation = Generation(self._front, self._front.detach(req, resp), job)
+        if stream:
+            generation.start(StreamWriter(generation, self._front.tokenizer))
+        else:
+            details = bool(body.parameters.return_details)
+            generation.start(WholeWriter(generation, self._front.tokenizer, details=details))
+
+    def _job(self, body: GenerateRequest, stream: bool, request_id: str) -> Job:
+        given = body.parameters
+        intake.refuse(given, REFUSED, prefix="parameters.")
+        refuse_media(body.multimodal_params)
+        n = check_copies(given, stream)
+        prompt = intake.prompt_ids(
+            self._front, body.inputs, param="inputs", add_special_tokens=given.add_special_tokens is not False
+        )
+        name = "parameters.max_new_tokens"
+        left = intake.room(self._front, prompt, given.max_new_tokens or 16, param=name, source="inputs")
+        if (given.min_new_tokens or 1) > left:
+            raise RequestError(
+                f"parameters.min_new_tokens: {given.min_new_tokens} is more than max_new_tokens, {left}",
+                param="parameters.min_new_tokens",
+                code="invalid_value",
+            )
+        rules = text_rules(self._front, given)
+        submit = intake.submit(
+            self._front,
+            prompt,
+            sampling_params(given, logprobs=stream or bool(given.return_details)),
+            max_new_tokens=left,
+            min_new_tokens=given.min_new_tokens or 1,
+            stop_ids=sorted(rules.stop_ids),
+            n=n,
+        )
+        return Job(submits=[submit], rules=rules, dialect="lightllm", request_id=request_id)
+
+
+class Tokens:
+    """/tokens: how many tokens a text has."""
+
+    def __init__(self, front: Front):
+        self._front = front
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Count."""
+        body = self._front.read(req, TokensRequest)
+        refuse_media(body.multimodal_params)
+        special = body.parameters is None or body.parameters.add_special_tokens is not False
+        ids = self._front.tokenizer.encode(body.text, add_special_tokens=special)
+        _answer(resp, {"ntokens": len(ids)})
+
+    on_get = on_post
+
+
+class TokenLoad:
+    """/token_load: shares of the KV slots."""
+
+    def __init__(self, front: Front):
+        self._front = front
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """In use now, and at the peak that is foreseen (under both of LightLLM's names)."""
+        load = self._front.bridge.load()
+        total = max(1, load.kv_total)
+        peak = load.peak / total
+        _answer(resp, {"current_load": load.kv_live / total, "logical_max_load": peak, "dynamic_max_load": peak})
+
+
+class ModelName:
+    """/get_model_name."""
+
+    def __init__(self, front: Front):
+        self._name = front.config.model.model_name or "default_model_name"
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The name that was given to the server."""
+        _answer(resp, {"model_name": self._name})
+
+    on_post = on_get
+
+
+def sampling_params(given: Parameters, *, logprobs: bool) -> SamplingParams:
+    """How tokens are drawn: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
+    temperature = 1.0 if given.temperature is None else given.temperature
+    greedy = not given.do_sample or temperature < _GREEDY_BELOW
+    if given.top_k == 0:
+        raise RequestError(
+            "parameters.top_k: 0 is no count; use -1 for no limit", param="parameters.top_k", code="invalid_value"
+        )
+    return SamplingParams(
+        temperature=0.0 if greedy else temperature,
+        top_p=1.0 if given.top_p is None else given.top_p,
+        top_k=max(0, given.top_k or 0),
+        min_p=given.min_p or 0.0,
+        repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
+        presence_penalty=given.presence_penalty or 0.0,
+        frequency_penalty=given.frequency_penalty or 0.0,
+        repetition_over_prompt=bool(given.input_penalty),
+        penalize_prompt=bool(given.input_penalty),
+        logprobs=0 if logprobs else None,
+        seed=intake.draw_seed() if given.seed is None else given.seed,
+    )
+
+
+def text_rules(front: Front, given: Parameters) -> TextRules:
+    """What ends an answer. Stop texts stay in it, the end token's text does not, unless `print_eos_token`."""
+    sequences = given.stop_sequences or []
+    if isinstance(sequences, str):
+        sequences = [sequences]
+    texts = [stop for stop in sequences if isinstance(stop, str)]
+    stops, special = intake.split_stops(front, texts)
+    return TextRules(
+        stops=stops,
+        stop_tokens=tuple(tuple(stop) for stop in sequences if not isinstance(stop, str)),
+        stop_ids=frozenset((*(() if given.ignore_eos else intake.eos_ids(front)), *special)),
+        keep_stop=True,
+        keep_stop_id=bool(given.print_eos_token),
+        skip_special_tokens=given.skip_special_tokens is not False,
+        min_tokens=given.min_new_tokens or 1,
+    )
+
+
+def check_copies(given: Parameters, stream: bool) -> int:
+    """n, which equals best_of; a stream carries one answer."""
+    best_of = given.best_of or given.n or 1
+    n = given.n or best_of
+    if n != best_of:
+        raise RequestError(
+            "parameters.best_of: every answer that is generated is returned, so best_of must equal n",
+            param="parameters.best_of",
+            code="unsupported_parameter",
+        )
+    if stream and n != 1:
+        param = "parameters.n" if given.n else "parameters.best_of"
+        raise RequestError(f"{param}: a stream carries one answer; use /generate", param=param, code="invalid_value")
+    return n
+
+
+def refuse_media(given: dict[str, Any] | None) -> None:
+    """Images and audio would change the answer."""
+    for name, items in (given or {}).items():
+        if items:
+            raise RequestError(
+                f"multimodal_params.{name[:50]}: this server takes text only",
+                param=f"multimodal_params.{name[:50]}",
+                code="unsupported_parameter",
+            )
+
+
+def _answer(resp: falcon.Response, value: dict[str, Any]) -> None:
+    resp.content_type = "application/json"
+    resp.data = orjson.dumps(value)

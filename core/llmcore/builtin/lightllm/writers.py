@@ -1,0 +1,141 @@
+"""Answers as LightLLM sends them: lists and scalars, `data:` without a space, one event per token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
+from llmcore.api.http import FINISH_REASONS, Choice, Generation, openai_error
+
+LOWEST = -9999.0
+"""What stands for minus infinity, which JSON does not have."""
+
+
+def encode_error(error: RequestError) -> bytes:
+    """LightLLM's `message` beside the error object that every dialect of this server has."""
+    return orjson.dumps({"message": error.message, **orjson.loads(openai_error(error))})
+
+
+class WholeWriter:
+    """/generate: collects every choice and answers once.
+
+    With `details`, each token is listed; its `cumlogprob` is the running mean of the log-probabilities, as in
+    LightLLM.
+    """
+
+    def __init__(self, generation: Generation, tokenizer: Tokenizer, *, details: bool):
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._texts: list[list[str]] = [[] for _ in generation.choices]
+        self._tokens: list[list[dict[str, Any]]] | None = [[] for _ in generation.choices] if details else None
+        self._sums = [0.0 for _ in generation.choices]
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        """Collect."""
+        self._texts[choice.index] += texts
+        if self._tokens is None:
+            return
+        tokens = self._tokens[choice.index]
+        for i, (token, text) in enumerate(zip(event.tokens, texts, strict=False)):
+            logprob = max(event.logprobs[i], LOWEST) if event.logprobs else 0.0
+            self._sums[choice.index] += logprob
+            count = len(tokens) + 1
+            tokens.append(
+                {
+                    "id": token,
+                    "logprob": logprob,
+                    "cumlogprob": self._sums[choice.index] / count,
+                    "special": token in self._tokenizer.special_ids,
+                    "count_output_tokens": count,
+                    "prompt_tokens": self._generation.usage().prompt,
+                    "text": text,
+                }
+            )
+
+    def done(self) -> None:
+        """Answer. What has one value per choice is a scalar where there is one choice, but the text is a list."""
+        choices = self._generation.choices
+        answer: dict[str, Any] = {
+            "generated_text": ["".join(texts) for texts in self._texts],
+            "count_output_tokens": _scalar([choice.text.tokens for choice in choices]),
+            "finish_reason": _scalar([FINISH_REASONS[choice.text.finish] for choice in choices]),
+            "prompt_tokens": self._generation.usage().prompt,
+        }
+        if self._tokens is not None:
+            answer["tokens"] = _scalar(self._tokens)
+        self._generation.reply.respond(200, orjson.dumps(answer))
+
+    def failed(self, error: RequestError) -> None:
+        """Answer with the error."""
+        _respond_error(self._generation, error)
+
+
+class StreamWriter:
+    """/generate_stream: one event per token of the one choice; its text is empty while some of it is held back."""
+
+    def __init__(self, generation: Generation, tokenizer: Tokenizer):
+        self._generation = generation
+        self._reply = generation.reply
+        self._special = tokenizer.special_ids
+        self._prompt_tokens = generation.usage().prompt
+        self._count = 0
+        self._last = 0
+        self._streaming = False
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        """Send an event per token."""
+        finish = choice.text.finish
+        if finish is not Finish.RUNNING and not texts:
+            # The end came without a token: it still needs its event.
+            texts = [""]
+        out = []
+        for i, text in enumerate(texts):
+            if i < len(event.tokens):
+                self._count += 1
+                self._last = event.tokens[i]
+            ended = finish is not Finish.RUNNING and i == len(texts) - 1
+            logprob = max(event.logprobs[i], LOWEST) if i < len(event.logprobs) else 0.0
+            out.append(self._event(text, logprob, FINISH_REASONS[finish] if ended else None))
+        if out:
+            self._streaming = True
+            self._reply.stream(b"".join(out))
+
+    def done(self) -> None:
+        """End the stream; there is no [DONE]."""
+        self._reply.end()
+
+    def failed(self, error: RequestError) -> None:
+        """Answer with the error, or end the stream with it."""
+        if not self._streaming:
+            _respond_error(self._generation, error)
+            return
+        self._reply.stream(b"data:%b\n\n" % encode_error(error))
+        self._reply.end()
+
+    def _event(self, text: str, logprob: float, reason: str | None) -> bytes:
+        event = {
+            "token": {
+                "id": self._last,
+                "text": text,
+                "logprob": logprob,
+                "special": self._last in self._special,
+                "count_output_tokens": self._count,
+                "prompt_tokens": self._prompt_tokens,
+            },
+            "generated_text": None,
+            "finished": reason is not None,
+            "finish_reason": reason,
+            "details": None,
+        }
+        return b"data:%b\n\n" % orjson.dumps(event)
+
+
+def _scalar(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _respond_error(generation: Generation, error: RequestError) -> None:
+    headers = {"Retry-After": "1"} if error.status == 503 else {}
+    generation.reply.respond(error.status, encode_error(error), headers=headers)

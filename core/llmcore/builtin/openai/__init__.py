@@ -1,0 +1,13 @@
+"""The OpenAI dialect: models, chat completions, completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmcore.api import DialectSpec, hookimpl
+
+
+@hookimpl
+def register_dialects() -> Iterable[DialectSpec]:
+    """`/v1/models`, `/v1/chat/completions` and `/v1/completions`."""
+    yield DialectSpec(name="openai", make=f"{__name__}.routes:routes", summary="OpenAI's HTTP API")

@@ -1,0 +1,136 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+import msgspec
+import orjson
+
+from llmcore.api import RequestError
+from llmcore.api.http import Choice, Front, Generation, Job, intake
+from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
+from llmcore.builtin.openai import sampling
+from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
+from llmcore.builtin.openai.requests import ChatRequest, Message, Part
+from llmcore.builtin.openai.writers import Shown, StreamWriter, WholeWriter
+
+_MAY_BE_EMPTY = frozenset({"assistant", "function"})
+
+
+class ChatShape:
+    """How chat completions show a choice."""
+
+    id_prefix = "chatcmpl"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    closing = b'"delta":{}'
+
+    def __init__(self, front: Front):
+        self._names = TokenNames(front.tokenizer)
+
+    def opening(self, choice: Choice) -> bytes:
+        """The role, once."""
+        return b'"delta":{"role":"assistant","content":""}'
+
+    def piece(self, text: str) -> bytes:
+        """A piece of the message."""
+        return b'"delta":{"content":%b}' % orjson.dumps(text)
+
+    def logprobs(self, choice: Choice, shown: Shown) -> Any:
+        """One entry per token."""
+        return {"content": chat_entries(self._names, shown), "refusal": None}
+
+    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
+        """The message."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+
+class ChatCompletions:
+    """The resource."""
+
+    def __init__(self, front: Front):
+        self._front = front
+        self._shape = ChatShape(front)
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Validate everything, then submit; the answer comes from the bridge's thread."""
+        body = self._front.read(req, ChatRequest)
+        job, logprobs = self._job(body, self._front.request_id(req))
+        generation = Generation(self._front, self._front.detach(req, resp), job)
+        if body.stream:
+            generation.start(
+                StreamWriter(self._front, generation, self._shape, logprobs=logprobs, options=body.stream_options)
+            )
+        else:
+            generation.start(WholeWriter(self._front, generation, self._shape, logprobs=logprobs))
+
+    def _job(self, body: ChatRequest, request_id: str) -> tuple[Job, bool]:
+        sampling.check(self._front, body)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise RequestError(
+                "top_logprobs: set logprobs to true as well", param="top_logprobs", code="invalid_value"
+            )
+        best = (body.top_logprobs or 0) if body.logprobs else None
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        rules = sampling.text_rules(self._front, body)
+        submits = sampling.submits(
+            self._front,
+            body,
+            [self._prompt(body)],
+            rules,
+            logprobs=best,
+            limit=(name, getattr(body, name)),
+            source="messages",
+        )
+        return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id), best is not None
+
+    def _prompt(self, body: ChatRequest) -> Any:
+        """The ids of the rendered conversation. The template writes the special tokens itself."""
+        variables = dict(body.chat_template_kwargs or {})
+        reserved = RESERVED_TEMPLATE_VARIABLES & variables.keys()
+        if reserved:
+            param = f"chat_template_kwargs.{min(reserved)}"
+            raise RequestError(f"{param}: a request cannot set it", param=param, code="unsupported_parameter")
+        if body.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.add_generation_prompt is not None:
+            variables["add_generation_prompt"] = body.add_generation_prompt
+        messages = [as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+        text = self._front.tokenizer.chat(messages, **variables)
+        special = bool(body.add_special_tokens)
+        return intake.prompt_ids(self._front, text, param="messages", add_special_tokens=special)
+
+
+def as_template_message(message: Message, path: str) -> dict[str, Any]:
+    """A message as chat templates read it: content as one text, absent members left out."""
+    members: dict[str, Any] = msgspec.to_builtins(message)
+    if isinstance(message.content, list):
+        members["content"] = "\n".join(
+            _text_of(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)
+        )
+    elif message.content is None:
+        if message.role not in _MAY_BE_EMPTY:
+            raise RequestError(
+                f"{path}.content: a {message.role} message needs content",
+                param=f"{path}.content",
+                code="missing_required_parameter",
+            )
+        # Templates print it or test it; both work with an empty text, and not all with null.
+        members["content"] = ""
+    return members
+
+
+def _text_of(part: Part, path: str) -> str:
+    if part.type != "text":
+        raise RequestError(
+            f"{path}: content of type {part.type[:50]!r} is not supported; this server takes text",
+            param=path,
+            code="unsupported_parameter",
+        )
+    if part.text is None:
+        raise RequestError(
+            f"{path}.text: this field is required", param=f"{path}.text", code="missing_required_parameter"
+        )
+    return part.text

@@ -1,0 +1,57 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import falcon
+import orjson
+
+from llmcore.api import RequestError
+from llmcore.api.http import Front
+
+
+class Models:
+    """The list of models, which has one."""
+
+    def __init__(self, front: Front):
+        self._front = front
+        self._created = int(time.time())
+
+    def entry(self) -> dict[str, Any]:
+        """The served model."""
+        name = self._front.model_name
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "llmcore",
+            "root": name,
+            "max_model_len": self._front.facts.max_total_len,
+        }
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The list."""
+        resp.content_type = "application/json"
+        resp.data = orjson.dumps({"object": "list", "data": [self.entry()]})
+
+
+class Model:
+    """One model by its id, which may hold slashes."""
+
+    def __init__(self, front: Front, models: Models):
+        self._front = front
+        self._models = models
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, model: str) -> None:
+        """The model, or 404."""
+        if model != self._front.model_name:
+            raise RequestError(
+                f"The model `{model[:100]}` does not exist; this server has `{self._front.model_name}`.",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        resp.content_type = "application/json"
+        resp.data = orjson.dumps(self._models.entry())

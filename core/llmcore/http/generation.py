@@ -1,0 +1,191 @@
+"""One HTTP request's generation: submitted, fed with events, and ended exactly once.
+
+A dialect makes a `Generation` from its `Submit`s and a `Writer`, and calls `start`; no thread waits. From then on
+everything happens on the bridge's thread, except that the client's leaving is noticed by another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from llmcore.bridge import ChoiceEvent, Finish, Submit
+from llmcore.errors import RequestError
+from llmcore.http.front import Front
+from llmcore.http.reply import Reply
+from llmcore.protocols import RequestRecord
+from llmcore.text.stream import ChoiceText, TextRules
+
+FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+"""How a finished choice is called in OpenAI's and LightLLM's dialects."""
+
+_STATUS = {"context_length_exceeded": 400, "engine_failed": 503, "invalid_value": 400, "server_overloaded": 503}
+"""Status of an engine's errors by code; any other one is a 500."""
+
+_CUT_OFF = RequestError("The server ended this request; send it again.", code="server_overloaded", status=503)
+
+
+class Choice:
+    """One answer. `index` counts over the whole HTTP request, all choices of the first prompt first."""
+
+    __slots__ = ("index", "prompt", "text")
+
+    def __init__(self, index: int, prompt: int, text: ChoiceText):
+        self.index = index
+        self.prompt = prompt
+        self.text = text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Tokens of a generation: of its prompts, those of them that came from the prefix cache, and of its answers."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+class Writer(Protocol):
+    """How a dialect writes one generation. All calls come from one thread, one at a time; none may block."""
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        """`choice` went on: `texts` as `ChoiceText.feed` gave them; `choice.text.finish` says whether it ended."""
+
+    def done(self) -> None:
+        """Every choice has ended."""
+
+    def failed(self, error: RequestError) -> None:
+        """Nothing more will come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to generate. `dialect` and `request_id` are for the record."""
+
+    submits: Sequence[Submit]
+    rules: TextRules
+    dialect: str
+    request_id: str
+
+
+class Generation:
+    """The state of one HTTP request between its submission and its end."""
+
+    def __init__(self, front: Front, reply: Reply, job: Job):
+        self.job = job
+        self.reply = reply
+        self.choices = [
+            Choice(prompt * submit.n + i, prompt, ChoiceText(front.tokenizer, job.rules))
+            for prompt, submit in enumerate(job.submits)
+            for i in range(submit.n)
+        ]
+        self._front = front
+        self._cached = [0] * len(job.submits)
+        self._running = len(self.choices)
+        self._first_token: float | None = None
+        self._started = time.monotonic()
+        self._ending = threading.Lock()
+        self._ended = False
+
+    def start(self, writer: Writer) -> None:
+        """Submit everything. Raises RequestError if the bridge refuses; nothing is left running then."""
+        self._writer = writer
+        self.reply.on_close(self._left)
+        for prompt, submit in enumerate(self.job.submits):
+            if self._ended:
+                break
+            try:
+                self._front.bridge.submit(submit, partial(self._take, prompt, submit))
+            except RequestError:
+                if self._claim():
+                    self._abort()
+                    self._record("error")
+                    raise
+                return
+        if self.reply.closed:
+            # The client left between two submissions, after the first were aborted.
+            self._abort()
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(
+            prompt=sum(len(submit.prompt) // 4 for submit in self.job.submits),
+            cached=sum(self._cached),
+            output=sum(choice.text.tokens for choice in self.choices),
+        )
+
+    def _take(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
+        """The sink of one prompt's events."""
+        if self._ended:
+            return
+        if event.finish in (Finish.ERROR, Finish.ABORT):
+            self._fail(_as_error(event))
+            return
+        if self._first_token is None:
+            self._first_token = time.monotonic() - self._started
+        if event.cached > 0:
+            self._cached[prompt] = event.cached
+        choice = self.choices[prompt * submit.n + event.choice]
+        texts = choice.text.feed(event)
+        if choice.text.must_finish:
+            self._front.bridge.finish(submit.id, event.choice, choice.text.tokens)
+        self._writer.write(choice, event, texts)
+        if choice.text.finish is not Finish.RUNNING:
+            self._running -= 1
+            if not self._running:
+                self._complete()
+
+    def _complete(self) -> None:
+        reasons = {choice.text.finish for choice in self.choices}
+        if self._claim():
+            self._writer.done()
+            self._record(FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP])
+
+    def _fail(self, error: RequestError) -> None:
+        if self._claim():
+            self._abort()
+            self._writer.failed(error)
+            self._record("error")
+
+    def _left(self) -> None:
+        """The client has left."""
+        if self._claim():
+            self._abort()
+            self._record("abort")
+
+    def _abort(self) -> None:
+        for submit in self.job.submits:
+            self._front.bridge.abort(submit.id)
+
+    def _claim(self) -> bool:
+        """Whether the caller is the one to end this generation."""
+        with self._ending:
+            ended, self._ended = self._ended, True
+        return not ended
+
+    def _record(self, reason: str) -> None:
+        usage = self.usage()
+        self._front.finished(
+            RequestRecord(
+                request_id=self.job.request_id,
+                dialect=self.job.dialect,
+                prompt_tokens=usage.prompt,
+                cached_tokens=usage.cached,
+                output_tokens=usage.output,
+                max_new_tokens=max(submit.max_new_tokens for submit in self.job.submits),
+                finish=reason,
+                first_token=self._first_token,
+                duration=time.monotonic() - self._started,
+            )
+        )
+
+
+def _as_error(event: ChoiceEvent) -> RequestError:
+    if event.error is None:
+        return _CUT_OFF
+    code, message = event.error
+    return RequestError(message, code=code, status=_STATUS.get(code, 500))

@@ -1,0 +1,187 @@
+"""From a request's fields to what the engine takes: the steps that every dialect shares."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llmcore.bridge import SamplingParams, Submit
+from llmcore.errors import RequestError
+from llmcore.http.front import Front
+from llmcore.text.stops import StopStrings
+
+MAX_PROMPTS = 256
+"""Most prompts in one HTTP request."""
+
+MAX_CHOICES = 1024
+"""Most choices in one HTTP request: prompts times n."""
+
+
+def refuse(body: object, harmless: Mapping[str, tuple[Any, ...]], *, prefix: str = "") -> None:
+    """Refuse the fields of `body` that this server gives no meaning to but that would change the answer.
+
+    `harmless`: per field, the values beside null that change nothing. `prefix` is put before the field's name.
+    """
+    for name, values in harmless.items():
+        value = getattr(body, name)
+        if value is not None and value not in values:
+            raise RequestError(
+                f"{prefix}{name}: this server does not support it; leave it out",
+                param=prefix + name,
+                code="unsupported_parameter",
+            )
+
+
+def check_choices(prompts: int, n: int, *, param: str) -> None:
+    """Refuse a request for more answers than one HTTP request may ask for."""
+    if prompts > MAX_PROMPTS or prompts * n > MAX_CHOICES:
+        raise RequestError(
+            f"{param}: one request takes at most {MAX_PROMPTS} prompts and {MAX_CHOICES} choices; send several",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def prompt_ids(
+    front: Front, prompt: str | Sequence[int], *, param: str, add_special_tokens: bool = True
+) -> Sequence[int]:
+    """The token ids of a prompt given as text or as ids. Raises RequestError when it is empty, or not in the
+    vocabulary, or longer than the server takes."""
+    if not isinstance(prompt, str):
+        check_ids(front, prompt, param=param)
+        ids = prompt
+    else:
+        _check_characters(front, prompt, param)
+        ids = front.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+    if not ids:
+        raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
+    limit = front.facts.max_input_len
+    if len(ids) > limit:
+        raise RequestError(
+            f"This model's maximum prompt length is {limit} tokens. However, your prompt resulted in {len(ids)} "
+            "tokens. Please reduce its length.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return ids
+
+
+def check_ids(front: Front, ids: Sequence[int], *, param: str) -> None:
+    """Refuse ids that the model has no embedding for."""
+    size = front.facts.vocab_size
+    for token_id in ids:
+        if not 0 <= token_id < size:
+            raise RequestError(
+                f"{param}: token id {token_id} is not in the vocabulary; ids are 0 to {size - 1}",
+                param=param,
+                code="invalid_value",
+            )
+
+
+def _check_characters(front: Front, text: str, param: str) -> None:
+    """Refuse text that cannot fit whatever its tokens are, before time is spent on tokenizing it."""
+    # Tokenizers of plugins need not know their longest token; then tokenizing decides.
+    longest = getattr(front.tokenizer, "longest", None)
+    if longest is not None and len(text) > longest * front.facts.max_input_len:
+        raise RequestError(
+            f"This model's maximum prompt length is {front.facts.max_input_len} tokens. However, your prompt has "
+            f"{len(text)} characters, which cannot be fewer. Please reduce its length.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, source: str) -> int:
+    """How many tokens may be generated: `asked`, or the rest of the context where that is None.
+
+    Raises RequestError when `asked` does not fit; nothing is ever cut silently. `source` says where the prompt was
+    ("messages" or "prompt"), for the message.
+    """
+    total = front.facts.max_total_len
+    left = total - len(prompt)
+    if left < 1 or (asked is not None and asked > left):
+        new = 1 if asked is None else asked
+        raise RequestError(
+            f"This model's maximum context length is {total} tokens. However, you requested {len(prompt) + new} "
+            f"tokens ({len(prompt)} in the {source}, {new} in the completion). Please reduce the length of the "
+            f"{source} or completion.",
+            param=source if asked is None else param,
+            code="context_length_exceeded",
+        )
+    return left if asked is None else asked
+
+
+def eos_ids(front: Front) -> tuple[int, ...]:
+    """The ids that end an answer: `--eos_id`, or the model's."""
+    return front.config.model.eos_id or front.facts.eos_ids or front.tokenizer.eos_ids
+
+
+def split_stops(front: Front, stops: Sequence[str]) -> tuple[StopStrings | None, tuple[int, ...]]:
+    """Stop strings as an automaton over text, and as ids those that are a special token, which has no text."""
+    ids: list[int] = []
+    for stop in stops:
+        encoded = front.tokenizer.encode(stop, add_special_tokens=False)
+        if len(encoded) == 1 and encoded[0] in front.tokenizer.special_ids:
+            ids.append(encoded[0])
+    return (StopStrings(stops) if stops else None), tuple(ids)
+
+
+def as_list(value: str | Sequence[str] | None) -> list[str]:
+    """A field that takes one string or several."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else list(value)
+
+
+def logit_bias(front: Front, given: Mapping[str, float], *, param: str = "logit_bias") -> dict[int, float]:
+    """OpenAI's logit_bias, whose keys are token ids written as strings."""
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < front.facts.vocab_size):
+            raise RequestError(
+                f"{param}: {key[:20]!r} is no token id; keys are ids from 0 to {front.facts.vocab_size - 1}",
+                param=param,
+                code="invalid_value",
+            )
+        biases[int(key)] = bias
+    return biases
+
+
+def draw_seed() -> int:
+    """A seed nobody can guess, for a request that brings none."""
+    return secrets.randbits(63)
+
+
+def salt(text: str | None) -> bytes:
+    """What keeps a client's prefix cache apart from others'; empty where it asks for none."""
+    return hashlib.sha256(text.encode()).digest()[:16] if text else b""
+
+
+def submit(
+    front: Front,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    max_new_tokens: int,
+    min_new_tokens: int = 0,
+    stop_ids: Sequence[int] = (),
+    n: int = 1,
+    cache_salt: bytes = b"",
+) -> Submit:
+    """One prompt as the bridge takes it, under a fresh id."""
+    return Submit(
+        id=front.next_id(),
+        prompt=np.asarray(prompt, dtype="<i4").tobytes(),
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        stop_ids=tuple(dict.fromkeys(stop_ids)),
+        n=n,
+        sampling=sampling,
+        salt=cache_salt,
+        received=time.monotonic(),
+    )

@@ -142,7 +142,7 @@ class Registry:
             raise PluginError(hints) from error
 
     def _contributions(self, hook: str, info: PluginInfo) -> list[Spec]:
-        caller = self._caller(hook, info)
+        caller = self.caller(hook, info.name)
         if caller is None:
             return []
         expected = CONTRIBUTIONS[hook]
@@ -171,12 +171,12 @@ class Registry:
                 return
         kept.append((spec, info))
 
-    def _caller(self, hook: str, info: PluginInfo) -> pluggy.HookCaller | None:
-        """The hook as implemented by one plugin, None where it does not implement it."""
+    def caller(self, hook: str, plugin: str) -> pluggy.HookCaller | None:
+        """The hook as one plugin implements it, None where it does not."""
         impls = getattr(self.manager.hook, hook).get_hookimpls()
-        if not any(impl.plugin_name == info.name for impl in impls):
+        if not any(impl.plugin_name == plugin for impl in impls):
             return None
-        others = [impl.plugin for impl in impls if impl.plugin_name != info.name]
+        others = [impl.plugin for impl in impls if impl.plugin_name != plugin]
         return self.manager.subset_hook_caller(hook, others)
 
     # --- asking ------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Registry:
 
     def implementers(self, hook: str) -> list[PluginInfo]:
         """The plugins that implement a hook, by name."""
-        return [info for info in self.plugins if self._caller(hook, info) is not None]
+        return [info for info in self.plugins if self.caller(hook, info.name) is not None]
 
     def find(self, kind: type[S], name: str) -> S:
         """The contribution called `name`; ConfigError that lists what exists."""
@@ -238,7 +238,7 @@ class Registry:
         """Call an `on_*` hook of every plugin; what one raises is logged with its name, ConfigError in on_startup
         passes."""
         for info in self.plugins:
-            caller = self._caller(hook, info)
+            caller = self.caller(hook, info.name)
             if caller is None:
                 continue
             try:
@@ -251,7 +251,7 @@ class Registry:
     def wrap_layer(self, layer: Any, info: LayerInfo) -> Any:
         """`layer` after every plugin's `build_layer`, in the order of their names; PluginError names who failed."""
         for plugin in self.plugins:
-            caller = self._caller("build_layer", plugin)
+            caller = self.caller("build_layer", plugin.name)
             if caller is None:
                 continue
             try:

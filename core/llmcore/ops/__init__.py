@@ -6,6 +6,7 @@
 - `TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value;
 - `cost(shape) -> (bytes, flops)` of one call, where `shape` also holds `tokens`, `element` (bytes per element) and,
   for attention, `kv_len`;
+- `SHAPES`, where kernels are made for shapes: a few to check them in;
 - for a composite, `expand(context, part) -> callable`, where `part(op, **shape)` gives the op's chosen kernel.
 
 Attention ops make `protocols.AttentionKernel`s; their `reference` and samples are in `llmcore.ops.attention`.

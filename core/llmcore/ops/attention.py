@@ -181,6 +181,17 @@ def reference(case: AttnCase) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
+SHAPES: tuple[Shape, ...] = tuple(
+    shape_of(spec)
+    for spec in (
+        AttnSpec(heads=9, kv_heads=3, key_size=16, value_size=16, scale=0.25),
+        AttnSpec(heads=5, kv_heads=1, key_size=8, value_size=8, scale=0.3),
+        AttnSpec(heads=4, kv_heads=4, key_size=16, value_size=16, scale=0.25, window=5),
+    )
+)
+"""Odd groups, one head, a window."""
+
+
 def with_spec(context: OpContext) -> OpContext:
     """`context` with a small odd AttnSpec where it has none."""
     if context.shape:

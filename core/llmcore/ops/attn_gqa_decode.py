@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmcore.ops import attention
-from llmcore.ops.attention import TOLERANCE, AttnCase, ReferenceAttention, cost, reference
+from llmcore.ops.attention import SHAPES, TOLERANCE, AttnCase, ReferenceAttention, cost, reference
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
 
-__all__ = ["TOLERANCE", "cost", "make", "reference", "samples"]
+__all__ = ["SHAPES", "TOLERANCE", "cost", "make", "reference", "samples"]
 
 
 def make(context: OpContext) -> AttentionKernel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -59,7 +60,11 @@ def _attention(
 def _moved(value: Any, where: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(where, copy=True)
-    return tuple(_moved(item, where) for item in value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(_moved(item, where) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _moved(getattr(value, f.name), where) for f in fields(value)})
+    return value
 
 
 def _pools(sample: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
@@ -67,6 +72,9 @@ def _pools(sample: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def _flat(value: Any) -> tuple[torch.Tensor, ...]:
+    if is_dataclass(value):
+        columns = [getattr(value, f.name) for f in fields(value)]
+        return tuple(column for column in columns if column is not None)
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -11,6 +11,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+SHAPES: tuple[Shape, ...] = ({"heads": 5, "size": 16, "rotated": 16}, {"heads": 3, "size": 16, "rotated": 8})
+
 
 def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [T, heads, size], cos and sin [T, rotated] f32 -> [T, heads, size].
@@ -35,7 +37,7 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
     """All of a head, and half of it; far positions."""
     heads, width = size(context.shape, "heads", 5), size(context.shape, "size", 16)
     for tokens in SAMPLE_TOKENS[context.bucket]:
-        for rotated in {size(context.shape, "rotated", width), width // 4 * 2}:
+        for rotated in {size(context.shape, "rotated", width), size(context.shape, "rotated", width // 4 * 2)}:
             angles = torch.arange(tokens)[:, None] * 977 / 100.0 ** torch.linspace(0, 1, rotated // 2)
             cos, sin = angles.cos(), angles.sin()
             yield draw(context, tokens, heads, width), torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

@@ -1,13 +1,30 @@
-"""For plugin authors: conformance checks, fixtures, the fake model and the simulator."""
+"""For plugin authors: conformance checks, fixtures, the fake model and the simulator.
+
+    from llmcore.testing import check_plugin, registry_of
+
+    def test_my_plugin_keeps_the_contracts():
+        check_plugin(registry_of("my-plugin"), "my-plugin")
+"""
 
 from __future__ import annotations
 
-from llmcore.config import Config, Plugins
-from llmcore.plugins import Registry, build_registry
+from typing import Any
 
-__all__ = ["registry_of"]
+from llmcore.config import Config, Plugins
+from llmcore.plugins import Registry, build_registry, load
+from llmcore.testing.conformance import CHECKS, check_plugin
+
+__all__ = ["check_plugin", "registry_of"]
 
 
 def registry_of(*plugins: str) -> Registry:
     """The registry of the named plugins (or paths to plugin files) and the built-ins. Raises PluginError."""
     return build_registry(Config(plugins=Plugins(plugins=plugins)))
+
+
+def __getattr__(name: str) -> Any:
+    # `check_<hook>` for every hook; those that compute bring torch, so they are imported when asked for.
+    hook = name.removeprefix("check_")
+    if hook != name and hook in CHECKS:
+        return load(CHECKS[hook])
+    raise AttributeError(f"module 'llmcore.testing' has no attribute {name!r}")

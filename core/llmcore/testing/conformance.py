@@ -1,0 +1,65 @@
+"""Conformance: does what a plugin contributes keep the contracts? One check per hook, all of one shape.
+
+    check_register_kernels(registry, "my-plugin", samples) -> how many things were checked
+
+`samples` are files or folders that the plugin can read (a checkpoint, a tokenizer); checks that need none ignore it.
+A contribution that breaks a contract raises AssertionError with what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmcore.hookspecs import HOOKS
+from llmcore.plugins import load
+from llmcore.registry import Registry
+from llmcore.specs import Spec
+
+S = TypeVar("S", bound=Spec)
+
+Check = Callable[[Registry, str, Sequence[Path]], int]
+
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "contributions": (
+        *("register_modes", "register_devices", "register_commands", "register_options"),
+        *("register_metric_sinks", "register_dialects", "register_tokenizers", "register_weight_loaders"),
+    ),
+    "computing": ("register_models", "register_ops", "register_kernels", "register_kv_layouts"),
+    "scheduling": ("register_schedulers", "register_length_estimators", "register_kv_managers"),
+    "observing": ("build_layer", "on_startup", "on_model_built", "on_request_finished", "on_shutdown"),
+}
+
+CHECKS: Mapping[str, str] = {
+    hook: f"llmcore.testing.conformance_{module}:check_{hook}" for module, hooks in _MODULES.items() for hook in hooks
+}
+"""Hook -> import string of its check; torch comes in with those that compute."""
+
+
+def check_plugin(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> dict[str, int]:
+    """Run the check of every hook that `plugin` implements; how many things each checked."""
+    if plugin not in [info.name for info in registry.plugins]:
+        known = ", ".join(info.name for info in registry.plugins)
+        raise AssertionError(f"plugin {plugin!r} takes no part; there are {known}")
+    found = {}
+    for hook in HOOKS:
+        if plugin in [info.name for info in registry.implementers(hook)]:
+            check: Check = load(CHECKS[hook])
+            found[hook] = check(registry, plugin, samples)
+    return found
+
+
+def contributed(registry: Registry, plugin: str, kind: type[S]) -> list[S]:
+    """What `plugin` contributes of one kind; AssertionError if that is nothing."""
+    found = [spec for spec, owner in registry.specs(kind) if owner.name == plugin]
+    assert found, f"plugin {plugin!r} contributes no {kind.__name__}"
+    return found
+
+
+def loaded(target: str | None, what: str) -> Any:
+    """What an import string names, which must be callable."""
+    assert target is not None, f"{what} is missing"
+    value = load(target)
+    assert callable(value), f"{what}: {target} is {type(value).__name__}, which cannot be called"
+    return value

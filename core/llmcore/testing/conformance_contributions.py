@@ -1,0 +1,212 @@
+"""Conformance of what a plugin adds around the model: files, front ends, settings. No torch at import."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmcore import specs
+from llmcore.config import settings
+from llmcore.protocols import Checkpoint, RequestRecord, Tokenizer
+from llmcore.registry import Registry
+from llmcore.resolve import REFERENCE
+from llmcore.testing.conformance import contributed, loaded
+
+TEXTS = ("", "hello", "Hello, world! 123", "  two  spaces\n\ttab", "naïve café", "日本語と русский", "👩‍👩‍👧 emoji")
+"""Texts that any tokenizer must survive."""
+
+RECORD = RequestRecord(
+    request_id="conformance-1",
+    dialect="conformance",
+    prompt_tokens=3,
+    cached_tokens=2,
+    output_tokens=1,
+    max_new_tokens=16,
+    finish="stop",
+    first_token=0.1,
+    duration=0.2,
+)
+
+
+def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """What every mode pins exists."""
+    modes = contributed(registry, plugin, specs.ModeSpec)
+    kernels = {(spec.op, spec.name) for spec, _ in registry.specs(specs.KernelSpec)}
+    for mode in modes:
+        assert mode.layout or mode.kernels or mode.quant, f"mode {mode.name} pins nothing"
+        if mode.layout is not None:
+            registry.find(specs.KVLayoutSpec, mode.layout)
+        for op, kernel in mode.kernels.items():
+            registry.find(specs.OpSpec, op)
+            assert kernel == REFERENCE or (op, kernel) in kernels, f"mode {mode.name}: {op} has no kernel {kernel}"
+    return len(modes)
+
+
+def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every device that is available here keeps `protocols.Device`; the others say why they are not."""
+    devices = contributed(registry, plugin, specs.DeviceSpec)
+    for spec in devices:
+        reason = loaded(spec.available, f"available of {spec.name}")()
+        assert reason is None or isinstance(reason, str), f"{spec.name}: available() returns a reason or None"
+        if spec.named is not None:
+            assert loaded(spec.named, "named")("no such device") is None, f"{spec.name} claims every name"
+        if reason is None:
+            _check_device(spec)
+    return len(devices)
+
+
+def _check_device(spec: specs.DeviceSpec) -> None:
+    import torch
+
+    device = loaded(spec.make, f"make of {spec.name}")()
+    assert device.torch_device.type == device.info.type, f"{spec.name}: info.type is not the torch device's"
+    assert device.ahead >= 0 and device.free_memory() > 0, f"{spec.name}: ahead or free_memory() is negative"
+    device.reset_peak()
+    there = device.pinned(torch.arange(5)).to(device.torch_device)
+    event = device.event()
+    event.wait()
+    assert event.done(), f"{spec.name}: an event that was waited for is not done"
+    device.synchronize()
+    assert there.cpu().tolist() == [0, 1, 2, 3, 4], f"{spec.name}: data did not survive the way through pinned()"
+    assert device.peak_memory() >= 0
+
+
+def check_register_commands(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every command is one of click's, under the name it was registered with, and has help."""
+    import click
+    from click.testing import CliRunner
+
+    from llmcore.cli import COMMANDS
+
+    commands = contributed(registry, plugin, specs.CommandSpec)
+    for spec in commands:
+        assert spec.name not in COMMANDS, f"core has a command {spec.name}"
+        command = loaded(spec.command, f"command {spec.name}")
+        assert isinstance(command, click.Command), f"command {spec.name} is a {type(command).__name__}"
+        result = CliRunner().invoke(command, ["--help"])
+        assert result.exit_code == 0, f"`llmcore {spec.name} --help` fails: {result.output}"
+        assert command.help or spec.summary, f"command {spec.name} does not say what it does"
+    return len(commands)
+
+
+def check_register_options(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every option has a usable name, a line of help, and a default of its own type."""
+    options = contributed(registry, plugin, specs.OptionSpec)
+    taken = {name for setting in settings() for name in (setting.name, *setting.aliases)}
+    for option in options:
+        assert option.name.isidentifier(), f"option {option.name!r} is no name; use letters, digits and _"
+        assert option.name not in taken, f"core has an option {option.name}"
+        assert option.summary, f"option {option.name} has no summary, its line of help"
+        given = option.default if option.multiple else (option.default,)
+        for value in given or ():
+            assert value is None or isinstance(value, option.type), (
+                f"{option.name}: default {value!r} is no {option.type}"
+            )
+            assert value is None or not option.choices or value in option.choices, f"{option.name}: {value!r}"
+    return len(options)
+
+
+def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every sink takes records and snapshots, unknown figures and absent times included."""
+    sinks = contributed(registry, plugin, specs.MetricSinkSpec)
+    for spec in sinks:
+        sink = loaded(spec.make, f"make of {spec.name}")()
+        sink.request_finished(RECORD)
+        sink.request_finished(_unanswered())
+        sink.snapshot({})
+        sink.snapshot({"running": 1.0, "kv_free": 2.0, "a_figure_nobody_knows": 3.0})
+    return len(sinks)
+
+
+def _unanswered() -> RequestRecord:
+    import dataclasses
+
+    return dataclasses.replace(RECORD, finish="error", output_tokens=0, first_token=None)
+
+
+def check_register_tokenizers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every tokenizer that recognises a sample decodes what it encoded; none recognises an empty folder."""
+    found = contributed(registry, plugin, specs.TokenizerSpec)
+    checked = 0
+    with tempfile.TemporaryDirectory() as empty:
+        for spec in found:
+            sniff = loaded(spec.sniff, f"sniff of {spec.name}")
+            assert not sniff(Path(empty)), f"tokenizer {spec.name} recognises an empty folder"
+            assert (spec.load is None) != (spec.convert is None), f"tokenizer {spec.name} needs load or convert"
+            for sample in samples:
+                if spec.load is not None and sniff(sample):
+                    _check_tokenizer(loaded(spec.load, "load")(sample), spec.name)
+                    checked += 1
+    assert checked or not samples, f"no tokenizer of plugin {plugin!r} recognises {list(map(str, samples))}"
+    return len(found)
+
+
+def _check_tokenizer(tokenizer: Tokenizer, name: str) -> None:
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert all(0 <= i < tokenizer.vocab_size for i in ids), f"{name}: {text!r} becomes ids beyond the vocabulary"
+        back = tokenizer.decode(ids)
+        assert back.strip() == text.strip(), f"{name}: {text!r} comes back as {back!r}"
+        raw = b"".join(tokenizer.token_bytes(i) for i in ids)
+        assert raw.decode("utf-8", "replace").strip() == text.strip(), f"{name}: the bytes of {text!r} are {raw!r}"
+    for special in tokenizer.eos_ids:
+        assert tokenizer.token(special), f"{name}: eos id {special} has no token"
+
+
+def check_register_weight_loaders(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every format's headers agree with its tensors, in samples it recognises; none recognises an empty folder."""
+    found = contributed(registry, plugin, specs.WeightLoaderSpec)
+    checked = 0
+    with tempfile.TemporaryDirectory() as empty:
+        for spec in found:
+            sniff = loaded(spec.sniff, f"sniff of {spec.name}")
+            assert not sniff(Path(empty)), f"format {spec.name} recognises an empty folder"
+            for sample in samples:
+                if sniff(sample):
+                    _check_checkpoint(loaded(spec.open, "open")(sample), spec.name)
+                    checked += 1
+    assert checked or not samples, f"no format of plugin {plugin!r} recognises {list(map(str, samples))}"
+    return len(found)
+
+
+def _check_checkpoint(checkpoint: Checkpoint, name: str) -> None:
+    assert checkpoint.config(), f"{name}: the checkpoint's config is empty"
+    assert isinstance(checkpoint.generation_config(), dict)
+    sizes = dict(checkpoint.sizes())
+    for tensor, read in checkpoint.tensors():
+        assert tensor in sizes, f"{name}: {tensor} is not in the headers"
+        shape, _ = sizes.pop(tensor)
+        value = read()
+        assert tuple(value.shape) == tuple(shape), f"{name}: {tensor} is {tuple(value.shape)}, its header says {shape}"
+        assert value.device.type == "cpu", f"{name}: {tensor} is not on the host"
+    assert not sizes, f"{name}: headers without a tensor: {sorted(sizes)[:5]}"
+
+
+def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every route has a path and at least one responder, no two want one path, and errors are encoded as JSON."""
+    from llmcore.testing.front import fake_front
+
+    dialects = contributed(registry, plugin, specs.DialectSpec)
+    for spec in dialects:
+        routes = list(loaded(spec.make, f"make of {spec.name}")(fake_front()))
+        _check_routes(routes, spec.name)
+    return len(dialects)
+
+
+def _check_routes(routes: Sequence[object], name: str) -> None:
+    import orjson
+
+    from llmcore.errors import RequestError
+    from llmcore.http.app import build_app
+    from llmcore.http.front import Route
+
+    assert routes, f"dialect {name} serves nothing"
+    for route in routes:
+        assert isinstance(route, Route), f"dialect {name} yields a {type(route).__name__}, needs api.http.Route"
+        assert route.path.startswith("/"), f"dialect {name}: path {route.path!r} does not start with /"
+        responders = [method for method in dir(route.resource) if method.startswith("on_")]
+        assert responders, f"dialect {name}: nothing answers {route.path}; it needs on_get or on_post"
+        error = RequestError("wrong", param="prompt", code="invalid_value", status=400)
+        assert orjson.loads(route.encode_error(error)), f"dialect {name}: errors of {route.path} are empty"
+    build_app((route, name) for route in routes if isinstance(route, Route))

@@ -1,0 +1,93 @@
+"""Conformance of hooks that observe, or wrap layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmcore.config import Config
+from llmcore.registry import Registry
+from llmcore.specs import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
+from llmcore.testing.conformance_contributions import RECORD
+
+CONFIG = ModelConfig(
+    architecture="ConformanceForCausalLM",
+    vocab_size=32,
+    hidden_size=8,
+    num_layers=2,
+    max_position=64,
+    dtype="f32",
+    kv_groups=(KVGroupSpec(name="kv", layers=(0, 1), kv_heads=1, key_size=4, value_size=4),),
+)
+
+
+def check_on_startup(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Default settings start."""
+    return _call(registry, plugin, "on_startup", {"config": Config(plugin_options=_defaults(registry))})
+
+
+def check_on_model_built(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """A report is looked at without error."""
+    report = ModelReport(config=CONFIG, kernels={"linear": "torch"}, weight_bytes=1, kv_tokens=64, fingerprint="0")
+    return _call(registry, plugin, "on_model_built", {"report": report})
+
+
+def check_on_request_finished(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """A record is looked at without error."""
+    return _call(registry, plugin, "on_request_finished", {"record": RECORD})
+
+
+def check_on_shutdown(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """The end may be told twice: a process that fails while it ends calls it again."""
+    return _call(registry, plugin, "on_shutdown", {}) + _call(registry, plugin, "on_shutdown", {})
+
+
+def check_build_layer(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """A wrapped layer is a module with the same result type and shape, and its weights keep their count."""
+    import torch
+
+    from llmcore.layers import Rows
+
+    caller = registry.caller("build_layer", plugin)
+    assert caller is not None, f"plugin {plugin!r} does not implement build_layer"
+    x = torch.randn(3, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
+    for index in range(CONFIG.num_layers):
+        layer = _block(CONFIG.hidden_size)
+        weights = sum(p.numel() for p in layer.parameters())
+        results = caller(layer=layer, info=LayerInfo(f"layers.{index}", index, CONFIG))
+        wrapped = results[-1] if results else layer
+        assert isinstance(wrapped, torch.nn.Module), f"build_layer returned a {type(wrapped).__name__}"
+        assert sum(p.numel() for p in wrapped.parameters()) >= weights, "the wrapped layer lost its parameters"
+        hidden, residual = wrapped((x, x), Rows(0))
+        assert hidden.shape == residual.shape == x.shape, "the wrapped layer returns other shapes"
+    return CONFIG.num_layers
+
+
+def _block(width: int) -> Any:
+    import torch
+
+    class Block(torch.nn.Module):
+        """A layer as Decoder calls it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.eye(width), requires_grad=False)
+
+        def forward(self, x: tuple[torch.Tensor, torch.Tensor], step: object) -> tuple[torch.Tensor, torch.Tensor]:
+            return x[0] @ self.weight, x[1]
+
+    return Block()
+
+
+def _call(registry: Registry, plugin: str, hook: str, arguments: Mapping[str, object]) -> int:
+    caller = registry.caller(hook, plugin)
+    assert caller is not None, f"plugin {plugin!r} does not implement {hook}"
+    caller(**arguments)
+    return 1
+
+
+def _defaults(registry: Registry) -> dict[str, Any]:
+    from llmcore.specs import OptionSpec
+
+    return {spec.name: spec.default for spec, _ in registry.specs(OptionSpec)}

@@ -1,0 +1,139 @@
+"""Conformance of policies: schedulers, length estimators and prefix caches. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from llmcore import specs
+from llmcore.protocols import Int32, Int64, KVManager, LengthEstimator, SchedulerLimits
+from llmcore.registry import Registry
+from llmcore.testing.conformance import contributed, loaded
+
+LIMITS = SchedulerLimits(max_running=8, max_input_len=255, max_total_len=256, batch_tokens=64, chunk_tokens=32)
+
+
+def check_register_length_estimators(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every estimate lies between what is produced and what is allowed, with and without history."""
+    estimators = contributed(registry, plugin, specs.LengthEstimatorSpec)
+    random = np.random.default_rng(0)
+    for spec in estimators:
+        estimator: LengthEstimator = loaded(spec.make, f"make of {spec.name}")(LIMITS)
+        for history in (0, 1, 2000):
+            for _ in range(history):
+                estimator.observe(int(random.integers(1, 200)))
+            for used in (0.0, 0.5, 1.0):
+                _check_estimates(estimator, spec.name, random, used)
+    return len(estimators)
+
+
+def _check_estimates(estimator: LengthEstimator, name: str, random: np.random.Generator, used: float) -> None:
+    for rows in (0, 1, 100):
+        max_new = random.integers(1, 1000, rows).astype(np.int32)
+        produced = (random.random(rows) * max_new).astype(np.int32)
+        ignore = random.random(rows) < 0.3
+        totals = estimator.totals(produced.copy(), max_new.copy(), ignore, used)
+        assert totals.shape == (rows,) and totals.dtype == np.int32, f"{name}: totals are no int32 column of {rows}"
+        assert (totals > produced).all(), f"{name}: foresees less than one more token"
+        assert (totals <= max_new).all(), f"{name}: foresees more than max_new"
+        if estimator.guaranteed:
+            assert (totals == max_new).all(), f"{name} calls itself guaranteed and foresees less than max_new"
+
+
+def check_register_kv_managers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Under random prompts a policy finds only what was kept, never drops what is in use, and loses no granule."""
+    managers = contributed(registry, plugin, specs.KVManagerSpec)
+    for spec in managers:
+        make = loaded(spec.make, f"make of {spec.name}")
+        for granule, seed in ((1, 0), (1, 1), (4, 2)):
+            _Run(make(granule), granule, seed, spec.name).steps(120)
+    return len(managers)
+
+
+class _Run:
+    """Requests that come and go over 64 granules, against a plain record of which granule holds what."""
+
+    def __init__(self, manager: KVManager, granule: int, seed: int, name: str) -> None:
+        self.manager, self.granule, self.name = manager, granule, name
+        self.random = np.random.default_rng(seed)
+        self.free = list(range(64))
+        self.holds: dict[int, tuple[bytes, bytes]] = {}
+        """Granule -> (salt, all content up to its end): what it may be matched for."""
+        self.used: set[int] = set()
+
+    def steps(self, count: int) -> None:
+        """`count` requests, each matched, completed, kept, and now and then taken back or evicted."""
+        for _ in range(count):
+            salt = bytes([int(self.random.integers(0, 2))])
+            content = self.random.integers(0, 3, int(self.random.integers(0, 24))).astype(np.int64)
+            hit = self._match(salt, content)
+            self.used = set(hit.tolist())
+            granules = self._complete(content, hit)
+            if granules is not None:
+                self._insert(salt, content, granules)
+            if self.random.random() < 0.2:
+                self._remove(salt, content)
+            self.used.clear()
+            assert self.manager.stats()["granules"] == len(self.holds), f"{self.name}: stats() miscounts granules"
+        self._evict(64)
+        assert not self.holds, f"{self.name}: {len(self.holds)} unused granules are kept when all are asked for"
+
+    def _key(self, salt: bytes, content: Int64, index: int) -> tuple[bytes, bytes]:
+        return salt, content[: (index + 1) * self.granule].tobytes()
+
+    def _match(self, salt: bytes, content: Int64) -> Int32:
+        hit = self.manager.match(salt, content)
+        for index, granule in enumerate(hit.tolist()):
+            wanted = self._key(salt, content, index)
+            assert self.holds.get(granule) == wanted, f"{self.name}: granule {granule} is matched for what it lacks"
+        return hit
+
+    def _complete(self, content: Int64, hit: Int32) -> Int32 | None:
+        need = len(content) // self.granule - len(hit)
+        if need > len(self.free):
+            self._evict(need - len(self.free))
+        if need > len(self.free):
+            return None
+        return np.asarray([*hit.tolist(), *(self.free.pop() for _ in range(need))], np.int32)
+
+    def _insert(self, salt: bytes, content: Int64, granules: Int32) -> None:
+        kept = set(self.manager.insert(salt, content, granules).tolist())
+        for index, granule in enumerate(granules.tolist()):
+            if granule in kept:
+                assert granule not in self.holds, f"{self.name}: granule {granule} is kept twice"
+                self.holds[granule] = self._key(salt, content, index)
+            elif granule not in self.holds:
+                self.free.append(granule)
+        assert kept <= set(granules.tolist()), f"{self.name}: insert keeps granules it was not given"
+
+    def _remove(self, salt: bytes, content: Int64) -> None:
+        start = int(self.random.integers(0, len(content) + 1)) // self.granule * self.granule
+        self._dropped(self.manager.remove(salt, content, start), "remove")
+        left = len(self.manager.match(salt, content)) * self.granule
+        assert left <= start, f"{self.name}: {left} tokens match after remove from token {start}"
+
+    def _evict(self, n: int) -> None:
+        used = self.used
+        gone = self.manager.evict(n, lambda granules: np.asarray([int(g) in used for g in granules], np.bool_))
+        assert not used & set(gone.tolist()), f"{self.name}: evicts what is in use"
+        assert len(gone) <= n, f"{self.name}: evicts {len(gone)} where {n} were asked for"
+        self._dropped(gone, "evict")
+
+    def _dropped(self, granules: Int32, what: str) -> None:
+        for granule in granules.tolist():
+            assert granule in self.holds, f"{self.name}: {what} drops granule {granule}, which is not kept"
+            del self.holds[granule]
+            if granule not in self.used:
+                self.free.append(granule)
+
+
+def check_register_schedulers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every policy serves every request of a simulated day: nothing leaks, nothing starves."""
+    from llmcore.testing.simulator import simulate
+
+    schedulers = contributed(registry, plugin, specs.SchedulerSpec)
+    for spec in schedulers:
+        simulate(loaded(spec.make, f"make of {spec.name}"))
+    return len(schedulers)

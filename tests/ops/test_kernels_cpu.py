@@ -15,7 +15,7 @@ from llmcore.specs import AttnSpec, DeviceInfo, OpContext
 
 CPU = DeviceInfo("cpu")
 OPS = {spec.name: spec for spec in register_ops() if spec.name != "sample"}
-KERNELS = list(register_kernels())
+KERNELS = [spec for spec in register_kernels() if spec.op in OPS]
 
 SPECS = {
     "odd groups": AttnSpec(heads=9, kv_heads=3, key_size=16, value_size=16, scale=0.25),

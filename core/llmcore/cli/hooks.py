@@ -15,7 +15,8 @@ from llmcore.inspect import HookRow, hook_rows
 def command(name: str | None, plugins: tuple[str, ...], as_json: bool) -> None:
     """List the hooks a plugin can implement.
 
-    NAME: describe that one."""
+    NAME: describe that one.
+    """
     rows = hook_rows(registry_for(plugins))
     chosen = [row for row in rows if name in (None, row.name)]
     if not chosen:

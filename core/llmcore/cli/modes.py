@@ -14,7 +14,8 @@ from llmcore.inspect import ModeRow, find_device, mode_rows
 def command(device: str, plugins: tuple[str, ...], as_json: bool) -> None:
     """List what --mode accepts.
 
-    Those that do not fit the device say why."""
+    Those that do not fit the device say why.
+    """
     registry = registry_for(plugins)
     rows = mode_rows(registry, find_device(registry, device))
     if as_json:

@@ -43,7 +43,8 @@ from llmcore.specs import (
     WeightLoaderSpec,
     bucket_of,
 )
-from llmcore.weights.map import Shard, WeightMap
+from llmcore.weights.dtypes import read_dtype
+from llmcore.weights.map import Placement, Shard, WeightMap
 
 __all__ = [
     "API_VERSION",
@@ -80,6 +81,7 @@ __all__ = [
     "OpContext",
     "OpSpec",
     "OptionSpec",
+    "Placement",
     "PluginError",
     "PluginInfo",
     "RequestError",
@@ -96,4 +98,5 @@ __all__ = [
     "WeightMap",
     "bucket_of",
     "hookimpl",
+    "read_dtype",
 ]

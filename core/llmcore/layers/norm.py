@@ -30,3 +30,7 @@ class RMSNorm(nn.Module):
             return self(x, step), x
         y: tuple[torch.Tensor, torch.Tensor] = self._add_norm[step.bucket](x, residual, self.weight, self.eps)
         return y
+
+    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Ones, for `--load_format dummy`."""
+        tensor.fill_(1.0)

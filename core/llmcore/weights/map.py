@@ -63,5 +63,5 @@ class WeightMap:
             if module in parts:
                 return (Target(f"{join}{whole}.{leaf}", module),)
         if module in self.split:
-            return tuple(Target(f"{join}{part}.{leaf}", f"{module}[{i}]") for i, part in enumerate(self.split[module]))
+            return tuple(Target(f"{join}{part}.{leaf}") for part in self.split[module])
         return (Target(name),)

@@ -1,0 +1,258 @@
+"""Holding a model family against transformers: same weights, same logits, same greedy tokens.
+
+`assert_family_matches_transformers("LlamaForCausalLM")` in a plugin's test makes a small random model with
+transformers, saves it, loads it the way the engine does, and compares whole prompts, prompts in chunks, and steps
+that mix prompts with decoding. `LoadedModel` drives a model by hand, for tests that need more.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from llmcore.config import Config
+from llmcore.layers.build import Build
+from llmcore.layers.step import KVStep, Step
+from llmcore.modes import Pins
+from llmcore.ops.attention import Uploads
+from llmcore.plugins import build_registry, discover, load
+from llmcore.protocols import AttnRows
+from llmcore.registry import Registry
+from llmcore.specs import DeviceInfo, bucket_of
+from llmcore.weights.load import load_weights
+from llmcore.weights.source import open_checkpoint, read_model
+
+SMALL: Mapping[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 72,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+"""What a small random model has where a test does not say otherwise; odd sizes and head groups on purpose."""
+
+
+def registry_for_tests(plugins: Sequence[str] | None = None) -> Registry:
+    """Everything installed, or what `--plugins` would select."""
+    return build_registry(Config(discovered=discover(plugins)))
+
+
+class LoadedModel:
+    """A model on the CPU with its KV pools, driven step by step by hand.
+
+    Granules are handed out in a scattered order and requests never share any.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        data_type: str | None = None,
+        registry: Registry | None = None,
+        kernels: Mapping[str, str] | None = None,
+        granule: int = 1,
+        tokens: int = 4096,
+        requests: int = 16,
+    ) -> None:
+        registry = registry or registry_for_tests()
+        checkpoint = open_checkpoint(registry, path)
+        spec, self.config = read_model(registry, checkpoint.config(), data_type)
+        self.build = Build(
+            registry=registry,
+            config=self.config,
+            device=DeviceInfo("cpu"),
+            torch_device=torch.device("cpu"),
+            pins=Pins(kernels=kernels or {}),
+            granules={group.name: granule for group in self.config.kv_groups},
+        )
+        self.model = load(spec.build)(self.config, self.build)
+        load_weights(self.model, checkpoint, load(spec.weights)(self.config))
+        self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
+        granules = tokens // granule
+        self.pools = {name: layout.tensors(granules, torch.device("cpu")) for name, layout in self.layouts.items()}
+        self.granule, self._per_request = granule, granules // requests
+        order = np.random.default_rng(0).permutation(granules)[: requests * self._per_request]
+        self.table = torch.from_numpy(order.reshape(requests, -1).astype(np.int32))
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Run rows, those that decode first; logits [len(rows), vocab_size] f32 of each row's last token."""
+        n_query = np.array([len(row.tokens) for row in rows], np.int32)
+        kv_len = np.array([row.start for row in rows], np.int32) + n_query
+        n_decode = sum(1 for row in rows if row.decode)
+        bucket = bucket_of(int(n_query.sum()))
+        positions = torch.cat([torch.arange(row.start, row.start + len(row.tokens)) for row in rows])
+        owner = torch.repeat_interleave(torch.tensor([row.request for row in rows]), torch.from_numpy(n_query))
+        slots = self.table[owner, positions // self.granule].long() * self.granule + positions % self.granule
+        request = torch.tensor([row.request for row in rows], dtype=torch.int32)
+        kv: dict[str, KVStep] = {}
+        for name, (decode, prefill) in self.model.attention_kernels.items():
+            metas = []
+            for kernels, part in ((decode, slice(0, n_decode)), (prefill, slice(n_decode, None))):
+                borders = np.concatenate([[0], np.cumsum(n_query[part])]).astype(np.int32)
+                meta = {
+                    "table": self.table,
+                    "request": request[part],
+                    "q_start": torch.from_numpy(borders),
+                    "kv_len": torch.from_numpy(kv_len[part]),
+                }
+                if len(n_query[part]):
+                    kernels[bucket].plan(AttnRows(n_query=n_query[part], kv_len=kv_len[part]), Uploads(meta))
+                metas.append(meta)
+            kv[name] = KVStep(kv=self.pools[name], slots=slots, decode=metas[0], prefill=metas[1])
+        prompts = torch.tensor([row.prompt_len for row in rows], dtype=torch.int32)
+        step = Step(
+            bucket=bucket,
+            n_decode=n_decode,
+            tokens=torch.tensor([token for row in rows for token in row.tokens]),
+            positions=positions.int().unsqueeze(0),
+            prompt_len=prompts.repeat_interleave(torch.from_numpy(n_query)),
+            sampled=torch.from_numpy(np.cumsum(n_query) - 1),
+            kv=kv,
+        )
+        hidden, residual = self.model(step)
+        residual = None if residual is None else residual[step.sampled]
+        logits: torch.Tensor = self.model.logits(hidden[step.sampled], residual)
+        return logits
+
+    def generate(self, prompt: Sequence[int], new: int, *, chunk: int | None = None, request: int = 0) -> Generated:
+        """`new` greedy tokens after `prompt`, computed in chunks of `chunk` tokens."""
+        size = chunk or len(prompt)
+        for start in range(0, len(prompt), size):
+            part = prompt[start : start + size]
+            logits = self.step([Row(request, tuple(part), start, len(prompt))])
+        out = Generated([], [])
+        for index in range(new):
+            out.take(logits[0])
+            if index + 1 < new:
+                start = len(prompt) + index
+                logits = self.step([Row(request, (out.tokens[-1],), start, len(prompt), decode=True)])
+        return out
+
+    def generate_mixed(self, prompts: Sequence[Sequence[int]], new: int, chunk: int) -> list[Generated]:
+        """Greedy tokens after several prompts at once: request i starts i steps late, in chunks of `chunk`, so that
+        steps mix rows that decode with chunks of prompts.
+        """
+        outs = [Generated([], []) for _ in prompts]
+        done = [0] * len(prompts)
+        late = 0
+        while any(len(out.tokens) < new for out in outs):
+            late += 1
+            rows: list[Row] = []
+            for index, (prompt, out) in enumerate(zip(prompts, outs, strict=True)):
+                if index >= late or len(out.tokens) >= new:
+                    continue
+                decode = done[index] >= len(prompt)
+                tokens = (out.tokens[-1],) if decode else tuple(prompt[done[index] : done[index] + chunk])
+                rows.append(Row(index, tokens, done[index], len(prompt), decode))
+            rows.sort(key=lambda row: (not row.decode, len(row.tokens)))
+            for row, logits in zip(rows, self.step(rows), strict=True):
+                done[row.request] += len(row.tokens)
+                if done[row.request] >= len(prompts[row.request]):
+                    outs[row.request].take(logits)
+        return outs
+
+
+@dataclass(frozen=True)
+class Row:
+    """New tokens of one request after `start` computed ones."""
+
+    request: int
+    tokens: tuple[int, ...]
+    start: int
+    prompt_len: int
+    decode: bool = False
+
+
+@dataclass
+class Generated:
+    """Greedy tokens and the logits [vocab_size] each was the largest of."""
+
+    tokens: list[int]
+    logits: list[torch.Tensor]
+
+    def take(self, logits: torch.Tensor) -> None:
+        """The next token."""
+        self.tokens.append(int(logits.argmax()))
+        self.logits.append(logits)
+
+
+@torch.inference_mode()
+def oracle(model: Any, prompt: Sequence[int], new: int) -> Generated:
+    """What a transformers model generates greedily, with its cache."""
+    out, past, ids = Generated([], []), None, torch.tensor([list(prompt)])
+    for _ in range(new):
+        reply = model(input_ids=ids, past_key_values=past, use_cache=True)
+        past = reply.past_key_values
+        out.take(reply.logits[0, -1].float())
+        ids = torch.tensor([[out.tokens[-1]]])
+    return out
+
+
+def small_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
+    """A random transformers model in f32 on the CPU; biases and norms are random too."""
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**{**SMALL, **overrides})
+    torch.manual_seed(seed)
+    model = model_class._from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def assert_same(name: str, got: Generated, expected: Generated, tolerance: float) -> None:
+    """Tokens equal, and logits within `tolerance` of the largest."""
+    for index, (ours, theirs) in enumerate(zip(got.logits, expected.logits, strict=True)):
+        error, scale = float((ours - theirs).abs().max()), float(theirs.abs().max())
+        assert error <= tolerance * max(scale, 1.0), f"{name}: logits of token {index} are off by {error:.2g}"
+        assert got.tokens[index] == expected.tokens[index], (
+            f"{name}: token {index} is {got.tokens[index]}, transformers has {expected.tokens[index]}"
+        )
+
+
+def assert_family_matches_transformers(
+    architecture: str,
+    *,
+    prompts: Sequence[int] = (1, 13, 30),
+    new: int = 6,
+    tolerance: float = 1e-4,
+    registry: Registry | None = None,
+    seed: int = 0,
+    **config_overrides: Any,
+) -> None:
+    """Compare a family with transformers in f32, on a small random model of `architecture`.
+
+    `prompts`: their lengths in tokens; `config_overrides`: fields of the transformers config, over `SMALL`. Raises
+    AssertionError that says in which mode of running and at which token they part.
+    """
+    theirs = small_model(architecture, seed, **config_overrides)
+    draw = np.random.default_rng(seed)
+    ids = [draw.integers(0, theirs.config.vocab_size, n).tolist() for n in prompts]
+    expected = [oracle(theirs, prompt, new) for prompt in ids]
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        for granule in (1, 4):
+            ours = LoadedModel(Path(folder), registry=registry, granule=granule)
+            for prompt, want in zip(ids, expected, strict=True):
+                for chunk in (None, 5):
+                    got = ours.generate(prompt, new, chunk=chunk)
+                    assert_same(f"{len(prompt)} tokens, chunks of {chunk}, granule {granule}", got, want, tolerance)
+            mixed = ours.generate_mixed(ids, new, chunk=7)
+            for prompt, got, want in zip(ids, mixed, expected, strict=True):
+                assert_same(f"{len(prompt)} tokens in mixed steps, granule {granule}", got, want, tolerance)

@@ -1,0 +1,31 @@
+"""Names of data types: the six of `--data_type`, and those in a checkpoint's config. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcore.errors import ConfigError
+from llmcore.specs import DType
+
+DATA_TYPES: Mapping[str, DType] = {
+    "fp16": "f16",
+    "float16": "f16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp32": "f32",
+    "float32": "f32",
+}
+"""The spellings that `--data_type` and configs use."""
+
+
+def data_type(name: str) -> DType:
+    """The type called `name`; ConfigError that lists the names there are."""
+    if name not in DATA_TYPES:
+        raise ConfigError(f"data type {name!r} is not known; use one of {', '.join(DATA_TYPES)}")
+    return DATA_TYPES[name]
+
+
+def read_dtype(hf: Mapping[str, Any]) -> DType:
+    """The type a Hugging Face config names as `dtype` or, in older ones, `torch_dtype`; f32 where it names none."""
+    return data_type(str(hf.get("dtype") or hf.get("torch_dtype") or "float32").removeprefix("torch."))

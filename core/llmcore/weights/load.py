@@ -1,0 +1,189 @@
+"""Filling a model: one tensor at a time from a checkpoint, or with random numbers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from llmcore.errors import ConfigError
+from llmcore.layers.mesh import Mesh
+from llmcore.protocols import Checkpoint
+from llmcore.weights.map import Placement, Target, WeightMap
+
+Progress = Callable[[int], None]
+"""Called with the bytes of each tensor that was read."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows `first` to `first + rows` of a checkpoint tensor (all of it if None) fill `into`, cut by `shard`."""
+
+    into: torch.Tensor
+    rows: tuple[int, int] | None
+    placement: Placement
+
+
+def load_weights(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    weights: WeightMap,
+    *,
+    mesh: Mesh | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Fill the parameters of `model` and bind its linears; returns bytes of parameters.
+
+    Everything is checked from the headers first: one ConfigError lists what is missing, what nothing wants, and
+    what has the wrong shape. Beside the parameters themselves no more than one tensor is held.
+    """
+    mesh = mesh or Mesh()
+    plan = _Plan(model, mesh)
+    for name, (shape, _) in checkpoint.sizes().items():
+        plan.add(name, shape, weights.targets(name))
+    plan.tie(weights.tie)
+    plan.check()
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    for name, read in checkpoint.tensors():
+        if name not in plan.pieces:
+            continue
+        tensor = read()
+        for piece in plan.pieces[name]:
+            piece.into.copy_(_cut(tensor, piece, mesh))
+        if progress is not None:
+            progress(tensor.nbytes)
+        del tensor
+    finish(model)
+    return total
+
+
+def dummy_weights(model: nn.Module, seed: int = 0) -> int:
+    """Fill the parameters from N(0, 0.02), or as their module's `fill_dummy` says, and bind the linears.
+
+    The numbers of a parameter depend on its name and `seed` alone. Returns bytes of parameters.
+    """
+    total = 0
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()) + seed)
+        fill = getattr(modules[name.rpartition(".")[0]], "fill_dummy", _normal)
+        fill(parameter.data, generator)
+        total += parameter.nbytes
+    finish(model)
+    return total
+
+
+def finish(model: nn.Module) -> None:
+    """Let every module that wants it arrange what was loaded."""
+    for module in model.modules():
+        if (done := getattr(module, "finish", None)) is not None:
+            done()
+
+
+def _normal(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    tensor.normal_(0.0, 0.02, generator=generator)
+
+
+# --- the plan --------------------------------------------------------------------------------------------------
+
+
+class _Plan:
+    """Which tensor fills what, worked out from names and shapes."""
+
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        self.model, self.mesh = model, mesh
+        self.pieces: dict[str, list[_Piece]] = {}
+        self.parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+        self.placements = dict(_placements(model))
+        self.elsewhere: Callable[[str], bool] = getattr(model, "elsewhere", lambda name: False)
+        self.lacking = {(name, part) for name in self.parameters for part in self._placement(name).parts or (None,)}
+        self.unexpected: list[str] = []
+        self.mismatched: list[str] = []
+
+    def add(self, name: str, shape: tuple[int, ...], targets: tuple[Target, ...]) -> None:
+        """Take checkpoint tensor `name`; several targets cut it along its rows, in order."""
+        if any(self.elsewhere(target.name) for target in targets):
+            return
+        pieces, first = [], 0
+        for target in targets:
+            into = self._part(target)
+            if into is None:
+                self.unexpected.append(name)
+                return
+            placement = self._placement(target.name)
+            wanted = _whole(into, placement, self.mesh)
+            rows = None if len(targets) == 1 else (first, wanted[0])
+            pieces.append(_Piece(into, rows, placement))
+            first += 0 if rows is None else wanted[0]
+            filled = (target.part,) if target.part is not None else (None, *placement.parts)
+            self.lacking -= {(target.name, part) for part in filled}
+        needed = wanted if len(targets) == 1 else (first, *wanted[1:])
+        if needed != shape:
+            self.mismatched.append(f"{name} is {list(shape)}, {targets[0].name} needs {list(needed)}")
+            return
+        self.pieces[name] = pieces
+
+    def tie(self, rules: Mapping[str, str]) -> None:
+        """Let parameters that the checkpoint lacks share memory with others, as the family allows."""
+        for name, source in rules.items():
+            if (name, None) in self.lacking and source in self.parameters:
+                module, _, leaf = name.rpartition(".")
+                setattr(self.model.get_submodule(module), leaf, self.model.get_parameter(source))
+                self.lacking.discard((name, None))
+
+    def check(self) -> None:
+        """One ConfigError with everything that does not match."""
+        missing = sorted(name if part is None else f"{part} of {name}" for name, part in self.lacking)
+        problems = [
+            f"{what}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
+            for what, names in (
+                ("missing", missing),
+                ("unexpected", self.unexpected),
+                ("of the wrong shape", self.mismatched),
+            )
+            if names
+        ]
+        if problems:
+            raise ConfigError(
+                f"the checkpoint does not fit the model; {'; '.join(problems)}. "
+                f"Check that config.json and the weights belong together"
+            )
+
+    def _placement(self, name: str) -> Placement:
+        return self.placements.get(name, _WHOLE)
+
+    def _part(self, target: Target) -> torch.Tensor | None:
+        into, parts = self.parameters.get(target.name), self._placement(target.name).parts
+        if into is None or target.part is None:
+            return into
+        return into.narrow(0, *parts[target.part]) if target.part in parts else None
+
+
+_WHOLE = Placement()
+
+
+def _placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
+    for prefix, module in model.named_modules():
+        for name, placement in getattr(module, "placements", {}).items():
+            yield f"{prefix}.{name}" if prefix else name, placement
+
+
+def _whole(into: torch.Tensor, placement: Placement, mesh: Mesh) -> tuple[int, ...]:
+    """Shape of what `into` is this rank's part of."""
+    shape, shard = list(into.shape), placement.shard
+    if shard is not None:
+        shape[shard.dim] *= mesh.size(shard.group)
+    return tuple(shape)
+
+
+def _cut(tensor: torch.Tensor, piece: _Piece, mesh: Mesh) -> torch.Tensor:
+    """The part of a checkpoint tensor that fills a piece on this rank."""
+    if piece.rows is not None:
+        tensor = tensor.narrow(0, *piece.rows)
+    if (shard := piece.placement.shard) is not None:
+        size = piece.into.shape[shard.dim]
+        tensor = tensor.narrow(shard.dim, mesh.rank(shard.group) * size, size)
+    return tensor

@@ -1,0 +1,94 @@
+"""From `--model_dir` to a checkpoint, and from its config to a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcore.errors import ConfigError
+from llmcore.plugins import load
+from llmcore.protocols import Checkpoint
+from llmcore.registry import Registry
+from llmcore.specs import ModelConfig, ModelSpec, WeightLoaderSpec
+from llmcore.weights.dtypes import data_type
+from llmcore.weights.safetensors import read_json
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ConfigOnly:
+    """A Checkpoint of a config.json without weights, enough for `--load_format dummy`."""
+
+    def __init__(self, path: Path) -> None:
+        self._config = read_json(path / "config.json")
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return dict(self._config)
+
+    def generation_config(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Nothing."""
+        return {}
+
+    def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+        """Nothing."""
+        return iter(())
+
+
+def open_checkpoint(registry: Registry, path: Path, *, weights: bool = True) -> Checkpoint:
+    """The checkpoint at `path`, by the one loader that recognises it.
+
+    `weights`: False where a config.json alone will do. Raises ConfigError that says what is wrong with the
+    directory and what to do.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; give --model_dir the directory of a model")
+    found = [(spec, plugin) for spec, plugin in registry.specs(WeightLoaderSpec) if load(spec.sniff)(path)]
+    if len(found) > 1:
+        who = ", ".join(f"{spec.name} of plugin {plugin.name!r}" for spec, plugin in found)
+        leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in found)
+        raise ConfigError(f"{path} is recognised by {who}; leave one out with {leave}, or give the file itself")
+    if found:
+        checkpoint: Checkpoint = load(found[0][0].open)(path)
+        return checkpoint
+    if not weights and (path / "config.json").is_file():
+        return ConfigOnly(path)
+    raise ConfigError(_what_is_wrong(path, registry))
+
+
+def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = None) -> tuple[ModelSpec, ModelConfig]:
+    """The family for a Hugging Face config and what it reads from it; `dtype`: a spelling of `--data_type`."""
+    architectures = list(hf.get("architectures") or ())
+    spec = registry.model_for(architectures)
+    if method := (hf.get("quantization_config") or {}).get("quant_method"):
+        raise ConfigError(
+            f"the weights are quantized with {method!r}, for which no plugin brings a method; "
+            f"use the model's unquantized checkpoint"
+        )
+    try:
+        config: ModelConfig = load(spec.read_config)(hf)
+    except KeyError as error:
+        raise ConfigError(f"the model's config lacks {error}, which {architectures[0]} needs") from error
+    return spec, config if dtype is None else replace(config, dtype=data_type(dtype))
+
+
+def _what_is_wrong(path: Path, registry: Registry) -> str:
+    loaders = ", ".join(spec.name for spec, _ in registry.specs(WeightLoaderSpec)) or "none"
+    if path.is_file():
+        return f"{path} is a file that no weight loader recognises (loaders: {loaders}); give a model's directory"
+    torch_files = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
+    if torch_files:
+        return (
+            f"{path} holds weights as {torch_files[0].name} only, a pickle, which can run any code and is never "
+            f"loaded; convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) in transformers"
+        )
+    if not (path / "config.json").is_file():
+        return f"{path} has no config.json, so it is no model directory; check --model_dir (loaders: {loaders})"
+    return f"{path} has a config.json but no weights; download its *.safetensors, or use --load_format dummy"

@@ -42,12 +42,13 @@ CORE_DIST = "llmcore-engine"
 BUILTINS: Mapping[str, str] = {
     "devices": "llmcore.builtin.devices",
     "fake-model": "llmcore.testing.plugin",
-    "kernels-cpu": "llmcore.builtin.kernels_cpu",
     "kernels_cpu": "llmcore.builtin.kernels_cpu",
     "layouts": "llmcore.builtin.layouts",
     "ops": "llmcore.builtin.ops",
+    "prometheus": "llmcore.builtin.prometheus",
     "radix": "llmcore.builtin.radix",
     "safetensors": "llmcore.builtin.safetensors",
+    "status": "llmcore.builtin.status",
 }
 """Plugin name -> hook module of what ships inside."""
 

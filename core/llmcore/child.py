@@ -30,15 +30,20 @@ def begin(kind: type[L]) -> L:
     """
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         launch = decode_launch(file.read(), kind)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launch.parent:
-        os._exit(1)  # the parent died before the line above
+    die_with_parent(launch.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = open(launch.log, "a")  # noqa: SIM115 - faulthandler needs it for as long as the process lives
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return launch
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when the thread of process `parent` that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it had ended before the line above
 
 
 def report_failure(launch: EngineLaunch | WorkerLaunch, error: BaseException) -> None:

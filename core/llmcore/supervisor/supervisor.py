@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import zmq
 
-from llmcore.config import Config
+from llmcore.config import Config, with_plugins
 from llmcore.errors import ConfigError, LlmcoreError
-from llmcore.plugins import build_registry
+from llmcore.plugins import build_registry, discover
 from llmcore.supervisor import listener as listening
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
@@ -92,6 +92,8 @@ def serve(config: Config, notices: Notices | None = None, *, engine_module: str 
     For the main thread. Raises ConfigError or PluginError for settings that cannot work, StartupError when a child
     cannot start. The first signal lets open requests finish for DRAIN_SECONDS, the second ends everything at once.
     """
+    if not config.discovered:
+        config = with_plugins(config, discover(config.plugins.plugins))
     stops = Stops()
     with stops.counting():
         supervisor = Supervisor(config, notices or Notices(), stops)

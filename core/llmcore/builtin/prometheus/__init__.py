@@ -1,0 +1,15 @@
+"""Figures for Prometheus."""
+
+from collections.abc import Iterable
+
+from llmcore.api import MetricSinkSpec, hookimpl
+
+
+@hookimpl
+def register_metric_sinks() -> Iterable[MetricSinkSpec]:
+    """What `/metrics` shows."""
+    yield MetricSinkSpec(
+        name="prometheus",
+        summary="figures in Prometheus' text format at /metrics",
+        make="llmcore.builtin.prometheus.sink:PrometheusSink",
+    )

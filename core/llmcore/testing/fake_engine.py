@@ -1,0 +1,196 @@
+"""`python -m llmcore.testing.fake_engine FD`: an engine that echoes prompts, to test servers without a model or torch.
+
+It speaks the wire as the real one does. Token i of an answer is token i of the prompt, over and over. What it does
+beside that is asked for in `config.plugin_options`:
+
+- ``fake_step_seconds``: length of a step (0.005),
+- ``fake_fail``: a message to fail with at start-up,
+- ``fake_hang_token``: a prompt that holds this id makes the engine hang for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from dataclasses import dataclass, field
+
+import zmq
+
+from llmcore import child
+from llmcore.bridge import Abort, Finish, FinishChoice, Load, StepEvents, Submit
+from llmcore.errors import ConfigError
+from llmcore.wire import (
+    HEARTBEAT_SECONDS,
+    EngineLaunch,
+    EngineReady,
+    Hello,
+    Mailbox,
+    ModelFacts,
+    Outlet,
+    Progress,
+    Shutdown,
+    Snapshot,
+    ToEngine,
+    ToSupervisor,
+    WorkerGone,
+)
+
+KV_TOKENS = 100_000
+
+FACTS = ModelFacts(
+    architecture="Echo",
+    vocab_size=1000,
+    max_input_len=4000,
+    max_total_len=4096,
+    kv_tokens=KV_TOKENS,
+    max_running=1000,
+    eos_ids=(257,),
+)
+
+
+@dataclass
+class _Running:
+    """One request: which choices still run, and how far they are."""
+
+    submit: Submit
+    prompt: array[int]
+    choices: list[int]
+    done: int = 0
+
+    @property
+    def slots(self) -> int:
+        return len(self.prompt) + self.done * len(self.choices)
+
+
+@dataclass
+class FakeEngine:
+    """One engine process."""
+
+    launch: EngineLaunch
+    context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+    running: dict[tuple[int, int], _Running] = field(default_factory=dict)
+    workers: dict[int, Outlet] = field(default_factory=dict)
+    steps: int = 0
+    aborts: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    stopping: bool = False
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        options = self.launch.config.plugin_options
+        if message := options.get("fake_fail"):
+            raise ConfigError(message)
+        self.hang_token = options.get("fake_hang_token")
+        step_seconds = options.get("fake_step_seconds", 0.005)
+        control = Outlet(self.context, self.launch.addresses.control)
+        inbox: Mailbox[ToEngine] = Mailbox(self.context, self.launch.addresses.engine, ToEngine)
+        control.send(ToSupervisor(self.launch.name, Progress("weights", 1, 1)))
+        control.send(ToSupervisor(self.launch.name, EngineReady(FACTS)))
+        due = 0.0
+        while not self.stopping:
+            inbox.wait(step_seconds if self.running else HEARTBEAT_SECONDS)
+            for message in inbox.drain():
+                self.handle(message)
+            if self.running:
+                self.step()
+                time.sleep(step_seconds)
+            if time.monotonic() >= due:
+                due = time.monotonic() + HEARTBEAT_SECONDS
+                control.send(ToSupervisor(self.launch.name, Snapshot(self.load())))
+        inbox.close()
+        for outlet in (control, *self.workers.values()):
+            outlet.close()
+        self.context.term()
+
+    def handle(self, message: ToEngine) -> None:
+        """One message of a worker, or of the supervisor."""
+        owner, body = message.sender, message.body
+        match body:
+            case Submit():
+                prompt = array("i", body.prompt)
+                if self.hang_token in prompt:
+                    time.sleep(3600)
+                self.running[owner, body.id] = _Running(body, prompt, list(range(body.n)))
+                self.prompt_tokens += len(prompt)
+            case Abort():
+                self.aborts += self.running.pop((owner, body.id), None) is not None
+            case FinishChoice():
+                self.end_choice(owner, body.id, body.choice)
+            case Hello():
+                self.workers[owner] = Outlet(self.context, body.mailbox)
+            case WorkerGone():
+                self.forget(body.worker)
+            case Shutdown():
+                self.stopping = True
+
+    def step(self) -> None:
+        """One token for every running choice."""
+        self.steps += 1
+        events: dict[int, StepEvents] = {}
+        for (owner, number), request in list(self.running.items()):
+            mine = events.setdefault(owner, _no_events())
+            token = request.prompt[request.done % len(request.prompt)]
+            request.done += 1
+            last = request.done >= request.submit.max_new_tokens
+            for choice in request.choices:
+                mine.request.append(number)
+                mine.choice.append(choice)
+                mine.count.append(1)
+                mine.tokens.append(token)
+                mine.finish.append(Finish.LENGTH if last else Finish.RUNNING)
+                self.output_tokens += 1
+            if last:
+                del self.running[owner, number]
+        for owner, batch in events.items():
+            self.workers[owner].send(batch)
+
+    def end_choice(self, owner: int, number: int, choice: int) -> None:
+        """A worker found a stop text."""
+        request = self.running.get((owner, number))
+        if request is not None and choice in request.choices:
+            request.choices.remove(choice)
+            if not request.choices:
+                del self.running[owner, number]
+
+    def forget(self, worker: int) -> None:
+        """A worker has died: so do its requests."""
+        for key in [key for key in self.running if key[0] == worker]:
+            del self.running[key]
+            self.aborts += 1
+        if worker in self.workers:
+            self.workers.pop(worker).close(0.0)
+
+    def load(self) -> Load:
+        """The figures."""
+        live = sum(request.slots for request in self.running.values())
+        return Load(
+            running=len(self.running),
+            kv_live=live,
+            kv_free=KV_TOKENS - live,
+            kv_total=KV_TOKENS,
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            aborts=self.aborts,
+        )
+
+
+def _no_events() -> StepEvents:
+    return StepEvents(stamp=time.monotonic(), request=[], choice=[], count=[], tokens=[], finish=[])
+
+
+def main() -> int:
+    """The process; its exit code."""
+    launch = child.begin(EngineLaunch)
+    try:
+        FakeEngine(launch).run()
+    except Exception as error:  # noqa: BLE001 - reported to the supervisor, as the real engine does
+        child.report_failure(launch, error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""A real server for tests: the supervisor and all its processes, on a free port of loopback.
+
+with serving(write_fake_model(tmp_path)) as server:
+    urllib.request.urlopen(f"{server.url}/v1/models")
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llmcore.child import LOG_FORMAT, die_with_parent
+from llmcore.config import Config, make_config
+from llmcore.errors import LlmcoreError
+from llmcore.supervisor import Notices, serve
+from llmcore.supervisor.supervisor import ENGINE_MODULE
+
+FAKE_ENGINE = "llmcore.testing.fake_engine"
+"""An engine that echoes prompts; starts in a moment and needs no model, only a tokenizer."""
+
+
+class ServerFailed(Exception):
+    """The server did not start; the text is what it wrote."""
+
+
+class _Order(msgspec.Struct):
+    """What the server process is started with."""
+
+    config: Config
+    engine_module: str
+    parent: int
+
+
+@dataclass
+class RunningServer:
+    """A server that accepts requests. `log` holds everything its processes wrote."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def port(self) -> int:
+        """Where it listens, on 127.0.0.1."""
+        return int(self.url.rpartition(":")[2])
+
+    def children(self) -> dict[str, int]:
+        """Process ids by module: "llmcore.engine.process", "llmcore.http.worker" (with #2, #3 for further ones)."""
+        found: dict[str, int] = {}
+        for pid in _children_of(self.process.pid):
+            module = _command(pid).partition("-m\0")[2].partition("\0")[0]
+            name = next(n for n in (module, *(f"{module}#{i}" for i in range(2, 99))) if n not in found)
+            found[name] = pid
+        return found
+
+    def stop(self, timeout: float = 10.0) -> int:
+        """SIGTERM; the exit code. subprocess.TimeoutExpired if it takes longer."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+
+@contextmanager
+def serving(
+    model_dir: Path,
+    *,
+    engine_module: str = ENGINE_MODULE,
+    plugin_options: Mapping[str, Any] | None = None,
+    timeout: float = 60.0,
+    **settings: Any,
+) -> Iterator[RunningServer]:
+    """A server of the model in `model_dir` with `settings` as on the command line, ended when the block is left.
+
+    Raises ServerFailed if it does not accept requests within `timeout` seconds.
+    """
+    config = make_config(**{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, **settings})
+    config = replace(config, plugin_options={**config.plugin_options, **(plugin_options or {})})
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "log"
+        process, ready = _start(_Order(config, engine_module, os.getpid()), log)
+        try:
+            yield RunningServer(_await_url(process, ready, log, timeout), process, log)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(12)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _start(order: _Order, log: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The server's process, and a descriptor from which its URL can be read."""
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile() as file, log.open("wb") as out:
+        file.write(msgspec.msgpack.encode(order))
+        file.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "llmcore.testing.server", str(file.fileno()), str(writer)],
+            pass_fds=(file.fileno(), writer),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    os.close(writer)
+    return process, reader
+
+
+def _await_url(process: subprocess.Popen[bytes], ready: int, log: Path, timeout: float) -> str:
+    os.set_blocking(ready, False)
+    deadline = time.monotonic() + timeout
+    with os.fdopen(ready, "rb", buffering=0) as pipe:
+        while time.monotonic() < deadline and process.poll() is None:
+            if url := pipe.read():
+                return url.decode()
+            time.sleep(0.02)
+    raise ServerFailed(log.read_text(errors="replace"))
+
+
+def _children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+
+
+def main() -> int:
+    """The server process."""
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        order = msgspec.msgpack.decode(file.read(), type=_Order)
+    die_with_parent(order.parent)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    writer = int(sys.argv[2])
+    notices = Notices(ready=lambda url, facts: _write_all(writer, url))
+    try:
+        return serve(order.config, notices, engine_module=order.engine_module)
+    except LlmcoreError as error:
+        logging.getLogger("llmcore").error("%s: %s", type(error).__name__, error)
+        return 2
+
+
+def _write_all(writer: int, url: str) -> None:
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.write(url.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -44,11 +44,14 @@ BUILTINS: Mapping[str, str] = {
     "fake-model": "llmcore.testing.plugin",
     "kernels_cpu": "llmcore.builtin.kernels_cpu",
     "layouts": "llmcore.builtin.layouts",
+    "lightllm": "llmcore.builtin.lightllm",
+    "openai": "llmcore.builtin.openai",
     "ops": "llmcore.builtin.ops",
     "prometheus": "llmcore.builtin.prometheus",
     "radix": "llmcore.builtin.radix",
     "safetensors": "llmcore.builtin.safetensors",
     "status": "llmcore.builtin.status",
+    "tokenizers": "llmcore.builtin.tokenizers",
 }
 """Plugin name -> hook module of what ships inside."""
 

@@ -23,8 +23,8 @@ from llmcore.http.streaming import HttpServer
 from llmcore.plugins import build_registry, load
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
-from llmcore.specs import DialectSpec
-from llmcore.text.tokenizer import load_tokenizer
+from llmcore.specs import DialectSpec, TokenizerSpec
+from llmcore.text.source import open_tokenizer
 from llmcore.wire import WorkerLaunch
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ def serve(launch: WorkerLaunch) -> int:
     """Load everything, accept connections, and let requests end when asked to stop."""
     registry = build_registry(launch.config)
     registry.call("on_startup", config=launch.config)
-    tokenizer = load_tokenizer(Path(launch.tokenizer_dir))
+    sources = [spec for spec, _ in registry.specs(TokenizerSpec)]
+    tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), launch.config.model.tokenizer_mode)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     bridge = WireBridge(launch, on_shutdown=stop)
     front = Front(

@@ -114,3 +114,8 @@ def load_tokenizer(directory: Path) -> FastTokenizer:
     if not path.is_file():
         raise ConfigError(f"there is no tokenizer.json in {directory}; pass the model's directory as --model_dir")
     return FastTokenizer(path.read_bytes(), read_companions(Path(directory)))
+
+
+def has_tokenizer_json(model: Path) -> bool:
+    """TokenizerSpec.sniff."""
+    return (model / "tokenizer.json").is_file()

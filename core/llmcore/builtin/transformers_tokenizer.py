@@ -1,0 +1,34 @@
+"""Tokenizers without a tokenizer.json: transformers builds them, in a process of its own that then exits."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from llmcore.api import ConfigError
+
+_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_KEPT = ("generation_config.json", "config.json")
+
+
+def has_tokenizer_files(model: Path) -> bool:
+    """TokenizerSpec.sniff: a directory with files that a tokenizer can be made of."""
+    return any((model / name).is_file() for name in _FILES)
+
+
+def convert(model: Path, out: Path, trust_remote_code: bool = False) -> None:
+    """TokenizerSpec.convert. Raises ConfigError when transformers cannot build a fast tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, use_fast=True, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ConfigError(f"transformers cannot build it: {' '.join(str(error).split())}") from error
+    if not tokenizer.is_fast:
+        raise ConfigError("transformers has only a slow tokenizer for it; use --tokenizer_mode slow")
+    tokenizer.save_pretrained(out)
+    for name in _KEPT:
+        if (model / name).is_file():
+            shutil.copy(model / name, out / name)

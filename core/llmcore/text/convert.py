@@ -1,0 +1,65 @@
+"""`python -m llmcore.text.convert CONVERTER MODEL OUT [--trust-remote-code]`: build a tokenizer once, then exit.
+
+What only transformers or a plugin can read becomes a directory with tokenizer.json and its companions, so that no
+process that stays imports more than the `tokenizers` package.
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+from llmcore.errors import ConfigError
+from llmcore.plugins import load
+from llmcore.specs import ImportString
+
+_TRUST = "--trust-remote-code"
+_SECONDS = 600
+_BAD_INPUT = 2
+
+
+def convert(converter: ImportString, model: Path, out: Path, *, trust_remote_code: bool = False) -> Path:
+    """Run `converter` on `model` in a child process and return `out`, which it filled.
+
+    Raises ConfigError with the child's last line when it fails.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", __name__, converter, str(model), str(out)]
+    try:
+        done = subprocess.run(
+            command + [_TRUST] * trust_remote_code, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"the tokenizer of {model} was not converted within {_SECONDS} s") from error
+    if done.returncode:
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise ConfigError(f"the tokenizer of {model} cannot be converted: {reason}")
+    if not (out / "tokenizer.json").is_file():
+        raise ConfigError(f"{converter} wrote no tokenizer.json for {model}; report it to the plugin's authors")
+    return out
+
+
+def run(converter: ImportString, model: Path, out: Path, *, trust_remote_code: bool) -> None:
+    """Call `converter(model, out)`, with `trust_remote_code` if it takes that."""
+    function = load(converter)
+    if "trust_remote_code" in inspect.signature(function).parameters:
+        function(model, out, trust_remote_code=trust_remote_code)
+    else:
+        function(model, out)
+
+
+def main(arguments: list[str]) -> int:
+    """The child's exit code: 0, or 2 with one line of reason on stderr."""
+    converter, model, out = arguments[:3]
+    try:
+        run(converter, Path(model), Path(out), trust_remote_code=_TRUST in arguments[3:])
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return _BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""`--tokenizer_mode slow`: the `sentencepiece` package on a model's tokenizer.model.
+
+Special tokens of the model that are no pieces of tokenizer.model (added later, as ids after its last) come from
+tokenizer_config.json and are cut out of the text first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmcore.errors import ConfigError, RequestError
+from llmcore.text.companions import Companions, read_companions, read_json
+from llmcore.text.templates import ChatTemplate
+
+
+class SlowTokenizer:
+    """`protocols.Tokenizer` on a SentencePiece model."""
+
+    def __init__(self, processor: Any, settings: Mapping[str, Any], companions: Companions):
+        self._processor = processor
+        self._added = {
+            str(token["content"]): int(token_id)
+            for token_id, token in settings.get("added_tokens_decoder", {}).items()
+        }
+        self._names = {token_id: text for text, token_id in self._added.items()}
+        self._cut = re.compile("|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) or r"(?!)")
+        self._size: int = processor.get_piece_size()
+        self.vocab_size = max([self._size, *(token_id + 1 for token_id in self._names)])
+        self.special_ids = frozenset(self._names) | {i for i in range(self._size) if processor.is_control(i)}
+        self.bos_token = companions.tokens.get("bos_token")
+        self.eos_ids = companions.eos_ids or self._eos(companions)
+        self._adds_bos = bool(settings.get("add_bos_token", True)) and processor.bos_id() >= 0
+        self._template = ChatTemplate(companions.templates, companions.tokens)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; `add_special_tokens` puts the BOS before it unless the model's config says not to."""
+        ids = [self._processor.bos_id()] if add_special_tokens and self._adds_bos else []
+        at = 0
+        for match in self._cut.finditer(text):
+            ids += self._processor.encode(text[at : match.start()])
+            ids.append(self._added[match[0]])
+            at = match.end()
+        return ids + list(self._processor.encode(text[at:]))
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`."""
+        parts: list[str] = []
+        pending: list[int] = []
+        for token_id in ids:
+            self._check(token_id)
+            if token_id not in self.special_ids:
+                pending.append(token_id)
+            elif not skip_special_tokens:
+                parts += [self._processor.decode(pending), self.token(token_id)]
+                pending = []
+        return "".join([*parts, self._processor.decode(pending)])
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary's own string."""
+        self._check(token_id)
+        if token_id in self._names:
+            return self._names[token_id]
+        return str(self._processor.id_to_piece(token_id)) if token_id < self._size else ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one id."""
+        text = self.token(token_id)
+        if token_id < self._size and self._processor.is_byte(token_id):
+            return bytes([int(text[3:-1], 16)])
+        return text.replace("▁", " ").encode("utf-8", "replace")
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt that the chat template renders."""
+        return self._template.render(messages, **variables)
+
+    def _eos(self, companions: Companions) -> tuple[int, ...]:
+        named = self._added.get(companions.tokens.get("eos_token", ""))
+        if named is not None:
+            return (named,)
+        return (self._processor.eos_id(),) if self._processor.eos_id() >= 0 else ()
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise RequestError(f"token id {token_id} is not in the vocabulary; ids are 0 to {self.vocab_size - 1}")
+
+
+def has_sentencepiece_model(model: Path) -> bool:
+    """TokenizerSpec.sniff."""
+    return (model / "tokenizer.model").is_file()
+
+
+def load_slow(directory: Path) -> SlowTokenizer:
+    """TokenizerSpec.load. Raises ConfigError when the package is missing or the file is broken."""
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ConfigError(
+            "--tokenizer_mode slow needs the sentencepiece package: pip install 'llmcore-engine[slow-tokenizer]', "
+            "or leave the option out"
+        ) from error
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.Load(str(directory / "tokenizer.model"))
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"tokenizer.model cannot be loaded ({error}); download the model again") from error
+    return SlowTokenizer(processor, read_json(directory / "tokenizer_config.json"), read_companions(directory))

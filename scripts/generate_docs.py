@@ -9,6 +9,7 @@ from pathlib import Path
 from llmcore.cli.options import group_title
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
+from pages_from_plugins import hooks_page, known_plugins
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,7 +67,11 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"docs/options.md": options_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "docs/options.md": options_page,
+    "docs/hooks.md": hooks_page,
+    "core/llmcore/known_plugins.json": known_plugins,
+}
 
 
 def main(check: bool) -> int:

@@ -171,7 +171,14 @@ def _close(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], what: 
 
 
 def check_register_models(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every family's code loads, and every architecture is claimed by nobody else."""
+    """Every family answers as transformers does where transformers knows the architecture, on small random models.
+
+    Of other architectures only the code is loaded.
+    """
+    import transformers
+
+    from llmcore.testing.family import assert_family_matches_transformers
+
     families = contributed(registry, plugin, specs.ModelSpec)
     for family in families:
         assert family.architectures, f"family {family.name} claims no architecture"
@@ -179,4 +186,6 @@ def check_register_models(registry: Registry, plugin: str, samples: Sequence[Pat
             loaded(part, f"family {family.name}")
         for architecture in family.architectures:
             assert registry.model_for([architecture]) is family
+            if hasattr(transformers, architecture):
+                assert_family_matches_transformers(architecture, registry=registry)
     return len(families)

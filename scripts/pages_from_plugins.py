@@ -1,0 +1,88 @@
+"""Pages and data that come from hooks and from the plugins in this tree."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmcore.inspect import HookRow, hook_rows
+from llmcore.plugins import import_plugin
+from llmcore.registry import CONTRIBUTIONS, Registry
+from llmcore.specs import ModelSpec, PluginInfo
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "docs" / "examples"
+
+INTRODUCTION = """# Hooks
+
+<!-- Written by scripts/generate_docs.py from the hookspecs and docs/examples; `make docs` writes it again. -->
+
+A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs, frozen values that name
+code by import string; what gets used is decided by name or by `llmcore.resolve`, never by the order in which plugins
+are loaded. `build_layer` runs while a model is built, `on_*` hooks observe. No hook runs inside a step.
+
+Every example below is a whole plugin: `llmcore plugins --plugins ./docs/examples/register_modes.py` loads it. Give
+your own to pip with an entry point:
+
+```toml
+[project.entry-points.llmcore]
+my-plugin = "my_plugin"
+```
+
+Keep torch out of the hook module: `llmcore plugins` imports it, and so does every HTTP worker. To see whether what you
+contribute keeps its contract, call its conformance check in a test:
+
+```py
+from llmcore.testing import check_plugin, registry_of
+
+
+def test_my_plugin_keeps_the_contracts():
+    check_plugin(registry_of("my-plugin"), "my-plugin")
+```
+
+A plugin that fails to import, misspells a hook or returns something else than it should takes no part, and
+`llmcore plugins` says why; named with `--plugins`, it ends the start."""
+
+
+def hooks_page() -> str:
+    """docs/hooks.md: every hook with its contract and a runnable example."""
+    rows = hook_rows()
+    return "\n".join([INTRODUCTION, "", *_table(rows), *(line for row in rows for line in _section(row))]) + "\n"
+
+
+def _table(rows: list[HookRow]) -> Iterator[str]:
+    yield "| Hook | What | Returns |"
+    yield "| --- | --- | --- |"
+    for row in rows:
+        kind = CONTRIBUTIONS.get(row.name)
+        yield f"| [`{row.name}`](#{row.name}) | {row.summary} | {f'`{kind.__name__}`s' if kind else ''} |"
+
+
+def _section(row: HookRow) -> Iterator[str]:
+    yield f"\n## {row.name}\n"
+    yield f"{row.summary}\n"
+    yield f"```py\n{row.signature}\n```\n"
+    yield f"- **Called:** {row.called}"
+    yield f"- **Returns:** {row.returns}"
+    yield f"- **Chosen by:** {row.chosen_by}"
+    yield f"- **Checked by:** `llmcore.testing.check_{row.name}`\n"
+    if kind := CONTRIBUTIONS.get(row.name):
+        yield f"```py\n{inspect.getsource(kind).rstrip()}\n```\n"
+    yield f"[docs/examples/{row.name}.py](examples/{row.name}.py):\n"
+    yield f"```python file={row.name}.py\n{(EXAMPLES / f'{row.name}.py').read_text().rstrip()}\n```"
+
+
+def known_plugins() -> str:
+    """core/llmcore/known_plugins.json: architecture -> the distribution in this tree that brings it."""
+    registry = Registry(())
+    for project in sorted([*ROOT.glob("plugins/*/pyproject.toml"), ROOT / "contrib_models" / "pyproject.toml"]):
+        described = tomllib.loads(project.read_text())["project"]
+        for name, module in described["entry-points"]["llmcore"].items():
+            registry.add(PluginInfo(name, described["name"], described["version"], module), import_plugin)
+    if registry.failures:
+        raise RuntimeError("; ".join(map(str, registry.failures)))
+    known = {a: plugin.dist for spec, plugin in registry.specs(ModelSpec) for a in spec.architectures}
+    return json.dumps(known, indent=2, sort_keys=True) + "\n"

@@ -7,20 +7,20 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from llmcore.budget import Budget, Machine, predict
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.config import DATA_TYPES, check_model_dir
+from llmcore.config import check_model_dir
 from llmcore.errors import ConfigError
 from llmcore.inspect import find_device
 from llmcore.modes import apply_modes
 from llmcore.plugins import Registry, load
-from llmcore.protocols import Checkpoint, Device
-from llmcore.specs import DeviceSpec, KVLayoutSpec, ModelConfig, WeightLoaderSpec
+from llmcore.protocols import Device
+from llmcore.specs import DeviceSpec, KVLayoutSpec, ModelConfig
+from llmcore.weights.source import open_checkpoint, read_model
 
 ACCELERATOR_STEP_TOKENS = 8192
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -57,10 +57,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     """Read config and headers, ask the layouts for their sizes, predict. `memory`: bytes of the device, or None."""
     config, registry = resolved.config, resolved.registry
     checkpoint = open_checkpoint(registry, check_model_dir(config))
-    family = registry.model_for(checkpoint.config().get("architectures") or ())
-    model: ModelConfig = load(family.read_config)(checkpoint.config())
-    if config.model.data_type is not None:
-        model = replace(model, dtype=DATA_TYPES[config.model.data_type])
+    family, model = read_model(registry, checkpoint.config(), config.model.data_type)
     machine = find_machine(registry, config.model.device, memory)
     names = load(family.weights)(model)
     sizes = {name: entry for name, entry in checkpoint.sizes().items() if names.targets(name)}
@@ -68,19 +65,6 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     kv_token = sum(_kv_bytes(registry, group, pins.layout or group.layout, model) for group in model.kv_groups)
     budget = predict(model, {name: shape for name, (shape, _) in sizes.items()}, config, machine, kv_token)
     return Plan(model, machine, Counter(dtype for _, dtype in sizes.values()), budget)
-
-
-def open_checkpoint(registry: Registry, path: Path) -> Checkpoint:
-    """The checkpoint at `path`, by the one loader that recognises it."""
-    loaders = [spec for spec, _ in registry.specs(WeightLoaderSpec)]
-    found = [spec for spec in loaders if load(spec.sniff)(path)]
-    if len(found) == 1:
-        checkpoint: Checkpoint = load(found[0].open)(path)
-        return checkpoint
-    known = ", ".join(spec.name for spec in loaders) or "none"
-    if not found:
-        raise ConfigError(f"{path} holds no checkpoint that an installed plugin can read; formats: {known}.")
-    raise ConfigError(f"{path} is recognised by {', '.join(spec.name for spec in found)}; leave one out of --plugins.")
 
 
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
@@ -140,6 +124,7 @@ def _as_json(plan: Plan) -> dict[str, Any]:
 def _show(plan: Plan) -> None:
     budget = plan.budget
     stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(plan.stored.items()))
+    typical = min(2048, budget.longest)
     rows = [
         ("model", f"{plan.model.architecture}, {budget.parameters / 1e6:,.1f} M parameters, runs as {budget.dtype}"),
         ("stored", f"{stored} tensors"),
@@ -152,7 +137,7 @@ def _show(plan: Plan) -> None:
         ("KV memory", f"{show_bytes(budget.pool)}: {budget.limit}"),
         ("KV tokens", f"{budget.kv_tokens:,}"),
         ("longest request", f"{budget.longest:,} tokens (the model's maximum: {plan.model.max_position:,})"),
-        ("at once", f"{budget.kv_tokens // 2048:,} requests of 2,048 tokens"),
+        ("at once", f"{budget.kv_tokens // typical:,} requests of {typical:,} tokens" if typical else "nothing"),
     ]
     for name, value in rows:
         click.echo(f"{name:<16} {value}")

@@ -100,10 +100,9 @@ def check_register_options(registry: Registry, plugin: str, samples: Sequence[Pa
         assert option.summary, f"option {option.name} has no summary, its line of help"
         given = option.default if option.multiple else (option.default,)
         for value in given or ():
-            assert value is None or isinstance(value, option.type), (
-                f"{option.name}: default {value!r} is no {option.type}"
-            )
-            assert value is None or not option.choices or value in option.choices, f"{option.name}: {value!r}"
+            if value is not None:
+                assert isinstance(value, option.type), f"{option.name}: {value!r} is no {option.type.__name__}"
+                assert not option.choices or value in option.choices, f"{option.name}: {value!r} is no choice"
     return len(options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from collections.abc import Iterable
 
@@ -81,6 +82,11 @@ class Echo:
         reply.on_close(writer.left)
 
 
+class Modules:
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.data = orjson.dumps(sorted(sys.modules))
+
+
 class Crash:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         raise OSError("/etc/secret cannot be read")
@@ -89,6 +95,7 @@ class Crash:
 def make(front: Front) -> Iterable[Route]:
     yield Route("/echo", Echo(front))
     yield Route("/crash", Crash())
+    yield Route("/modules", Modules())
 
 
 @hookimpl

@@ -8,18 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
 from llmcore.config import Config, with_plugins
 from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.plugins import build_registry, discover
+from llmcore.registry import Registry
+from llmcore.specs import TokenizerSpec
 from llmcore.supervisor import listener as listening
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.workers import Workers
+from llmcore.text.source import prepare
 from llmcore.wire import (
     Addresses,
     EngineGone,
@@ -65,11 +69,16 @@ class Notices:
     ready: Callable[[str, ModelFacts], None] = lambda url, facts: None
 
 
+class Stopped(Exception):
+    """The process was asked to stop in the middle of something that waits."""
+
+
 @dataclass
 class Stops:
     """How often the process was asked to stop."""
 
     count: int = 0
+    _interrupts: bool = False
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -77,6 +86,8 @@ class Stops:
 
         def on_signal(number: int, frame: object) -> None:
             self.count += 1
+            if self._interrupts:
+                raise Stopped
 
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -84,6 +95,15 @@ class Stops:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, they raise Stopped too."""
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
 
 
 def serve(config: Config, notices: Notices | None = None, *, engine_module: str = ENGINE_MODULE) -> int:
@@ -130,7 +150,11 @@ class Supervisor:
     def run(self, engine_module: str) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
         self._registry.call("on_startup", config=self._config)
-        tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
+        try:
+            with self._stops.interrupting():
+                tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
+        except Stopped:
+            return 0
         engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
         self._engines.append(engine)
         self._poller.register(engine.child.pidfd, zmq.POLLIN)
@@ -292,5 +316,9 @@ class Supervisor:
         return StartupError(f"{child.name} could not start: {cause}" + (f" (traceback: {kept})" if kept else ""))
 
 
-def prepare_tokenizer(registry: object, config: Config, directory: object) -> str:
-    return config.model.model_dir or ""
+def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:
+    """The directory that workers load the tokenizer from, after a conversion where one is needed."""
+    specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
+    model, out = Path(config.model.model_dir or ""), directory / "tokenizer"
+    trust = config.model.trust_remote_code
+    return str(prepare(specs, model, config.model.tokenizer_mode, out, trust_remote_code=trust))

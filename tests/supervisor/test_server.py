@@ -1,0 +1,334 @@
+"""The processes of a server, over real sockets, with an engine that echoes prompts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from llmcore.testing import sockets
+from llmcore.testing.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
+from llmcore.testing.tokenizer import write_tokenizer
+
+ECHO = str(Path(__file__).parent / "echo.py")
+WORKER = "llmcore.http.worker"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[RunningServer]:
+    with serving(
+        model, engine_module=FAKE_ENGINE, plugins=(ECHO,), httpserver_workers=2, log_stats_interval=1
+    ) as server:
+        yield server
+
+
+fresh = partial(serving, engine_module=FAKE_ENGINE, plugins=(ECHO,))
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "did not happen"
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def metric(server: RunningServer, name: str) -> float:
+    page = sockets.call(server.port, "GET", "/metrics")[2].decode()
+    return float(re.search(rf"^{name} (\S+)$", page, re.M)[1])  # type: ignore[index]
+
+
+def open_stream(server: RunningServer, n_tokens: int = 4000) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    sock.sendall(sockets.request("POST", "/echo", {"ids": [1, 2], "n_tokens": n_tokens, "stream": True}))
+    assert sockets.read_head(sock)[0] == 200
+    return sock
+
+
+def read_all(sock: socket.socket) -> bytes:
+    data = b""
+    while more := sock.recv(1 << 16):
+        data += more
+    return data
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+
+
+# --- what it serves --------------------------------------------------------------------------------------------------
+
+
+def test_answers_whole_and_streamed(server: RunningServer) -> None:
+    status, _, body = sockets.call(server.port, "POST", "/echo", {"ids": [5, 6, 7], "n_tokens": 4})
+    assert (status, orjson.loads(body)["ids"]) == (200, [5, 6, 7, 5])
+    _, _, body = sockets.call(server.port, "POST", "/echo", {"ids": [5, 6], "n_tokens": 3, "stream": True})
+    assert body == b"data: 5\n\ndata: 6\n\ndata: 5\n\n"
+
+
+def test_both_workers_serve_one_socket(server: RunningServer) -> None:
+    pids = {orjson.loads(sockets.call(server.port, "GET", "/echo")[2])["pid"] for _ in range(100)}
+    children = server.children()
+    assert pids == {children[WORKER], children[WORKER + "#2"]}
+
+
+def test_two_hundred_streams_at_once(server: RunningServer) -> None:
+    socks = [open_stream(server, 20) for _ in range(200)]
+    for sock in socks:
+        with sock:
+            assert read_all(sock).endswith(b"0\r\n\r\n")
+    until(lambda: metric(server, "llmcore_kv_live") == 0)
+
+
+def test_a_connection_is_kept_between_whole_answers(server: RunningServer) -> None:
+    with sockets.connect(server.port) as sock:
+        for i in range(5):
+            sock.sendall(sockets.request("POST", "/echo", {"ids": [i], "n_tokens": 2}))
+            assert orjson.loads(sockets.read_reply(sock)[2])["ids"] == [i, i]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_aborted_and_frees_its_slots(server: RunningServer, stream: bool) -> None:
+    until(lambda: metric(server, "llmcore_kv_live") == 0)
+    aborted = metric(server, "llmcore_aborts_total")
+    with sockets.connect(server.port) as sock:
+        sock.sendall(sockets.request("POST", "/echo", {"ids": [1], "n_tokens": 4000, "stream": stream}))
+        until(lambda: metric(server, "llmcore_kv_live") > 0)
+    until(lambda: metric(server, "llmcore_aborts_total") == aborted + 1)
+    until(lambda: metric(server, "llmcore_kv_live") == 0)
+    assert metric(server, "llmcore_kv_free") == metric(server, "llmcore_kv_total")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/health", {"message": "Ok"}),
+        ("/healthz", {"message": "Ok"}),
+        ("/liveness", {"status": "ok"}),
+        ("/readiness", {"status": "ok"}),
+    ],
+)
+def test_health_routes(server: RunningServer, method: str, path: str, expected: dict[str, str]) -> None:
+    with sockets.connect(server.port) as sock:
+        sock.sendall(sockets.request(method, path))
+        status, headers, body = sockets.read_head(sock)
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert body == b"" if method == "HEAD" else orjson.loads(body) == expected
+
+
+def test_metrics_page(server: RunningServer) -> None:
+    sockets.call(server.port, "POST", "/echo", {"ids": [1, 2, 3], "n_tokens": 4})
+    until(lambda: metric(server, "llmcore_request_success_total") >= 1)
+    status, headers, _ = sockets.call(server.port, "GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=")
+    assert metric(server, "llmcore_request_generated_tokens_sum") >= 4
+    assert metric(server, "llmcore_batch_current_size") == 0
+
+
+def test_errors_are_json_and_say_nothing_of_this_machine(server: RunningServer) -> None:
+    for method, path, status, code in (
+        ("GET", "/nowhere", 404, "not_found"),
+        ("DELETE", "/echo", 405, "method_not_allowed"),
+        ("GET", "/crash", 500, "internal_error"),
+    ):
+        got, headers, body = sockets.call(server.port, method, path)
+        assert (got, headers["content-type"]) == (status, "application/json")
+        error = orjson.loads(body)["error"]
+        assert error["code"] == code
+        assert "secret" not in error["message"] and "Traceback" not in error["message"]
+        assert headers["x-request-id"]
+    assert sockets.call(server.port, "DELETE", "/echo")[1]["allow"] == "GET, POST, OPTIONS"
+
+
+@pytest.mark.parametrize(("given", "echoed"), [("abc-1._", True), ("x" * 65, False), ("a b", False)])
+def test_request_ids(server: RunningServer, given: str, echoed: bool) -> None:
+    with sockets.connect(server.port) as sock:
+        sock.sendall(sockets.request("GET", "/health", headers=f"x-request-id: {given}\r\n"))
+        answered = sockets.read_reply(sock)[1]["x-request-id"]
+    assert (answered == given) is echoed
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,64}", answered)
+
+
+def test_a_worker_imports_neither_torch_nor_transformers(server: RunningServer) -> None:
+    modules = orjson.loads(sockets.call(server.port, "GET", "/modules")[2])
+    assert "llmcore.http.worker" in modules or "llmcore.http.bridge" in modules
+    assert not {"torch", "transformers", "triton"} & set(modules)
+    assert not [name for name in modules if name.startswith("llmcore.engine.")]
+    assert "libtorch" not in Path(f"/proc/{server.children()[WORKER]}/maps").read_text()
+
+
+def test_command_lines_hold_no_settings(server: RunningServer) -> None:
+    for name, pid in server.children().items():
+        argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        assert argv[1:4] == ["-P", "-m", name.partition("#")[0]]
+        assert argv[4].isdigit() and argv[5:] == [""]
+
+
+def test_throughput_is_logged(server: RunningServer) -> None:
+    sockets.call(server.port, "POST", "/echo", {"ids": [1], "n_tokens": 5})
+    until(lambda: "tok/s out" in server.log.read_text())
+
+
+# --- what dies ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_worker_is_replaced_and_its_requests_are_freed(model: Path) -> None:
+    with fresh(model, httpserver_workers=2) as server:
+        streams = [open_stream(server) for _ in range(8)]
+        before = set(server.children().values())
+        victim = server.children()[WORKER]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: len(server.children()) == 3 and victim not in server.children().values())
+        assert len(before & set(server.children().values())) == 2
+        for sock in streams:
+            sock.close()
+        for _ in range(20):
+            assert sockets.call(server.port, "POST", "/echo", {"ids": [1]})[0] == 200
+        until(lambda: metric(server, "llmcore_kv_live") == 0)
+        assert server.stop() == 0
+        assert "worker-0 was ended by SIGKILL" in server.log.read_text()
+
+
+def test_a_dead_engine_ends_streams_with_an_error_and_the_server_with_code_1(model: Path) -> None:
+    with fresh(model) as server:
+        children = server.children()
+        with open_stream(server) as stream, sockets.connect(server.port) as whole:
+            whole.sendall(sockets.request("POST", "/echo", {"ids": [1], "n_tokens": 4000}))
+            time.sleep(0.1)
+            killed = time.monotonic()
+            os.kill(children[FAKE_ENGINE], signal.SIGKILL)
+            data = read_all(stream)
+            assert time.monotonic() - killed < 1.0
+            assert b"data: error engine_failed\n\n" in data and data.endswith(b"0\r\n\r\n")
+            status, _, body = sockets.read_reply(whole)
+            assert (status, body) == (503, b"engine_failed")
+        assert sockets.call(server.port, "GET", "/readiness")[0] == 503
+        assert sockets.call(server.port, "POST", "/echo", {"ids": [1]})[0] == 503
+        assert server.process.wait(10) == 1
+        assert all(gone(pid) for pid in children.values())
+        assert "the engine was ended by SIGKILL" in server.log.read_text()
+
+
+def test_a_hung_engine_is_killed_and_its_stacks_are_kept(model: Path) -> None:
+    with fresh(model, watchdog_timeout=1, plugin_options={"fake_hang_token": 13}) as server:
+        with sockets.connect(server.port) as sock:
+            sock.sendall(sockets.request("POST", "/echo", {"ids": [13]}))
+            assert sockets.read_reply(sock)[0] == 503
+        assert server.process.wait(10) == 1
+        log = server.log.read_text()
+    assert "finished no step for 1 s" in log
+    stacks = Path(re.search(r"stacks are in (\S+)", log)[1])  # type: ignore[index]
+    assert "fake_engine.py" in stacks.read_text()
+    assert stacks.stat().st_mode & 0o077 == 0
+    for kept in re.findall(r"/\S+\.log", log):
+        Path(kept).unlink(missing_ok=True)
+
+
+def test_a_killed_supervisor_leaves_no_process(model: Path) -> None:
+    with fresh(model, httpserver_workers=2) as server:
+        children = server.children()
+        server.process.kill()
+        server.process.wait()
+        until(lambda: all(gone(pid) for pid in children.values()), 2)
+
+
+# --- how it stops ------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_requests_finish(model: Path) -> None:
+    with fresh(model) as server:
+        children = server.children()
+        with open_stream(server, 100) as stream:
+            server.process.send_signal(signal.SIGTERM)
+            data = read_all(stream)
+        assert data.endswith(b"0\r\n\r\n") and data.count(b"data: ") >= 99
+        assert server.process.wait(10) == 0
+        assert all(gone(pid) for pid in children.values())
+
+
+def test_sigterm_ends_in_ten_seconds_whatever_runs(model: Path) -> None:
+    with fresh(model, plugin_options={"fake_step_seconds": 0.02}) as server, open_stream(server, 4000) as stream:
+        assert server.stop(10) == 0
+        assert b"data: error server_overloaded\n\n" in read_all(stream)
+
+
+def test_a_second_sigterm_ends_at_once(model: Path) -> None:
+    with fresh(model) as server:
+        children = server.children()
+        with open_stream(server):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            start = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - start < 1.5
+        assert all(gone(pid) for pid in children.values())
+
+
+def test_nothing_is_left_in_the_temporary_directory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with fresh(model) as server:
+        (directory,) = tmp_path.glob("llmcore-*")
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert server.stop() == 0
+    assert list(tmp_path.glob("llmcore-*")) == []
+
+
+def test_messages_over_loopback_ports(model: Path) -> None:
+    with fresh(model, zmq_mode="tcp://") as server:
+        assert sockets.call(server.port, "POST", "/echo", {"ids": [1]})[0] == 200
+
+
+# --- how it does not start ---------------------------------------------------------------------------------------
+
+
+def refusal(model: Path, **options: Any) -> str:
+    """What a server that does not start has to say."""
+    with pytest.raises(ServerFailed) as failed, fresh(model, **options):
+        raise AssertionError("it started")
+    return str(failed.value)
+
+
+def test_a_port_in_use_says_which_and_what_to_do(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = refusal(model, port=port)
+    assert re.search(rf"ConfigError: port {port} on 127.0.0.1 is in use.*--port", text)
+
+
+def test_an_engine_that_cannot_start_gives_its_own_reason(model: Path) -> None:
+    text = refusal(model, plugin_options={"fake_fail": "there is no such thing; use another"})
+    assert "ConfigError: there is no such thing; use another" in text
+    assert "Traceback" not in text
+
+
+def test_a_directory_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    assert "ConfigError: no tokenizer found" in refusal(tmp_path)
+
+
+def test_two_plugins_that_want_one_path_are_refused(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(Path(ECHO).read_text().replace('name="echo"', 'name="other"'))
+    text = refusal(model, plugins=(ECHO, str(other)))
+    assert "ConfigError: plugins 'echo' and 'other' both want the route /echo" in text
+
+
+def test_an_engine_that_dies_without_a_word_is_reported(model: Path) -> None:
+    text = refusal(model, engine_module="llmcore.no_such_module")
+    assert "StartupError: engine-0 could not start: it ended with exit code 1" in text

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmcore.config import DATA_TYPES
 from llmcore.errors import ConfigError
 from llmcore.specs import DType
-
-DATA_TYPES: Mapping[str, DType] = {
-    "fp16": "f16",
-    "float16": "f16",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "fp32": "f32",
-    "float32": "f32",
-}
-"""The spellings that `--data_type` and configs use."""
 
 
 def data_type(name: str) -> DType:

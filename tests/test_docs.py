@@ -7,14 +7,16 @@ Blocks of other kinds (console, text, toml) are shown, not run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
@@ -133,3 +135,33 @@ def test_generated_pages_are_fresh() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "generate_docs.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_plugin_of_authors_md_works(tmp_path: Path) -> None:
+    source, site = tmp_path / "plugin-demo", tmp_path / "site"
+    shutil.copytree(ROOT / "docs" / "examples" / "demo", source)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=source, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("pytest", "-p", "no:cacheprovider", "test_demo.py")
+    assert "plugin-demo" in run("llmcore.cli", "plugins")
+    chosen = {row["tokens"]: row["chosen"] for row in explained(run)}
+    assert set(chosen.values()) == {"demo"}
+    assert "silu_and_mul" in run("llmcore.cli", "kernels", "--plugins", "demo")
+    assert "GraniteForCausalLM" in run("llmcore.cli", "models")
+    assert "Count a model's parameters." in run("llmcore.cli", "--help")
+    assert run("llmcore.cli", "parameters", str(tmp_path)) == "0 parameters\n"
+
+
+def explained(run: Callable[..., str]) -> list[dict[str, str]]:
+    """What `llmcore kernels silu_and_mul --explain` says."""
+    rows: list[dict[str, str]] = json.loads(run("llmcore.cli", "kernels", "silu_and_mul", "--explain", "--json"))
+    return rows

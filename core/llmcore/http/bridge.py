@@ -214,7 +214,10 @@ def merge(steps: Sequence[StepEvents]) -> Iterable[tuple[int, ChoiceEvent]]:
     for step in steps:
         for request, event in explode(step):
             before = merged.get((request, event.choice))
-            merged[request, event.choice] = event if before is None else _join(before, event)
+            if before is None:
+                merged[request, event.choice] = event
+            elif before.finish is Finish.RUNNING:
+                merged[request, event.choice] = _join(before, event)
     return [(request, event) for (request, _), event in merged.items()]
 
 

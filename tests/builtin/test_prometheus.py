@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import msgspec
+from llmcore.bridge import Load
+from llmcore.builtin.prometheus.sink import PrometheusSink
+from llmcore.protocols import RequestRecord
+
+RECORD = RequestRecord(
+    request_id="r",
+    dialect="openai",
+    prompt_tokens=100,
+    cached_tokens=60,
+    output_tokens=11,
+    max_new_tokens=50,
+    finish="stop",
+    first_token=0.5,
+    duration=1.5,
+)
+
+
+def values(sink: PrometheusSink) -> dict[str, float]:
+    text = sink.page()[1].decode()
+    return {name: float(value) for name, value in re.findall(r"^(llmcore_\w+) (\S+)$", text, re.M)}
+
+
+def test_requests_are_counted_by_how_they_ended() -> None:
+    sink = PrometheusSink()
+    for finish in ("stop", "length", "abort", "error"):
+        sink.request_finished(dataclasses.replace(RECORD, finish=finish))
+    got = values(sink)
+    assert got["llmcore_request_count_total"] == 4
+    assert got["llmcore_request_success_total"] == 2
+    assert got["llmcore_request_abort_total"] == 1
+    assert got["llmcore_request_failure_total"] == 1
+    assert got["llmcore_request_input_length_count"] == 3, "a failed request has no lengths to observe"
+
+
+def test_times_and_lengths() -> None:
+    sink = PrometheusSink()
+    sink.request_finished(RECORD)
+    got = values(sink)
+    assert got["llmcore_request_inference_duration_sum"] == 1.5
+    assert got["llmcore_request_first_token_duration_sum"] == 0.5
+    assert got["llmcore_request_mean_time_per_token_duration_sum"] == 0.1
+    assert got["llmcore_request_generated_tokens_sum"] == 11
+    assert got["llmcore_cache_length_sum"] == 60
+    assert got["llmcore_cache_ratio_sum"] == 0.6
+
+
+def test_snapshots_set_gauges_and_only_ever_raise_totals() -> None:
+    sink = PrometheusSink()
+    sink.snapshot(msgspec.structs.asdict(Load(waiting=3, running=2, kv_live=10, kv_free=5, output_tokens=100)))
+    sink.snapshot(msgspec.structs.asdict(Load(waiting=1, kv_cached=7, output_tokens=130, preemptions=2)))
+    got = values(sink)
+    assert got["llmcore_queue_size"] == 1
+    assert got["llmcore_batch_current_size"] == 0
+    assert (got["llmcore_kv_live"], got["llmcore_kv_cached"], got["llmcore_kv_free"]) == (0, 7, 0)
+    assert got["llmcore_generated_tokens_total"] == 130
+    assert got["llmcore_preemptions_total"] == 2
+
+
+def test_every_metric_says_what_it_is() -> None:
+    text = PrometheusSink().page()[1].decode()
+    names = set(re.findall(r"^# TYPE (\S+)", text, re.M))
+    assert len(names) >= 25
+    for name in names:
+        help_text = re.search(rf"^# HELP {name} (.+)$", text, re.M)
+        assert help_text is not None and help_text[1].endswith(".")
+    assert "_created" not in text
+
+
+def test_two_sinks_do_not_share_figures() -> None:
+    one, two = PrometheusSink(), PrometheusSink()
+    one.request_finished(RECORD)
+    assert values(two)["llmcore_request_count_total"] == 0

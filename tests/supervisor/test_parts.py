@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from llmcore.bridge import Load
+from llmcore.errors import ConfigError
+from llmcore.supervisor import listener
+from llmcore.supervisor.figures import ThroughputLog
+from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.watchdog import Watchdog
+from llmcore.wire import Snapshot
+
+
+def snapshot(steps: int, *, running: int = 1, paused: bool = False) -> Snapshot:
+    return Snapshot(Load(steps=steps, running=running), paused=paused)
+
+
+class TestWatchdog:
+    def test_work_pending_and_no_step(self) -> None:
+        dog = Watchdog(30, now=0)
+        for second in range(1, 31):
+            dog.heard(snapshot(7), second)
+            assert not dog.hung(second)
+        assert dog.hung(31.5)
+
+    def test_steps_are_progress(self) -> None:
+        dog = Watchdog(30, now=0)
+        for second in range(100):
+            dog.heard(snapshot(second), second)
+            assert not dog.hung(second)
+
+    def test_an_idle_engine_is_not_hung_while_it_reports(self) -> None:
+        dog = Watchdog(30, now=0)
+        for second in range(100):
+            dog.heard(snapshot(5, running=0), second)
+            assert not dog.hung(second)
+
+    def test_silence_is_hung_whatever_was_pending(self) -> None:
+        dog = Watchdog(30, now=0)
+        dog.heard(snapshot(5, running=0), 1)
+        assert not dog.hung(30)
+        assert dog.hung(32)
+
+    def test_compilation_does_not_count(self) -> None:
+        dog = Watchdog(30, now=0)
+        dog.heard(snapshot(5, paused=True), 1)
+        assert not dog.hung(1000)
+        dog.heard(snapshot(5), 1000)
+        assert not dog.hung(1029)
+        assert dog.hung(1031)
+
+
+class TestListener:
+    def test_clients_are_refused_until_it_listens(self) -> None:
+        with listener.bind("127.0.0.1", 0) as bound:
+            address = bound.getsockname()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address)
+            listener.listen(bound)
+            socket.create_connection(address).close()
+
+    def test_a_port_that_another_took_meanwhile(self) -> None:
+        with listener.bind("127.0.0.1", 0) as first, listener.bind("127.0.0.1", first.getsockname()[1]) as second:
+            listener.listen(first)
+            with pytest.raises(ConfigError, match="in use"):
+                listener.listen(second)
+
+    @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+    def test_an_address_that_is_not_ours_names_the_option(self, host: str) -> None:
+        with pytest.raises(ConfigError, match=r"--host|0\.0\.0\.0"):
+            listener.bind(host, 0)
+
+    @pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "http://127.0.0.1:"), ("127.0.0.1", "http://127.0.0.1:")])
+    def test_its_url_can_be_opened_from_this_machine(self, host: str, shown: str) -> None:
+        with listener.bind(host, 0) as bound:
+            assert listener.url(bound) == f"{shown}{bound.getsockname()[1]}"
+
+
+class TestRunDirectory:
+    @pytest.fixture(autouse=True)
+    def _elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def test_is_private_and_goes(self, tmp_path: Path) -> None:
+        directory = RunDirectory("ipc:///tmp/")
+        assert directory.path.parent == tmp_path
+        assert directory.path.stat().st_mode & 0o777 == 0o700
+        assert directory.address("engine") == f"ipc://{directory.path}/engine"
+        directory.remove()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_tcp_means_loopback(self) -> None:
+        directory = RunDirectory("tcp://")
+        assert directory.address("engine").startswith("tcp://127.0.0.1:")
+        directory.remove()
+
+    def test_what_a_killed_server_left_is_removed_and_what_runs_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        alive = RunDirectory("ipc:///tmp/")
+        stale = RunDirectory("ipc:///tmp/")
+        stale_path = stale.path
+        monkeypatch.setattr("llmcore.supervisor.rundir._YOUNG_SECONDS", -1.0)
+        os.close(stale._lock)
+        third = RunDirectory("ipc:///tmp/")
+        assert not stale_path.exists()
+        assert alive.path.exists()
+        for directory in (alive, third):
+            directory.remove()
+
+    def test_logs_outlive_it_only_when_they_say_something(self) -> None:
+        directory = RunDirectory("ipc:///tmp/")
+        assert directory.keep_log("engine-0") is None
+        directory.log("engine-0").write_text("stacks")
+        kept = directory.keep_log("engine-0")
+        directory.remove()
+        assert kept is not None and kept.read_text() == "stacks"
+        assert kept.stat().st_mode & 0o777 == 0o600
+
+
+class TestThroughputLog:
+    def test_one_line_per_interval_in_which_something_ran(self) -> None:
+        log = ThroughputLog(10, now=0)
+        load = Load(steps=5, output_tokens=500, prompt_tokens=1000, cached_tokens=250, kv_live=30, kv_total=100)
+        assert log.line(load, 5) is None
+        assert log.line(load, 10) == (
+            "50.0 tok/s out, 100.0 tok/s in (25 % cached), 0 running, 0 waiting, KV 30 % live, 0 % cached"
+        )
+        assert log.line(load, 15) is None
+        assert log.line(load, 20) is None, "nothing ran"

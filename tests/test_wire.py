@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from llmcore.bridge import Abort, SamplingParams, StepEvents, Submit
+from llmcore.config import Config, Server, make_config
+from llmcore.protocols import RequestRecord
+from llmcore.specs import PluginInfo
+from llmcore.wire import (
+    Addresses,
+    EngineLaunch,
+    EngineReady,
+    Failed,
+    Finished,
+    Heartbeat,
+    Mailbox,
+    ModelFacts,
+    Outlet,
+    Shutdown,
+    Snapshot,
+    State,
+    ToEngine,
+    ToSupervisor,
+    ToWorker,
+    WorkerLaunch,
+    decode_launch,
+    encode,
+)
+
+RECORD = RequestRecord(
+    request_id="r",
+    dialect="d",
+    prompt_tokens=1,
+    cached_tokens=0,
+    output_tokens=2,
+    max_new_tokens=3,
+    finish="stop",
+    first_token=None,
+    duration=0.5,
+)
+EVENTS = StepEvents(
+    stamp=1.0, request=[1], choice=[0], count=[2], tokens=[3, 4], finish=[0], top={0: [[(1, -0.5)], []]}
+)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ToEngine(3, Submit(id=1, prompt=b"\1\0\0\0", max_new_tokens=5, sampling=SamplingParams(logit_bias={7: 1.0}))),
+        ToEngine(3, Abort(1)),
+        ToEngine(-1, Shutdown()),
+    ],
+)
+def test_messages_to_the_engine_come_back_equal(message: ToEngine) -> None:
+    assert msgspec.msgpack.decode(encode(message), type=ToEngine) == message
+
+
+@pytest.mark.parametrize("message", [EVENTS, State(ready=False, reason="x", page=("t", b"p")), Shutdown(3.0)])
+def test_messages_to_a_worker_come_back_equal(message: ToWorker) -> None:
+    assert msgspec.msgpack.decode(encode(message), type=ToWorker) == message
+
+
+@pytest.mark.parametrize("body", [Failed("m", usage=True), Finished(RECORD), Snapshot(State(ready=True).load)])
+def test_messages_to_the_supervisor_come_back_equal(body: Failed | Finished | Snapshot) -> None:
+    message = ToSupervisor("worker-1", body)
+    assert msgspec.msgpack.decode(encode(message), type=ToSupervisor) == message
+
+
+def test_a_launch_carries_the_whole_config() -> None:
+    config = make_config(plugins="a,b", port=1234, eos_id="1,2")
+    config = Config(server=config.server, model=config.model, discovered=(PluginInfo("a", "b", "1", "c"),))
+    addresses = Addresses("ipc:///a", "ipc:///b")
+    engine = EngineLaunch(name="e", parent=1, log="l", addresses=addresses, config=config)
+    assert decode_launch(encode(engine), EngineLaunch) == engine
+    facts = ModelFacts(
+        architecture="A",
+        vocab_size=1,
+        max_input_len=2,
+        max_total_len=3,
+        kv_tokens=4,
+        max_running=5,
+        report=(("a", "b"),),
+    )
+    worker = WorkerLaunch(
+        name="w",
+        parent=1,
+        log="l",
+        addresses=addresses,
+        config=Config(server=Server(port=1)),
+        worker=0,
+        mailbox="m",
+        listen_fd=3,
+        tokenizer_dir="t",
+        facts=facts,
+    )
+    assert decode_launch(encode(worker), WorkerLaunch) == worker
+
+
+def test_what_is_no_message_is_dropped_and_counted(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    box: Mailbox[ToEngine] = Mailbox(context, f"ipc://{tmp_path}/box", ToEngine)
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(box.endpoint)
+    canary = tmp_path / "canary"
+    pickled = b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
+    for data in (
+        b"",
+        b"\xff\x00rubbish",
+        pickled,
+        encode(["x", {"type": "abort", "id": 1}]),
+        encode({"type": "abort"}),
+    ):
+        stranger.send(data)
+    stranger.send_multipart([b"a", b"b"])
+    stranger.send(encode(ToEngine(1, Heartbeat(2.0))))
+    got: list[ToEngine] = []
+    while not got:
+        assert box.wait(5)
+        got = box.drain()
+    assert got == [ToEngine(1, Heartbeat(2.0))]
+    assert box.dropped == 6
+    assert not canary.exists()
+    stranger.close()
+    box.close()
+
+
+def test_a_message_beyond_the_limit_closes_only_its_connection(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcore.wire.MAX_MESSAGE_BYTES", 1000)
+    box: Mailbox[ToEngine] = Mailbox(context, f"ipc://{tmp_path}/box", ToEngine)
+    large, small = Outlet(context, box.endpoint), Outlet(context, box.endpoint)
+    large.send(ToEngine(1, Submit(id=1, prompt=bytes(2000), max_new_tokens=1)))
+    small.send(ToEngine(1, Abort(7)))
+    assert box.wait(5)
+    assert box.drain() == [ToEngine(1, Abort(7))]
+    for end in (large, small):
+        end.close(0)
+    box.close()
+
+
+def test_an_outlet_that_nobody_reads_says_so_instead_of_blocking(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    outlet = Outlet(context, f"ipc://{tmp_path}/nobody", most=3)
+    sent = [outlet.send(ToSupervisor("e", EngineReady(FACTS))) for _ in range(5)]
+    assert [size > 0 for size in sent] == [True, True, True, False, False]
+    outlet.close(0)
+
+
+FACTS = ModelFacts(architecture="A", vocab_size=1, max_input_len=2, max_total_len=3, kv_tokens=4, max_running=5)
+
+
+def test_drain_stops_at_its_limit(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    box: Mailbox[ToEngine] = Mailbox(context, "inproc://box", ToEngine)
+    outlet = Outlet(context, box.endpoint)
+    for i in range(5):
+        outlet.send(ToEngine(0, Abort(i)))
+    assert box.wait(1)
+    assert [m.body for m in box.drain(3)] == [Abort(0), Abort(1), Abort(2)]
+    assert [m.body for m in box.drain()] == [Abort(3), Abort(4)]
+    assert not box.wait(0)
+    outlet.close(0)
+    box.close()

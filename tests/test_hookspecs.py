@@ -26,7 +26,9 @@ from llmcore.resolve import candidates_for, resolve
 from llmcore.specs import DeviceInfo, LayerInfo, OpContext
 from llmcore.testing import check_plugin, registry_of
 from llmcore.testing.conformance_observing import CONFIG, RECORD
-from llmcore.testing.front import fake_front
+from llmcore.testing.fake_bridge import FakeBridge, dialect_client, fake_front
+from llmcore.testing.tokenizer import write_tokenizer
+from llmcore.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -169,9 +171,13 @@ def test_hook_register_tokenizers(tmp_path: Path) -> None:
         module.ByteTokenizer(tmp_path).token_bytes(300)
 
 
-def test_hook_register_dialects() -> None:
+def test_hook_register_dialects(tmp_path: Path) -> None:
     _, module = example("register_dialects")
-    assert [route.path for route in module.routes(fake_front())] == ["/complete"]
+    bridge = FakeBridge()
+    client = dialect_client(module.routes, fake_front(bridge, load_tokenizer(write_tokenizer(tmp_path))))
+    assert client.simulate_post("/complete", json={"text": "ab", "tokens": 5}).json == {"text": "ababa"}
+    assert client.simulate_post("/complete", json={"text": 3}).json["error"]["param"] == "text"
+    assert len(bridge.submitted) == 1
 
 
 def test_hook_register_commands() -> None:

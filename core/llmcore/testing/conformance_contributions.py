@@ -6,7 +6,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from llmcore import specs
+from llmcore.bridge import Load
 from llmcore.config import settings
 from llmcore.protocols import Checkpoint, RequestRecord, Tokenizer
 from llmcore.registry import Registry
@@ -108,13 +111,13 @@ def check_register_options(registry: Registry, plugin: str, samples: Sequence[Pa
 
 def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every sink takes records and snapshots, unknown figures and absent times included."""
+    figures = {name: float(value) for name, value in msgspec.structs.asdict(Load(running=1)).items()}
     sinks = contributed(registry, plugin, specs.MetricSinkSpec)
     for spec in sinks:
         sink = loaded(spec.make, f"make of {spec.name}")()
         sink.request_finished(RECORD)
         sink.request_finished(_unanswered())
-        sink.snapshot({})
-        sink.snapshot({"running": 1.0, "kv_free": 2.0, "a_figure_nobody_knows": 3.0})
+        sink.snapshot({**figures, "a_figure_nobody_knows": 3.0})
     return len(sinks)
 
 
@@ -183,29 +186,40 @@ def _check_checkpoint(checkpoint: Checkpoint, name: str) -> None:
 
 
 def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every route has a path and at least one responder, no two want one path, and errors are encoded as JSON."""
-    from llmcore.testing.front import fake_front
+    """No two routes want one path; broken bodies are 4xx, in JSON; what can be got is answered."""
+    from llmcore.testing.fake_bridge import FakeBridge, fake_front
+    from llmcore.testing.tokenizer import write_tokenizer
+    from llmcore.text.tokenizer import load_tokenizer
 
     dialects = contributed(registry, plugin, specs.DialectSpec)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = load_tokenizer(write_tokenizer(Path(folder)))
     for spec in dialects:
-        routes = list(loaded(spec.make, f"make of {spec.name}")(fake_front()))
-        _check_routes(routes, spec.name)
+        make = loaded(spec.make, f"make of {spec.name}")
+        _check_routes(list(make(fake_front(FakeBridge(), tokenizer))), spec.name)
     return len(dialects)
 
 
 def _check_routes(routes: Sequence[object], name: str) -> None:
-    import orjson
+    import falcon.testing
 
-    from llmcore.errors import RequestError
     from llmcore.http.app import build_app
     from llmcore.http.front import Route
 
     assert routes, f"dialect {name} serves nothing"
-    for route in routes:
-        assert isinstance(route, Route), f"dialect {name} yields a {type(route).__name__}, needs api.http.Route"
+    good = [route for route in routes if isinstance(route, Route)]
+    assert len(good) == len(routes), f"dialect {name} yields what is no api.http.Route"
+    for route in good:
         assert route.path.startswith("/"), f"dialect {name}: path {route.path!r} does not start with /"
-        responders = [method for method in dir(route.resource) if method.startswith("on_")]
+    client = falcon.testing.TestClient(build_app((route, name) for route in good))
+    for route in good:
+        responders = {method for method in ("get", "post", "put", "delete") if hasattr(route.resource, f"on_{method}")}
         assert responders, f"dialect {name}: nothing answers {route.path}; it needs on_get or on_post"
-        error = RequestError("wrong", param="prompt", code="invalid_value", status=400)
-        assert orjson.loads(route.encode_error(error)), f"dialect {name}: errors of {route.path} are empty"
-    build_app((route, name) for route in routes if isinstance(route, Route))
+        path = route.path.replace("{", "").replace("}", "")
+        if "get" in responders:
+            assert client.simulate_get(path).status_code < 500, f"dialect {name}: GET {path} fails"
+        if "post" in responders and "get" not in responders:
+            for body in (b"", b"{", b"[]", b'{"x": NaN}', b"[" * 5000):
+                result = client.simulate_post(path, body=body, content_type="application/json")
+                assert 400 <= result.status_code < 500, f"dialect {name}: POST {path} {body[:9]!r} is {result.status}"
+                assert result.json, f"dialect {name}: the error of POST {path} is no JSON"

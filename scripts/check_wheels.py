@@ -57,7 +57,7 @@ def listed(bin_folder: Path) -> set[str]:
     """Distributions that `llmcore plugins --json` names."""
     command = [str(bin_folder / "llmcore"), "plugins", "--json"]
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return {plugin["dist"] for plugin in rows["plugins"]}
+    return {plugin["dist"] for plugin in rows}
 
 
 def main(wheels: Path) -> int:

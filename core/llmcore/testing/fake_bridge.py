@@ -1,0 +1,202 @@
+"""A bridge that answers from a script, and a client to try a dialect on it without a server.
+
+bridge = FakeBridge(lambda prompt, choice: tokenizer.encode("Hello"))
+client = dialect_client(routes, fake_front(bridge, tokenizer))
+client.simulate_post("/generate", json={...}).json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import falcon
+import falcon.testing
+import numpy as np
+
+from llmcore.bridge import ChoiceEvent, Finish, Load, Sink, Submit
+from llmcore.config import Config, Model
+from llmcore.errors import RequestError
+from llmcore.http.app import build_app
+from llmcore.http.front import Front, Route
+from llmcore.http.reply import Reply
+from llmcore.protocols import RequestRecord, Tokenizer
+from llmcore.wire import ModelFacts, State
+
+Answer = Callable[[Sequence[int], int], Sequence[int]]
+"""(prompt, choice) -> the ids that choice would get if nothing stopped it."""
+
+
+def echo(prompt: Sequence[int], choice: int) -> Sequence[int]:
+    """The prompt, over and over."""
+    return list(prompt) * 1000
+
+
+@dataclass
+class FakeBridge:
+    """Runs every request when it is submitted, or, with `wait`, one token per `step`.
+
+    `error`: (code, message) that ends each choice after `error_after` tokens. `refuse`: raised by `submit`. `group`:
+    tokens per event. Token i of an answer has the log-probability -(i + 1) / 8, and `top` lists the ids before it.
+    """
+
+    answer: Answer = echo
+    wait: bool = False
+    group: int = 1
+    error: tuple[str, str] | None = None
+    error_after: int = 0
+    refuse: RequestError | None = None
+    submitted: list[Submit] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    finished: list[tuple[int, int, int]] = field(default_factory=list)
+    _open: dict[tuple[int, int], _Script] = field(default_factory=dict)
+
+    def submit(self, request: Submit, sink: Sink) -> None:
+        """Bridge."""
+        if self.refuse is not None:
+            raise self.refuse
+        self.submitted.append(request)
+        for choice in range(request.n):
+            prompt = np.frombuffer(request.prompt, dtype="<i4").tolist()
+            self._open[request.id, choice] = _Script(request, sink, choice, self.answer(prompt, choice))
+        while self._open and not self.wait:
+            self.step()
+
+    def abort(self, request_id: int) -> None:
+        """Bridge."""
+        self.aborted.append(request_id)
+        for key in [key for key in self._open if key[0] == request_id]:
+            del self._open[key]
+
+    def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
+        """Bridge."""
+        self.finished.append((request_id, choice, n_tokens))
+        self._open.pop((request_id, choice), None)
+
+    def load(self) -> Load:
+        """Bridge."""
+        return Load(running=len(self._open), kv_live=25, kv_free=75, kv_total=100, peak=50)
+
+    def step(self) -> None:
+        """One event for every choice that runs."""
+        for key, script in list(self._open.items()):
+            if key not in self._open:
+                continue
+            if self.error is not None and script.done >= self.error_after:
+                event = ChoiceEvent(choice=script.choice, tokens=(), finish=Finish.ERROR, error=self.error)
+            else:
+                event = script.next(self.group)
+            if event.finish is not Finish.RUNNING:
+                del self._open[key]
+            script.sink(event)
+
+
+@dataclass
+class _Script:
+    """One choice and what it is going to say."""
+
+    request: Submit
+    sink: Sink
+    choice: int
+    ids: Sequence[int]
+    done: int = 0
+
+    def next(self, most: int) -> ChoiceEvent:
+        """The next tokens, up to `most`."""
+        tokens: list[int] = []
+        finish = Finish.RUNNING
+        first = self.done
+        while len(tokens) < most and finish is Finish.RUNNING:
+            tokens.append(self.ids[self.done])
+            self.done += 1
+            if tokens[-1] in self.request.stop_ids and self.done >= self.request.min_new_tokens:
+                finish = Finish.STOP
+            elif self.done >= min(self.request.max_new_tokens, len(self.ids)):
+                finish = Finish.LENGTH
+        wanted = self.request.sampling.logprobs
+        logprobs = tuple(-(first + i + 1) / 8 for i in range(len(tokens)))
+        best = tuple(tuple((token - 1 - j, -1.0 - j) for j in range(wanted or 0)) for token in tokens)
+        return ChoiceEvent(
+            choice=self.choice,
+            tokens=tuple(tokens),
+            finish=finish,
+            logprobs=() if wanted is None else logprobs,
+            top=best if wanted else (),
+            cached=0 if first == 0 else -1,
+        )
+
+
+@dataclass
+class FakeTransport:
+    """Collects what a reply sends, into Falcon's response while the responder still runs."""
+
+    response: falcon.Response
+    sent: bytes = b""
+    ended: bool = False
+    status: int = 200
+
+    def send_part(self, data: bytes) -> None:
+        """Transport."""
+        self.sent += data
+        self.response.content_type = "text/event-stream"
+        self.response.data = self.sent
+
+    def send_end(self) -> None:
+        """Transport."""
+        self.ended = True
+
+    def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
+        """Transport."""
+        self.sent, self.ended, self.status = body, True, status
+        self.response.status = falcon.code_to_http_status(status)
+        self.response.content_type = content_type
+        self.response.set_headers(dict(headers))
+        self.response.data = body
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeFront(Front):
+    """A front whose replies are collected. `replies`, `transports` and `records` hold all there were."""
+
+    replies: list[Reply] = field(default_factory=list)
+    transports: list[FakeTransport] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
+
+    def detach(self, req: falcon.Request, resp: falcon.Response) -> Reply:
+        """Answer into `resp` at once."""
+        self.transports.append(FakeTransport(resp))
+        self.replies.append(Reply(self.transports[-1]))
+        self.replies[-1].attach()
+        return self.replies[-1]
+
+    def finished(self, record: RequestRecord) -> None:
+        """Keep the record."""
+        self.records.append(record)
+
+
+def fake_front(
+    bridge: FakeBridge, tokenizer: Tokenizer, *, model_name: str | None = "fake", **facts: Any
+) -> FakeFront:
+    """A front on `bridge`. `facts`: of wire.ModelFacts, over a small model's."""
+    known = {
+        "architecture": "Fake",
+        "vocab_size": tokenizer.vocab_size,
+        "max_input_len": 200,
+        "max_total_len": 256,
+        "kv_tokens": 1000,
+        "max_running": 10,
+        "eos_ids": tokenizer.eos_ids,
+    }
+    return FakeFront(
+        config=replace(Config(), model=Model(model_dir="models/some-model", model_name=model_name)),
+        bridge=bridge,
+        tokenizer=tokenizer,
+        facts=ModelFacts(**{**known, **facts}),
+        state=lambda: State(ready=True),
+    )
+
+
+def dialect_client(routes: Callable[[Front], Iterable[Route]], front: Front) -> falcon.testing.TestClient:
+    """A client of the application that has only this dialect's routes, with its errors as clients see them."""
+    return falcon.testing.TestClient(build_app((route, "test") for route in routes(front)))

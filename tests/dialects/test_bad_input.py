@@ -1,0 +1,263 @@
+"""Every field of every request, with wrong types and values out of range: 400, and `param` names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from llmcore.builtin.lightllm.requests import REFUSED as LIGHTLLM_REFUSED
+from llmcore.builtin.lightllm.requests import GenerateRequest, Parameters, TokensRequest
+from llmcore.builtin.openai.requests import REFUSED, ChatRequest, CompletionRequest, Message, StreamOptions
+from llmcore.testing.dialect import Side
+
+MakeSide = Callable[..., Side]
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: dict[str, Any] = {"prompt": "hi"}
+NATIVE: dict[str, Any] = {"inputs": "hi", "parameters": {}}
+
+_WRONG: dict[type, list[Any]] = {
+    msgspec.inspect.StrType: [3, True, {}, 1.5],
+    msgspec.inspect.IntType: ["3", True, 1.5, [], 2**80, -(2**80)],
+    msgspec.inspect.FloatType: ["0.5", True, [], {}],
+    msgspec.inspect.BoolType: ["true", 1, 0, []],
+    msgspec.inspect.ListType: [3, {}, True],
+    msgspec.inspect.DictType: [3, [], "x"],
+    msgspec.inspect.StructType: [3, [], "x"],
+    msgspec.inspect.LiteralType: ["x", 3, []],
+    msgspec.inspect.AnyType: [],
+}
+
+
+def wrong_values(kind: Any) -> Iterator[Any]:
+    """Values that no alternative of a field's type admits."""
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    kinds = [k for k in kinds if not isinstance(k, msgspec.inspect.NoneType)]
+    accepted = set(map(type, kinds))
+    for one in kinds:
+        yield from (value for value in _WRONG[type(one)] if not any(_admits(k, value) for k in accepted))
+        if isinstance(one, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+            yield from (one.ge - 1,) if one.ge is not None else ()
+            yield from (one.gt,) if one.gt is not None else ()
+            yield from (one.le + 1,) if one.le is not None else ()
+        if isinstance(one, msgspec.inspect.StrType) and one.max_length:
+            yield "x" * (one.max_length + 1)
+            yield from ("",) if one.min_length else ()
+        if isinstance(one, msgspec.inspect.ListType | msgspec.inspect.DictType) and one.min_length:
+            yield []
+
+
+def _admits(kind: type, value: Any) -> bool:
+    return {
+        msgspec.inspect.StrType: isinstance(value, str),
+        msgspec.inspect.ListType: isinstance(value, list),
+        msgspec.inspect.DictType: isinstance(value, dict),
+        msgspec.inspect.StructType: isinstance(value, dict),
+        msgspec.inspect.BoolType: isinstance(value, bool),
+    }.get(kind, False)
+
+
+def cases(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+        for value in wrong_values(field.type):
+            yield prefix + field.name, value
+
+
+def refused(table: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in table:
+        yield prefix + name, "something else"
+        yield prefix + name, {"a": 1}
+
+
+def put(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    first, _, rest = path.partition(".")
+    return {**body, first: put(body.get(first) or {}, rest, value) if rest else value}
+
+
+def check(side: Side, url: str, body: dict[str, Any], param: str) -> None:
+    result = side.post(url, **body)
+    assert result.status_code == 400, result.text
+    assert result.json["error"]["param"].split("[")[0] == param, result.text
+    assert result.json["error"]["type"] == "invalid_request_error"
+    assert param in result.json["error"]["message"] or "context length" in result.json["error"]["message"]
+    assert side.bridge.submitted == []
+
+
+OPENAI = [
+    *(("/v1/chat/completions", CHAT, *case) for case in cases(ChatRequest)),
+    *(("/v1/chat/completions", CHAT, *case) for case in cases(StreamOptions, "stream_options.")),
+    *(("/v1/chat/completions", CHAT, *case) for case in refused(REFUSED[ChatRequest])),
+    *(("/v1/completions", COMPLETION, *case) for case in cases(CompletionRequest)),
+    *(("/v1/completions", COMPLETION, *case) for case in refused(REFUSED[CompletionRequest])),
+]
+LIGHTLLM = [
+    *(("/generate", NATIVE, *case) for case in cases(GenerateRequest) if case[0] != "stream"),
+    *(("/generate_stream", NATIVE, *case) for case in cases(Parameters, "parameters.")),
+    *(("/generate", NATIVE, *case) for case in refused(LIGHTLLM_REFUSED, "parameters.")),
+    *(("/tokens", {"text": "x"}, *case) for case in cases(TokensRequest)),
+]
+
+
+def test_the_openai_table(openai: MakeSide) -> None:
+    assert len(OPENAI) > 300
+    for url, body, path, value in OPENAI:
+        check(openai(), url, put(body, path, value), path)
+
+
+def test_the_lightllm_table(lightllm: MakeSide) -> None:
+    assert len(LIGHTLLM) > 100
+    for url, body, path, value in LIGHTLLM:
+        check(lightllm(), url, put(body, path, value), path)
+
+
+def test_messages(openai: MakeSide) -> None:
+    for path, value in cases(Message):
+        result = openai().post("/v1/chat/completions", messages=[put({"role": "user", "content": "x"}, path, value)])
+        assert result.status_code == 400, result.text
+        assert result.json["error"]["param"].startswith(f"messages[0].{path}"), result.text
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[0].tool_calls[0].function.name"),
+    ],
+)
+def test_odd_messages(openai: MakeSide, message: dict[str, Any], param: str) -> None:
+    check_exact(openai(), "/v1/chat/completions", {"messages": [message]}, param)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"best_of": 2}, "best_of"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"275": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"١": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"stop_token_ids": [275]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ["a"] * 33}, "stop"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
+        ({"prompt": [275]}, "prompt"),
+        ({"prompt": [2**31]}, "prompt[0]"),
+        ({"prompt": [2**64]}, "prompt[0]"),
+        ({"prompt": [1.0]}, "prompt[0]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": "x" * 30_000_000}, "prompt"),
+        ({"max_tokens": 2**31 - 1}, "max_tokens"),
+    ],
+)
+def test_odd_completions(openai: MakeSide, more: dict[str, Any], param: str) -> None:
+    check_exact(openai(), "/v1/completions", {**COMPLETION, **more}, param)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+    ],
+)
+def test_odd_chats(openai: MakeSide, more: dict[str, Any], param: str) -> None:
+    check_exact(openai(), "/v1/chat/completions", {**CHAT, **more}, param)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"top_k": 0}, "parameters.top_k"),
+        ({"n": 2, "best_of": 1}, "parameters.best_of"),
+        ({"n": 1, "best_of": 2}, "parameters.best_of"),
+        ({"min_new_tokens": 5, "max_new_tokens": 4}, "parameters.min_new_tokens"),
+        ({"stop_sequences": [[]]}, "parameters.stop_sequences[0]"),
+        ({"stop_sequences": [[-1]]}, "parameters.stop_sequences[0][0]"),
+        ({"exponential_decay_length_penalty": [3, 1.2]}, "parameters.exponential_decay_length_penalty"),
+    ],
+)
+def test_odd_parameters(lightllm: MakeSide, parameters: dict[str, Any], param: str) -> None:
+    check_exact(lightllm(), "/generate", {"inputs": "hi", "parameters": parameters}, param)
+
+
+def test_a_native_stream_has_one_answer(lightllm: MakeSide) -> None:
+    for field in ("n", "best_of"):
+        body = {"inputs": "hi", "parameters": {field: 2}}
+        check_exact(lightllm(), "/generate_stream", body, f"parameters.{field}")
+
+
+def test_images_are_refused(lightllm: MakeSide) -> None:
+    body = {**NATIVE, "multimodal_params": {"images": [{"type": "url", "data": "x"}]}}
+    check_exact(lightllm(), "/generate", body, "multimodal_params.images")
+    lightllm("ab").ok("/generate", **{**NATIVE, "multimodal_params": {"images": []}})
+
+
+def check_exact(side: Side, url: str, body: dict[str, Any], param: str) -> None:
+    result = side.post(url, **body)
+    assert (result.status_code, result.json["error"]["param"]) == (400, param), result.text
+    assert side.bridge.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b"null", None),
+        (b"[]", None),
+        (b'"x"', None),
+        (b'{"prompt": "x"', None),
+        (b'\xef\xbb\xbf{"prompt": "x"}', None),
+        (b'{"prompt": "\xff"}', None),
+        (b'{"prompt": "x", "temperature": NaN}', "temperature"),
+        (b'{"prompt": "x", "temperature": 1e999}', "temperature"),
+        (b'{"prompt": "x", "logit_bias": {"1": -Infinity}}', "logit_bias.1"),
+        (b'{"prompt": "\\ud800"}', "prompt"),
+        (b'{"prompt": ["a", "\\udfff"]}', "prompt[1]"),
+        (b'{"prompt": "x", "stop": "\\ud800"}', "stop"),
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", None),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "prompt"),
+        (b'{"unknown": {"a": ' + b"[" * 100_000, "unknown"),
+    ],
+)
+def test_what_is_no_json(openai: MakeSide, body: bytes, param: str | None) -> None:
+    client = openai().client
+    result = client.simulate_post("/v1/completions", body=body, headers={"content-type": "application/json"})
+    assert result.status_code == 400
+    assert result.json["error"]["param"] == param
+
+
+def test_other_media_are_refused(openai: MakeSide) -> None:
+    client = openai("ab").client
+    for headers in ({"content-type": "text/plain"}, {"content-type": "application/json", "content-encoding": "gzip"}):
+        result = client.simulate_post("/v1/completions", body=b'{"prompt": "x"}', headers=headers)
+        assert (result.status_code, result.json["error"]["code"]) == (415, "unsupported_media_type")
+    assert client.simulate_post("/v1/completions", body=b'{"prompt": "x"}').status_code == 200
+
+
+def test_unknown_fields_and_nulls_are_no_errors(openai: MakeSide, lightllm: MakeSide) -> None:
+    names = {field.name for field in msgspec.structs.fields(ChatRequest)} - {"messages"}
+    openai("ab").ok("/v1/chat/completions", **CHAT, **dict.fromkeys(names), never_heard_of={"x": 1})
+    names = {field.name for field in msgspec.structs.fields(Parameters)}
+    lightllm("ab").ok("/generate", inputs="hi", parameters={**dict.fromkeys(names), "never_heard_of": 1})
+
+
+def test_values_that_change_nothing_are_accepted(openai: MakeSide) -> None:
+    for field, values in REFUSED[ChatRequest].items():
+        for value in values:
+            openai("ab").ok("/v1/chat/completions", **CHAT, **{field: value})

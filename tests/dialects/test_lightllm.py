@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llmcore.testing.dialect import Side
+from llmcore.testing.tokenizer import EOS
+from llmcore.text.tokenizer import FastTokenizer
+
+MakeSide = Callable[..., Side]
+
+
+def test_a_whole_answer(lightllm: MakeSide) -> None:
+    answer = lightllm("Hello<|im_end|>").ok("/generate", inputs="say", parameters={})
+    assert answer == {
+        "generated_text": ["Hello"],
+        "count_output_tokens": 6,
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+    }
+    assert list(answer) == ["generated_text", "count_output_tokens", "finish_reason", "prompt_tokens"]
+
+
+def test_several_answers_are_lists(lightllm: MakeSide) -> None:
+    for parameters in ({"n": 2, "best_of": 2}, {"best_of": 2}, {"n": 2}):
+        answer = lightllm("ab").ok("/generate", inputs="say", parameters={**parameters, "return_details": True})
+        assert answer["generated_text"] == ["ab", "ab"]
+        assert answer["count_output_tokens"] == [2, 2]
+        assert answer["finish_reason"] == ["length", "length"]
+        assert answer["prompt_tokens"] == 3
+        assert [[token["text"] for token in tokens] for tokens in answer["tokens"]] == [["a", "b"]] * 2
+
+
+def test_details(lightllm: MakeSide) -> None:
+    answer = lightllm("a😀<|im_end|>").ok("/generate", inputs="say", parameters={"return_details": True})
+    tokens = answer["tokens"]
+    assert [token["text"] for token in tokens] == ["a", "", "😀", ""]
+    assert tokens[-1] == {
+        "id": EOS,
+        "logprob": -0.5,
+        "cumlogprob": -(0.125 + 0.25 + 0.375 + 0.5) / 4,
+        "special": True,
+        "count_output_tokens": 4,
+        "prompt_tokens": 3,
+        "text": "",
+    }
+
+
+def test_a_stream(lightllm: MakeSide, tokenizer: FastTokenizer) -> None:
+    side = lightllm("a😀<|im_end|>")
+    events = side.events("/generate_stream", "data:", inputs="say", parameters={})
+    assert "data: " not in side.front.transports[0].sent.decode()
+    assert events[0] == {
+        "token": {
+            "id": 64,
+            "text": "a",
+            "logprob": -0.125,
+            "special": False,
+            "count_output_tokens": 1,
+            "prompt_tokens": 3,
+        },
+        "generated_text": None,
+        "finished": False,
+        "finish_reason": None,
+        "details": None,
+    }
+    assert list(events[0]) == ["token", "generated_text", "finished", "finish_reason", "details"]
+    assert [event["token"]["text"] for event in events] == ["a", "", "😀", ""]
+    assert [event["finished"] for event in events] == [False, False, False, True]
+    assert events[-1]["finish_reason"] == "stop"
+    assert events[-1]["token"]["special"] is True
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_stop_text_stays(lightllm: MakeSide, group: int) -> None:
+    side = lightllm("abc stop it all", group=group)
+    parameters = {"stop_sequences": "stop", "max_new_tokens": 50}
+    answer = side.ok("/generate", inputs="say", parameters=parameters)
+    assert (answer["generated_text"], answer["finish_reason"]) == (["abc stop"], "stop")
+    assert answer["count_output_tokens"] == 5
+    events = side.events("/generate_stream", "data:", inputs="say", parameters=parameters)
+    assert "".join(event["token"]["text"] for event in events) == "abc stop"
+    assert [event["finished"] for event in events] == [False] * 4 + [True]
+    assert [choice[1:] for choice in side.bridge.finished] == [(0, 5), (0, 5)]
+
+
+def test_stop_sequences_of_ids(lightllm: MakeSide) -> None:
+    side = lightllm("abcdef")
+    answer = side.ok("/generate", inputs="say", parameters={"stop_sequences": ["nothing", [66, 67]]})
+    assert (answer["generated_text"], answer["count_output_tokens"]) == (["abcd"], 4)
+
+
+def test_the_root_goes_both_ways(lightllm: MakeSide) -> None:
+    side = lightllm("ab")
+    assert side.ok("/", inputs="say", parameters={})["generated_text"] == ["ab"]
+    assert side.ok("/", inputs="say", parameters={}, stream=False)["generated_text"] == ["ab"]
+    assert len(side.events("/", "data:", inputs="say", parameters={}, stream=True)) == 2
+
+
+def test_how_a_request_becomes_a_submit(lightllm: MakeSide) -> None:
+    side = lightllm(facts={"generation": {"temperature": 0.6, "top_k": 50}})
+    side.ok("/generate", inputs="say", parameters={})
+    submit = side.bridge.submitted[0]
+    assert (submit.max_new_tokens, submit.min_new_tokens, submit.stop_ids, submit.n) == (16, 1, (EOS,), 1)
+    sampling = submit.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.logprobs) == (0.0, 0, None)
+    assert (sampling.repetition_over_prompt, sampling.penalize_prompt) == (False, False)
+    parameters = {
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "max_new_tokens": 9,
+        "min_new_tokens": 4,
+        "ignore_eos": True,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "input_penalty": True,
+        "seed": 3,
+        "return_details": True,
+    }
+    side.ok("/generate", inputs=[64, 65], parameters=parameters)
+    submit = side.bridge.submitted[1]
+    assert (submit.max_new_tokens, submit.min_new_tokens, submit.stop_ids) == (9, 4, ())
+    sampling = submit.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, 0.1, 0.2)
+    assert (sampling.repetition_over_prompt, sampling.penalize_prompt, sampling.logprobs) == (True, True, 0)
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-6])
+def test_tiny_temperatures_are_greedy(lightllm: MakeSide, temperature: float) -> None:
+    side = lightllm("ab")
+    side.ok("/generate", inputs="say", parameters={"do_sample": True, "temperature": temperature})
+    assert side.bridge.submitted[0].sampling.temperature == 0.0
+
+
+def test_special_tokens_are_shown_on_request(lightllm: MakeSide) -> None:
+    side = lightllm("a<|endoftext|>b<|im_end|>")
+    for parameters, text in (
+        ({}, "ab"),
+        ({"skip_special_tokens": False}, "a<|endoftext|>b"),
+        ({"skip_special_tokens": False, "print_eos_token": True}, "a<|endoftext|>b<|im_end|>"),
+    ):
+        assert side.ok("/generate", inputs="say", parameters=parameters)["generated_text"] == [text]
+
+
+def test_an_error_has_a_message_and_the_object(lightllm: MakeSide) -> None:
+    side = lightllm("ab")
+    result = side.post("/generate", inputs="say")
+    assert result.status_code == 400
+    assert result.json["message"] == "parameters: this field is required"
+    assert result.json["error"]["param"] == "parameters"
+
+
+def test_an_error_in_a_stream_is_its_last_event(lightllm: MakeSide) -> None:
+    side = lightllm("abc", error=("internal_error", "It broke."), error_after=2)
+    events = side.events("/generate_stream", "data:", inputs="say", parameters={})
+    assert [event["token"]["text"] for event in events[:2]] == ["a", "b"]
+    assert events[2]["message"] == "It broke."
+
+
+def test_an_error_before_a_stream_is_a_status(lightllm: MakeSide) -> None:
+    side = lightllm("abc", error=("engine_failed", "The engine has stopped."))
+    for path in ("/generate", "/generate_stream"):
+        result = side.post(path, inputs="say", parameters={})
+        assert (result.status_code, result.json["message"]) == (503, "The engine has stopped.")
+
+
+def test_context_length(lightllm: MakeSide) -> None:
+    side = lightllm("ab", facts={"max_total_len": 20, "max_input_len": 10})
+    for body, param in (
+        ({"inputs": "x" * 11, "parameters": {}}, "inputs"),
+        ({"inputs": "x" * 10, "parameters": {}}, "parameters.max_new_tokens"),
+        ({"inputs": "x" * 10, "parameters": {"max_new_tokens": 11}}, "parameters.max_new_tokens"),
+    ):
+        error = side.post("/generate", **body).json["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    side.ok("/generate", inputs="x" * 10, parameters={"max_new_tokens": 10})
+
+
+def test_tokens(lightllm: MakeSide) -> None:
+    side = lightllm()
+    assert side.ok("/tokens", text="the stop") == {"ntokens": 3}
+    body: dict[str, Any] = {"text": "abc", "parameters": {"add_special_tokens": False}}
+    assert side.client.simulate_get("/tokens", json=body).json == {"ntokens": 3}
+    assert side.post("/tokens", parameters={}).json["error"]["param"] == "text"
+
+
+def test_token_load_and_name(lightllm: MakeSide) -> None:
+    client = lightllm().client
+    load = {"current_load": 0.25, "logical_max_load": 0.5, "dynamic_max_load": 0.5}
+    assert client.simulate_get("/token_load").json == load
+    assert client.simulate_post("/token_load").status_code == 405
+    for call in (client.simulate_get, client.simulate_post):
+        assert call("/get_model_name").json == {"model_name": "fake"}
+
+
+def test_the_name_nobody_gave(tokenizer: FastTokenizer) -> None:
+    from llmcore.builtin.lightllm.routes import routes
+    from llmcore.testing.fake_bridge import FakeBridge, dialect_client, fake_front
+
+    client = dialect_client(routes, fake_front(FakeBridge(), tokenizer, model_name=None))
+    assert client.simulate_get("/get_model_name").json == {"model_name": "default_model_name"}

@@ -1,1 +1,24 @@
-"""Community families."""
+"""Community families, one file each. A file is also a plugin by itself: ``--plugins ./contrib_models/mistral.py``."""
+
+from collections.abc import Iterable
+
+from llmcore.api import ModelSpec, hookimpl
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "mistral": ("MistralForCausalLM",),
+}
+"""File of this directory -> the architectures it reads."""
+
+
+@hookimpl
+def register_models() -> Iterable[ModelSpec]:
+    """Every family here; a file is imported when its model is served."""
+    for name, architectures in FAMILIES.items():
+        module = f"{__name__}.{name}"
+        yield ModelSpec(
+            name=name,
+            architectures=architectures,
+            read_config=f"{module}:read_config",
+            build=f"{module}:build",
+            weights=f"{module}:weights",
+        )

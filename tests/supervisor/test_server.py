@@ -332,3 +332,10 @@ def test_two_plugins_that_want_one_path_are_refused(model: Path, tmp_path: Path)
 def test_an_engine_that_dies_without_a_word_is_reported(model: Path) -> None:
     text = refusal(model, engine_module="llmcore.no_such_module")
     assert "StartupError: engine-0 could not start: it ended with exit code 1" in text
+
+
+def test_sigterm_while_the_engine_loads(model: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(ServerFailed), fresh(model, timeout=1.0, plugin_options={"fake_load_seconds": 60}):
+        raise AssertionError("it started")
+    assert time.monotonic() - start < 4.0

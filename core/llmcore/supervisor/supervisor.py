@@ -273,7 +273,7 @@ class Supervisor:
         for worker in self._workers.ended():
             failure = self._failed.pop(worker.child.name, None)
             cause = f"failed: {failure.message}" if failure else worker.child.ending
-            logger.error("%s %s; starting another", worker.child.name, cause)
+            logger.error("%s %s%s; starting another", worker.child.name, cause, self._log_of(worker.child))
             engine.tell(WorkerGone(worker.number))
             self._unwatch(worker.child)
             self._workers.forget(worker)
@@ -287,8 +287,7 @@ class Supervisor:
         """Streams end with an error now; workers say 503 for a moment before they are stopped."""
         failure = self._failed.get(engine.child.name)
         cause = f"failed: {failure.message}" if failure else engine.child.ending
-        kept = self._directory.keep_log(engine.child.name)
-        logger.error("the engine %s%s; the server ends", cause, f" (log: {kept})" if kept else "")
+        logger.error("the engine %s%s; the server ends", cause, self._log_of(engine.child))
         self._workers.tell(EngineGone("the engine has stopped"))
         self._publish(engine, not_ready="the engine has stopped")
         self._wait_for_end(self._workers.children(), FAREWELL_SECONDS)
@@ -311,9 +310,13 @@ class Supervisor:
         failure = self._failed.get(child.name)
         if failure is not None and failure.usage:
             return ConfigError(failure.message)
-        kept = self._directory.keep_log(child.name)
         cause = failure.message if failure else f"it {child.ending}"
-        return StartupError(f"{child.name} could not start: {cause}" + (f" (traceback: {kept})" if kept else ""))
+        return StartupError(f"{child.name} could not start: {cause}{self._log_of(child)}")
+
+    def _log_of(self, child: Child) -> str:
+        """Where a dead child's tracebacks are, for the end of a message."""
+        kept = self._directory.keep_log(child.name)
+        return f" (log: {kept})" if kept else ""
 
 
 def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:

@@ -4,6 +4,7 @@ It speaks the wire as the real one does. Token i of an answer is token i of the 
 beside that is asked for in `config.plugin_options`:
 
 - ``fake_step_seconds``: length of a step (0.005),
+- ``fake_load_seconds``: how long it takes to start (0),
 - ``fake_fail``: a message to fail with at start-up,
 - ``fake_hang_token``: a prompt that holds this id makes the engine hang for ever.
 """
@@ -82,6 +83,7 @@ class FakeEngine:
         options = self.launch.config.plugin_options
         if message := options.get("fake_fail"):
             raise ConfigError(message)
+        time.sleep(options.get("fake_load_seconds", 0))
         self.hang_token = options.get("fake_hang_token")
         step_seconds = options.get("fake_step_seconds", 0.005)
         control = Outlet(self.context, self.launch.addresses.control)

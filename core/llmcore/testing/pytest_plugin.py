@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from llmcore.registry import Registry
+
+if TYPE_CHECKING:
+    from llmcore.testing.server import RunningServer
 
 
 @pytest.fixture
@@ -18,3 +24,24 @@ def llmcore_registry() -> Callable[..., Registry]:
     from llmcore.testing import registry_of
 
     return registry_of
+
+
+@pytest.fixture
+def llmcore_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """`llmcore_server(plugins=("./mine.py",))` starts a real server of the fake model and returns it.
+
+    Settings are those of `llmcore serve`; `model_dir` takes another model. It listens on a free port of 127.0.0.1
+    and ends with the test.
+    """
+    from llmcore.testing.server import serving
+
+    with ExitStack() as servers:
+
+        def start(model_dir: Path | None = None, **settings: Any) -> RunningServer:
+            if model_dir is None:
+                from llmcore.testing.fake_model import write_fake_model
+
+                model_dir = write_fake_model(tmp_path / "fake-model")
+            return servers.enter_context(serving(model_dir, **settings))
+
+        yield start

@@ -73,7 +73,8 @@ class PrometheusSink:
     """protocols.MetricSink. Counters get Prometheus' `_total` at the end of their names."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a series per metric that says when it was made, which nobody reads
+        # Else every metric has a second series that says when it was made.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._counters = {n: Counter(f"llmcore_{n}", text, registry=self._registry) for n, text in _COUNTERS.items()}
         self._histograms = {

@@ -34,7 +34,7 @@ class Asked:
 @click.command("kernels")
 @click.argument("op", required=False)
 @click.option("--explain", is_flag=True, help="Which kernel every op gets, and why not the others.")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="A device, here or not: cpu, sm90.")
+@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="A device, here or not.")
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), default="bf16", show_default=True)
 @click.option("--layout", default="token", show_default=True, help="KV layout.")
 @click.option("--mode", multiple=True, metavar="NAME", help="As in llmcore serve.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ def check_register_ops(registry: Registry, plugin: str, samples: Sequence[Path] 
 
 
 def _module(op: OpSpec) -> Any:
-    module = __import__(op.module, fromlist=["reference"])
+    module = importlib.import_module(op.module)
     for name in ("reference", "make", "samples", "TOLERANCE", "cost"):
         assert hasattr(module, name), f"op {op.name}: {op.module} has no {name}"
     missing = [dtype for dtype in DTYPES if dtype not in module.TOLERANCE]

@@ -1,0 +1,270 @@
+"""Imports point one way, plugins see the public modules only, and some things are never used. Read from the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "core" / "llmcore"
+PLUGINS = sorted(
+    file
+    for folder in (*(ROOT / "plugins").iterdir(), ROOT / "contrib_models", ROOT / "docs" / "examples")
+    for file in folder.rglob("*.py")
+    if "build" not in file.parts and not file.name.startswith("test_")
+)
+
+RANKS = (
+    ("specs",),
+    ("errors", "bridge", "protocols", "hookspecs", "config", "weights.map", "weights.dtypes", "wire", "child", "budget"),
+    ("registry", "plugins", "resolve", "modes", "inspect"),
+    ("ops",),
+    ("layers",),
+    ("weights", "kv", "sched", "text"),
+    ("engine",),
+)
+"""Every module may import what stands in its own line or above."""
+
+BESIDE = {
+    "http": {"text", "http"},
+    "supervisor": {"supervisor", "text"},
+    "api": {"text", "http", "sched", "api", "kv"},
+}
+"""Packages that stand beside the ranks: what they may import besides the first three lines."""
+
+FREE = {"cli", "testing"}
+"""Join everything; nobody imports them, except that plugins may import testing."""
+
+PUBLIC = ("api", "layers", "testing")
+"""What builtin and plugins may import."""
+
+TORCH_FREE = ("specs", "api", "sched", "text", "http", "cli", "supervisor", *RANKS[1], *RANKS[2])
+
+
+def name_of(file: Path) -> str:
+    """The module's name below llmcore: "sched.plan", "" for the package itself."""
+    parts = file.relative_to(CORE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file): file for file in sorted(CORE.rglob("*.py")) if file.name != "__main__.py"}
+
+
+def imports(file: Path, package: str | None = None) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import of a file, those inside functions and TYPE_CHECKING included."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            base = node.module or ""
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".removeprefix("llmcore.")
+                yield node.lineno, f"llmcore.{inner}" if base.startswith("llmcore") and inner in MODULES else base
+
+
+def ours(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, name below llmcore) of what a file imports from llmcore."""
+    for line, module in imports(file):
+        if module == "llmcore" or module.startswith("llmcore."):
+            yield line, module.removeprefix("llmcore").removeprefix(".")
+
+
+def rank(name: str) -> int | None:
+    """The line of RANKS a module stands in; the longest prefix counts."""
+    lines = {prefix: index for index, line in enumerate(RANKS) for prefix in line}
+    fitting = [prefix for prefix in lines if name == prefix or name.startswith(prefix + ".")]
+    return lines[max(fitting, key=len)] if fitting else None
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def allowed(importer: str, imported: str) -> bool:
+    """Whether one core module may import another."""
+    if imported == "" or top(importer) in FREE or importer == "":
+        return top(imported) != "builtin"
+    if top(imported) in (*FREE, "builtin", "api", "supervisor", "http") and top(imported) != top(importer):
+        return top(importer) == "api" and imported.startswith("http")
+    if top(importer) in BESIDE:
+        beside = any(imported == name or imported.startswith(name + ".") for name in BESIDE[top(importer)])
+        return beside or (rank(imported) is not None and rank(imported) <= 2)
+    mine, its = rank(importer), rank(imported)
+    assert mine is not None, f"llmcore.{importer} has no place in RANKS"
+    return its is not None and its <= mine
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if top(name) != "builtin"])
+def test_imports_point_one_way(name: str) -> None:
+    wrong = [f"line {line} imports llmcore.{other}" for line, other in ours(MODULES[name]) if not allowed(name, other)]
+    assert not wrong, f"llmcore.{name}: {'; '.join(wrong)}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if top(name) == "builtin"])
+def test_built_ins_have_no_privilege(name: str) -> None:
+    wrong = [
+        f"line {line} imports llmcore.{other}"
+        for line, other in ours(MODULES[name])
+        if top(other) not in (*PUBLIC, "builtin")
+    ]
+    assert not wrong, f"llmcore.{name}: {'; '.join(wrong)}"
+
+
+@pytest.mark.parametrize("file", PLUGINS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_plugins_import_public_modules_only(file: Path) -> None:
+    wrong = [f"line {line} imports llmcore.{other}" for line, other in ours(file) if top(other) not in PUBLIC]
+    assert not wrong, "; ".join(wrong)
+
+
+def test_core_imports_no_plugin() -> None:
+    packages = {folder.name for folder in (ROOT / "plugins").glob("*/llmcore_*")} | {"llmcore_contrib_models"}
+    assert packages
+    wrong = [
+        f"{name}:{line}" for name, file in MODULES.items() for line, module in imports(file) if top(module) in packages
+    ]
+    assert not wrong
+
+
+def test_the_rule_can_fail() -> None:
+    assert not allowed("specs", "errors")
+    assert not allowed("sched.scheduler", "engine.runner")
+    assert not allowed("http.front", "engine.engine")
+    assert not allowed("http.front", "layers")
+    assert not allowed("supervisor.supervisor", "http.worker")
+    assert not allowed("plugins", "builtin.radix")
+    assert not allowed("engine.llm", "api")
+    assert not allowed("ops.linear", "weights.load")
+    assert allowed("ops.linear", "weights.map")
+    assert allowed("engine.engine", "sched.scheduler")
+
+
+# --- without torch ---------------------------------------------------------------------------------------------
+
+BLOCK = "import sys\nfor name in ('torch', 'transformers', 'triton'): sys.modules[name] = None\n"
+
+
+def blocked(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process in which torch and transformers cannot be imported."""
+    return subprocess.run([sys.executable, "-c", BLOCK + program, *argv], capture_output=True, text=True, check=False)
+
+
+def test_listed_packages_import_no_torch() -> None:
+    names = [f"llmcore.{name}" for name in MODULES if any(name == p or name.startswith(p + ".") for p in TORCH_FREE)]
+    result = blocked(f"import importlib\nfor name in {names!r}: importlib.import_module(name)")
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "plugins", "hooks", "models", "modes", "kernels", "kernels --explain --device sm90"]
+)
+def test_commands_that_list_need_no_torch(command: str) -> None:
+    result = blocked("from llmcore.cli import main; main()", *command.split())
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+# --- what is never used ----------------------------------------------------------------------------------------
+
+SOURCES = [
+    file
+    for folder in ("core", "plugins", "contrib_models", "scripts", "benchmarks", "docs")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+    if "build" not in file.relative_to(ROOT).parts
+]
+MODULES_NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "multiprocessing"}
+CALLS_NEVER = {
+    *("eval", "exec", "compile", "__import__"),
+    *("torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "os.fork", "os.system"),
+}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[int, str, ast.Call]]:
+    """(line, dotted name, node) of every call by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if re.fullmatch(r"[\w.]+", name):
+                yield node.lineno, name, node
+
+
+def offences(source: str) -> list[str]:
+    """What a file does that nobody may."""
+    tree = ast.parse(source)
+    found = []
+    for node in ast.walk(tree):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found += [f"line {node.lineno} imports {name}" for name in names if top(name) in MODULES_NEVER]
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            found += [f"line {node.lineno} imports torch.load" for alias in node.names if alias.name == "load"]
+    for line, name, call in calls(tree):
+        if name in CALLS_NEVER or re.search(r"_object(_list)?$", name.rpartition(".")[2]):
+            found.append(f"line {line} calls {name}")
+        if any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in call.keywords):
+            found.append(f"line {line} allows pickles")
+    return found
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_is_unpickled_or_evaluated(file: Path) -> None:
+    assert not offences(file.read_text())
+
+
+def test_that_rule_can_fail() -> None:
+    wrong = ("import pickle", "from multiprocessing import Queue", "eval('1')", "torch.load(p)", "yaml.load(f)")
+    wrong += ("dist.all_gather_object(a, b)", "np.load(p, allow_pickle=True)", "from torch import load")
+    assert all(offences(source) for source in wrong)
+    assert not offences("model.eval()\nyaml.safe_load(f)\nspec.loader.exec_module(m)\nnp.load(p)\nre.compile('x')")
+
+
+ENVIRONMENT = re.compile(r"\bos\.(environb?|getenv|putenv|unsetenv)\b|from os import .*\b(environ|getenv)\b")
+
+
+def test_only_config_reads_the_environment() -> None:
+    places = [*(f for n, f in MODULES.items() if top(n) not in ("config", "testing")), *PLUGINS]
+    wrong = [str(file.relative_to(ROOT)) for file in places if ENVIRONMENT.search(file.read_text())]
+    assert not wrong
+
+
+NAMED = re.compile(
+    r"(?i)llama|mistral|mixtral|qwen|deepseek|gemma|smollm|falcon_?h|chatglm|internlm|\bphi[-_]?\d|"
+    r"nvidia|cuda|rocm|\bamd\b|\bintel\b|\bascend|hopper|blackwell|ampere|\b[abh][12]00\b|\bsm_?\d{2}\b|\brtx"
+)
+
+
+NAMES_IN_CONFIGS = {("layers.rope", "llama3")}
+"""What Hugging Face's configs call something that families share."""
+
+
+def code_words(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of a file's names and strings, without comments and docstrings."""
+    tree = ast.parse(file.read_text())
+    docs = {
+        node.body[0].lineno
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    with file.open("rb") as stream:
+        for token in tokenize.tokenize(stream.readline):
+            if token.type in (tokenize.NAME, tokenize.STRING) and token.start[0] not in docs:
+                yield token.start[0], token.string
+
+
+def test_core_names_no_family_vendor_or_gpu() -> None:
+    wrong = [
+        f"llmcore.{name}:{line}: {text[:60]}"
+        for name, file in MODULES.items()
+        if not name.startswith("builtin.devices")
+        for line, text in code_words(file)
+        if NAMED.search(text) and not any(name == n and word in text for n, word in NAMES_IN_CONFIGS)
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,123 @@
+"""`llmcore chat`: a conversation in the terminal, with a model here or a server anywhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from llmcore.cli.display import Stages
+from llmcore.cli.openai_client import Message, Server
+from llmcore.cli.options import Resolved, SettingsCommand, with_model
+from llmcore.cli.sampling import from_model, given, sampling_options
+from llmcore.config import Config, check_model_dir
+from llmcore.errors import ConfigError, LlmcoreError
+
+Reply = Callable[[Sequence[Message]], Iterator[str]]
+"""The answer to a conversation, in pieces."""
+
+
+@dataclass(frozen=True)
+class Partner:
+    """Whom we talk to."""
+
+    name: str
+    reply: Reply
+
+
+HELP = "/exit ends, /reset forgets the conversation, /system TEXT sets the system message (and forgets)"
+
+
+@click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins", "plugin_options"))
+@click.argument("model", required=False)
+@click.option("--url", help="Talk to an OpenAI-compatible server: http://127.0.0.1:8000.")
+@click.option("--system", help="System message.")
+@sampling_options
+def command(resolved: Resolved, model: str | None, url: str | None, system: str | None, **sampling: Any) -> None:
+    """Talk to a model, or to a server.
+
+    MODEL is a directory or a GGUF file, as in --model_dir; with --url it is the name of the server's model.
+    """
+    with ExitStack() as stack:
+        if url is not None:
+            partner = _over_http(url, model or resolved.config.model.model_name, given(sampling))
+        else:
+            partner = _in_process(stack, with_model(resolved.config, model), given(sampling))
+        click.echo(f"{partner.name}: {HELP}")
+        converse(partner.reply, system, sys.stdin)
+
+
+def converse(reply: Reply, system: str | None, lines: Iterator[str]) -> None:
+    """The loop: a line in, an answer out, until the lines end or one says /exit."""
+    messages = _begin(system)
+    while (line := _ask(lines)) is not None:
+        word, _, rest = line.strip().partition(" ")
+        if word == "/exit":
+            return
+        if word in ("/reset", "/system"):
+            system = rest or None if word == "/system" else system
+            messages = _begin(system)
+        elif word.startswith("/"):
+            click.echo(HELP)
+        elif word:
+            messages.append({"role": "user", "content": line.strip()})
+            _answer(reply, messages)
+
+
+def _begin(system: str | None) -> list[Message]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _ask(lines: Iterator[str]) -> str | None:
+    click.echo(click.style("> ", bold=True), nl=False)
+    line = next(lines, None)
+    if line is None:
+        click.echo()
+    return line
+
+
+def _answer(reply: Reply, messages: list[Message]) -> None:
+    """Print the answer as it comes and remember it; a failed question is forgotten, Ctrl-C keeps what came."""
+    text = ""
+    try:
+        for piece in reply(messages):
+            text += piece
+            click.echo(piece, nl=False)
+    except KeyboardInterrupt:
+        text += " ..."
+    except LlmcoreError as error:
+        click.echo(f"{click.style('error', fg='red')}: {error}", err=True)
+        messages.pop()
+        return
+    click.echo()
+    messages.append({"role": "assistant", "content": text})
+
+
+def _over_http(url: str, model: str | None, options: dict[str, Any]) -> Partner:
+    server = Server(url, model)
+    if "max_new_tokens" in options:
+        options["max_completion_tokens"] = options.pop("max_new_tokens")
+    if "stop" in options:
+        options["stop"] = list(options["stop"])
+    return Partner(server.model, lambda messages: server.reply(messages, options))
+
+
+def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Partner:
+    if config.model.model_dir is None:
+        raise ConfigError("Nobody to talk to: give --model_dir PATH, or --url http://HOST:PORT.")
+    path = check_model_dir(config)
+    config = replace(config, model=replace(config.model, model_dir=str(path)))
+    stages = Stages()
+    stack.callback(stages.close)
+    logging.getLogger("llmcore").setLevel(logging.WARNING)
+    from llmcore.engine.llm import LLM
+
+    llm = stack.enter_context(LLM.from_config(config, progress=stages.update))
+    stages.close()
+    chosen = {**from_model(llm.facts.generation), **options}
+    return Partner(config.model.model_name or path.stem, lambda messages: llm.stream_chat(messages, **chosen))

@@ -26,7 +26,7 @@ from llmcore.plugins import build_registry, discover, load
 from llmcore.protocols import AttnRows
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
-from llmcore.weights.load import load_weights
+from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.source import open_checkpoint, read_model
 
 SMALL: Mapping[str, Any] = {
@@ -66,9 +66,10 @@ class LoadedModel:
         granule: int = 1,
         tokens: int = 4096,
         requests: int = 16,
+        dummy: bool = False,
     ) -> None:
         registry = registry or registry_for_tests()
-        checkpoint = open_checkpoint(registry, path)
+        checkpoint = open_checkpoint(registry, path, weights=not dummy)
         spec, self.config = read_model(registry, checkpoint.config(), data_type)
         self.build = Build(
             registry=registry,
@@ -79,7 +80,10 @@ class LoadedModel:
             granules={group.name: granule for group in self.config.kv_groups},
         )
         self.model = load(spec.build)(self.config, self.build)
-        load_weights(self.model, checkpoint, load(spec.weights)(self.config))
+        if dummy:
+            self.weight_bytes = dummy_weights(self.model)
+        else:
+            self.weight_bytes = load_weights(self.model, checkpoint, load(spec.weights)(self.config))
         self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
         granules = tokens // granule
         self.pools = {name: layout.tensors(granules, torch.device("cpu")) for name, layout in self.layouts.items()}

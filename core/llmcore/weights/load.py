@@ -41,21 +41,17 @@ def load_weights(
     what has the wrong shape. Beside the parameters themselves no more than one tensor is held.
     """
     mesh = mesh or Mesh()
-    plan = _Plan(model, mesh)
-    for name, (shape, _) in checkpoint.sizes().items():
-        plan.add(name, shape, weights.targets(name))
-    plan.tie(weights.tie)
-    plan.check()
-    total = sum(parameter.nbytes for parameter in model.parameters())
+    pieces, total = _pieces(model, checkpoint, weights, mesh)
     for name, read in checkpoint.tensors():
-        if name not in plan.pieces:
+        if name not in pieces:
             continue
         tensor = read()
-        for piece in plan.pieces[name]:
+        # what was filled is let go of at once: a linear that packs its weight frees the plain one
+        for piece in pieces.pop(name):
             piece.into.copy_(_cut(tensor, piece, mesh))
         if progress is not None:
             progress(tensor.nbytes)
-        del tensor
+        del tensor, piece
     finish(model)
     return total
 
@@ -90,6 +86,18 @@ def _normal(tensor: torch.Tensor, generator: torch.Generator) -> None:
 # --- the plan --------------------------------------------------------------------------------------------------
 
 
+def _pieces(
+    model: nn.Module, checkpoint: Checkpoint, weights: WeightMap, mesh: Mesh
+) -> tuple[dict[str, list[_Piece]], int]:
+    """What each checkpoint tensor fills, and bytes of parameters; ConfigError if they do not fit."""
+    plan = _Plan(model, mesh)
+    for name, (shape, _) in checkpoint.sizes().items():
+        plan.add(name, shape, weights.targets(name))
+    plan.tie(weights.tie)
+    plan.check()
+    return plan.pieces, sum(parameter.nbytes for parameter in model.parameters())
+
+
 class _Plan:
     """Which tensor fills what, worked out from names and shapes."""
 
@@ -105,7 +113,7 @@ class _Plan:
 
     def add(self, name: str, shape: tuple[int, ...], targets: tuple[Target, ...]) -> None:
         """Take checkpoint tensor `name`; several targets cut it along its rows, in order."""
-        if any(self.elsewhere(target.name) for target in targets):
+        if not targets or any(self.elsewhere(target.name) for target in targets):
             return
         pieces, first = [], 0
         for target in targets:

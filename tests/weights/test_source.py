@@ -1,0 +1,134 @@
+"""Every broken model directory is a ConfigError that says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from llmcore.errors import ConfigError
+from llmcore.testing.family import registry_for_tests
+from llmcore.weights.source import open_checkpoint, read_model
+from safetensors.torch import save_file
+
+REGISTRY = registry_for_tests()
+
+
+def good(path: Path) -> None:
+    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    save_file({"a": torch.ones(4, 4), "b": torch.ones(2)}, path / "model.safetensors")
+
+
+def cut(path: Path) -> None:
+    good(path)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def headerless(path: Path) -> None:
+    good(path)
+    (path / "model.safetensors").write_bytes(b"\xff" * 40)
+
+
+def tiny(path: Path) -> None:
+    good(path)
+    (path / "model.safetensors").write_bytes(b"12")
+
+
+def pickles(path: Path) -> None:
+    (path / "config.json").write_text("{}")
+    (path / "pytorch_model.bin").write_bytes(b"x")
+
+
+def no_config(path: Path) -> None:
+    save_file({"a": torch.ones(4)}, path / "model.safetensors")
+
+
+def config_only(path: Path) -> None:
+    (path / "config.json").write_text("{}")
+
+
+def broken_config(path: Path) -> None:
+    good(path)
+    (path / "config.json").write_text("{not json")
+
+
+def list_config(path: Path) -> None:
+    good(path)
+    (path / "config.json").write_text("[]")
+
+
+def lost_shard(path: Path) -> None:
+    good(path)
+    weights = {"a": "model.safetensors", "c": "other.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+
+
+def empty_index(path: Path) -> None:
+    good(path)
+    (path / "model.safetensors.index.json").write_text("{}")
+
+
+def doubled(path: Path) -> None:
+    good(path)
+    save_file({"a": torch.ones(4, 4)}, path / "copy.safetensors")
+
+
+def two_gguf(path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (path / name).write_bytes(b"GGUF")
+
+
+def cut_gguf(path: Path) -> None:
+    (path / "a.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (cut, "should hold .* download it again"),
+        (headerless, "cut short or no safetensors file"),
+        (tiny, "cut short or no safetensors file"),
+        (pickles, "pickle.*convert it"),
+        (no_config, "no config.json"),
+        (config_only, "no weights; download"),
+        (broken_config, "no JSON"),
+        (list_config, "no JSON object"),
+        (lost_shard, "lacks other.safetensors"),
+        (empty_index, "no weight_map"),
+        (doubled, "holds a, and so does another"),
+        (two_gguf, "2 GGUF files .a.gguf, b.gguf.*give --model_dir the one"),
+        (cut_gguf, "cut short or broken"),
+    ],
+)
+def test_broken(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
+    make(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        open_checkpoint(REGISTRY, tmp_path)
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        open_checkpoint(REGISTRY, tmp_path / "nowhere")
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    with pytest.raises(ConfigError, match="no weight loader recognises"):
+        open_checkpoint(REGISTRY, file)
+
+
+def test_good_and_config_alone(tmp_path: Path) -> None:
+    good(tmp_path)
+    assert open_checkpoint(REGISTRY, tmp_path).sizes() == {"a": ((4, 4), "F32"), "b": ((2,), "F32")}
+    (tmp_path / "model.safetensors").unlink()
+    assert open_checkpoint(REGISTRY, tmp_path, weights=False).config() == {"architectures": ["LlamaForCausalLM"]}
+
+
+def test_what_a_config_may_lack() -> None:
+    with pytest.raises(ConfigError, match="lacks 'num_attention_heads'"):
+        read_model(REGISTRY, {"architectures": ["LlamaForCausalLM"]})
+    with pytest.raises(ConfigError, match="quantized with 'awq'"):
+        read_model(REGISTRY, {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}})
+    with pytest.raises(ConfigError, match="unknown architecture"):
+        read_model(REGISTRY, {"architectures": ["NoSuchModel"]})

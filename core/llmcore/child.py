@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import zmq
 
-from llmcore.errors import ConfigError
+from llmcore.errors import LlmcoreError
 from llmcore.wire import EngineLaunch, Failed, Outlet, ToSupervisor, WorkerLaunch, decode_launch
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch)
@@ -50,9 +50,10 @@ def report_failure(launch: EngineLaunch | WorkerLaunch, error: BaseException) ->
     """Send the supervisor one line for people, and append the traceback to the log file."""
     with open(launch.log, "a") as file:
         traceback.print_exception(error, file=file)
-    message = str(error).strip() or type(error).__name__
+    usage = isinstance(error, LlmcoreError)
+    message = str(error) if usage else f"{type(error).__name__}: {error}"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outlet = Outlet(context, launch.addresses.control)
-    outlet.send(ToSupervisor(launch.name, Failed(message, usage=isinstance(error, ConfigError))))
+    outlet.send(ToSupervisor(launch.name, Failed(message, usage=usage)))
     outlet.close(2.0)
     context.term()

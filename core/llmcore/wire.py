@@ -167,7 +167,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The child cannot start or go on: the one line that people read. Its traceback is in its log file.
 
-    `usage`: the operator's settings are at fault (a ConfigError), so no restart can help.
+    `usage`: the text is an LlmcoreError's and names the fix; the operator's settings are at fault.
     """
 
     message: str

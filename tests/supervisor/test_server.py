@@ -125,7 +125,7 @@ def test_a_client_that_leaves_is_aborted_and_frees_its_slots(server: RunningServ
 def test_health_routes(server: RunningServer, method: str, path: str, expected: dict[str, str]) -> None:
     with sockets.connect(server.port) as sock:
         sock.sendall(sockets.request(method, path))
-        status, headers, body = sockets.read_head(sock)
+        status, headers, body = (sockets.read_head if method == "HEAD" else sockets.read_reply)(sock)
     assert (status, headers["content-type"]) == (200, "application/json")
     assert body == b"" if method == "HEAD" else orjson.loads(body) == expected
 

@@ -268,7 +268,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 class HttpServer:
     """waitress on an inherited listening socket, with every default that hurts replaced."""
 
-    def __init__(self, app: Callable[..., Any], listener: socket.socket, *, connections: int = 4096) -> None:
+    def __init__(self, app: Callable[..., Any], listener: socket.socket, *, connections: int) -> None:
         raise_open_files(connections + SPARE_FILES)
         self._server = create_server(
             app,

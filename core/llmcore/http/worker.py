@@ -33,6 +33,13 @@ GRACE_SECONDS = 5.0
 """How long open requests may go on after a SIGTERM that no supervisor announced."""
 
 
+CONNECTIONS = 4096
+"""Connections of one worker, unless more requests than that may run; further ones wait to be accepted."""
+
+SPARE_CONNECTIONS = 256
+"""Beside those of requests that run: for waiting ones, health checks and metrics."""
+
+
 def main() -> int:
     """Run until told to stop; the exit code."""
     launch = child.begin(WorkerLaunch)
@@ -61,7 +68,8 @@ def serve(launch: WorkerLaunch) -> int:
         observers=(bridge.report, partial(_notify, registry)),
     )
     app = build_app(dialect_routes(registry, front))
-    server = HttpServer(app, socket.socket(fileno=launch.listen_fd))
+    connections = max(CONNECTIONS, launch.config.memory.running_max_req_size + SPARE_CONNECTIONS)
+    server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=connections)
     signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_SECONDS))
     hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
     hub.start()

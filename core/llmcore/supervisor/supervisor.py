@@ -257,6 +257,7 @@ class Supervisor:
                 self._engine(sender).ready(body.facts)
             case WorkerReady():
                 self._workers.ready(sender)
+                self._state_due = 0.0
             case Progress():
                 self._notices.progress(body.stage, body.done, body.total)
             case Failed():

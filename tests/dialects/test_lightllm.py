@@ -102,7 +102,7 @@ def test_how_a_request_becomes_a_submit(lightllm: MakeSide) -> None:
     side = lightllm(facts={"generation": {"temperature": 0.6, "top_k": 50}})
     side.ok("/generate", inputs="say", parameters={})
     submit = side.bridge.submitted[0]
-    assert (submit.max_new_tokens, submit.min_new_tokens, submit.stop_ids, submit.n) == (16, 1, (EOS,), 1)
+    assert (submit.max_new_tokens, submit.min_new_tokens, submit.stop_ids, submit.n) == (16, 0, (EOS,), 1)
     sampling = submit.sampling
     assert (sampling.temperature, sampling.top_k, sampling.logprobs) == (0.0, 0, None)
     assert (sampling.repetition_over_prompt, sampling.penalize_prompt) == (False, False)
@@ -123,7 +123,7 @@ def test_how_a_request_becomes_a_submit(lightllm: MakeSide) -> None:
     }
     side.ok("/generate", inputs=[64, 65], parameters=parameters)
     submit = side.bridge.submitted[1]
-    assert (submit.max_new_tokens, submit.min_new_tokens, submit.stop_ids) == (9, 4, ())
+    assert (submit.max_new_tokens, submit.min_new_tokens, submit.stop_ids) == (9, 3, ())
     sampling = submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, 0.1, 0.2)
@@ -135,6 +135,15 @@ def test_tiny_temperatures_are_greedy(lightllm: MakeSide, temperature: float) ->
     side = lightllm("ab")
     side.ok("/generate", inputs="say", parameters={"do_sample": True, "temperature": temperature})
     assert side.bridge.submitted[0].sampling.temperature == 0.0
+
+
+def test_the_end_token_may_be_the_last_of_the_least(lightllm: MakeSide) -> None:
+    for least, text in ((1, ""), (2, "a"), (3, "a"), (4, "ab")):
+        side = lightllm(
+            [EOS, 64, EOS, 65, EOS] if least == 1 else [64, EOS, 65, EOS] if least != 3 else [64, EOS, EOS]
+        )
+        answer = side.ok("/generate", inputs="say", parameters={"min_new_tokens": least})
+        assert (answer["generated_text"], answer["finish_reason"]) == ([text], "stop")
 
 
 def test_special_tokens_are_shown_on_request(lightllm: MakeSide) -> None:

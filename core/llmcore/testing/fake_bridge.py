@@ -110,7 +110,7 @@ class _Script:
         while len(tokens) < most and finish is Finish.RUNNING:
             tokens.append(self.ids[self.done])
             self.done += 1
-            if tokens[-1] in self.request.stop_ids and self.done >= self.request.min_new_tokens:
+            if tokens[-1] in self.request.stop_ids and self.done > self.request.min_new_tokens:
                 finish = Finish.STOP
             elif self.done >= min(self.request.max_new_tokens, len(self.ids)):
                 finish = Finish.LENGTH

@@ -71,7 +71,8 @@ class Generate:
             prompt,
             sampling_params(given, logprobs=stream or bool(given.return_details)),
             max_new_tokens=left,
-            min_new_tokens=given.min_new_tokens or 1,
+            # LightLLM lets the last of the least tokens be the end token; the bridge counts those before it.
+            min_new_tokens=(given.min_new_tokens or 1) - 1,
             stop_ids=sorted(rules.stop_ids),
             n=n,
         )

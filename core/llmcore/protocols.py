@@ -221,6 +221,9 @@ class KVManager(Protocol):
     everything above it.
     """
 
+    caching: bool
+    """False where nothing is ever kept, so nobody need wait for what another request computes."""
+
     def match(self, salt: bytes, content: Int64) -> Int32:
         """Granules that hold the longest cached prefix of `content`, whole granules only, in order."""
 

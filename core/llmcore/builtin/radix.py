@@ -41,6 +41,8 @@ class RadixCache:
     by with `insert` before letting go, and that puts it back. So evicting n granules touches about n of them.
     """
 
+    caching = True
+
     def __init__(self, granule: int = 1) -> None:
         self._granule = granule
         self._roots: dict[bytes, Node] = {}
@@ -194,6 +196,8 @@ class RadixCache:
 
 class NoCache:
     """Keeps nothing: every prompt is computed."""
+
+    caching = False
 
     def __init__(self, granule: int = 1) -> None:
         del granule

@@ -34,6 +34,11 @@ class KVGroup:
         """Granules that `tokens` tokens take."""
         return -(-tokens // self.granule)
 
+    def granules_of(self, tokens: Int32) -> Int32:
+        """The same, elementwise."""
+        granules: Int32 = -(-tokens // self.granule)
+        return granules
+
     def row(self, row: int) -> Int32:
         """The granules of a row, reserved ones included (a view)."""
         granules: Int32 = self.table[row, : self.held[row]]
@@ -41,7 +46,7 @@ class KVGroup:
 
     def lack(self, rows: Int32, lengths: Int32) -> Int32:
         """Granules that each of `rows` still needs to hold `lengths` tokens."""
-        missing: Int32 = np.maximum(-(-lengths // self.granule) - self.held[rows], 0)
+        missing: Int32 = np.maximum(self.granules_of(lengths) - self.held[rows], 0)
         return missing
 
     def grow(self, rows: Int32, lengths: Int32, limits: Int32) -> tuple[Int32, Int32, Int32]:
@@ -55,7 +60,7 @@ class KVGroup:
         if not short.size:
             return NO_GRANULES, NO_GRANULES, NO_GRANULES
         rows, lack = rows[short], lack[short]
-        room = -(-limits[short] // self.granule) - self.held[rows]
+        room = self.granules_of(limits[short]) - self.held[rows]
         extra = self.pool.run - lack
         wish = np.flatnonzero((extra > 0) & (room >= self.pool.run))
         spare = self.pool.free - int(lack.sum())
@@ -75,7 +80,7 @@ class KVGroup:
 
     def trim(self, rows: Int32, lengths: Int32) -> None:
         """Give back what `rows` reserved beyond `lengths` tokens."""
-        keep = np.minimum(-(-lengths // self.granule), self.held[rows])
+        keep = np.minimum(self.granules_of(lengths), self.held[rows])
         excess = self.held[rows] - keep
         if excess.any():
             tail = self.table[np.repeat(rows, excess), _spread(keep, excess)]

@@ -1,0 +1,110 @@
+"""How long answers will be: foreseen from recent ones, capped, or taken at their literal limit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.api import LengthEstimatorSpec, hookimpl
+from llmcore.api.sched import Int32, SchedulerLimits
+
+HISTORY = 1000
+"""Finished answers that count as recent."""
+
+ENOUGH = 16
+"""Finished answers from which a distribution is worth sampling."""
+
+SEED = 0x5EED
+
+
+class Conservative:
+    """max_new_tokens, literally: an upper bound, so nothing admitted has to be preempted."""
+
+    guaranteed = True
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        del limits
+
+    def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
+        """`max_new`."""
+        return max_new
+
+    def observe(self, produced: int) -> None:
+        """Learns nothing."""
+
+
+class Capped:
+    """min(max_new_tokens, max(1.1 x produced, router_max_new_token_len)); literal from `token_ratio` of use on.
+
+    The rule of LightLLM's router.
+    """
+
+    guaranteed = False
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._cap = limits.capped_new_tokens
+        self._ratio = limits.token_ratio
+
+    def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
+        """The cap, at least a tenth more than was produced; `max_new` where eos is ignored or the pool is busy."""
+        if self._ratio is not None and used >= self._ratio:
+            return max_new
+        grown = np.maximum(produced * 11 // 10, self._cap)
+        totals: Int32 = np.where(ignore_eos, max_new, np.clip(grown, produced + 1, max_new)).astype(np.int32)
+        return totals
+
+    def observe(self, produced: int) -> None:
+        """Learns nothing."""
+
+
+class PastFuture:
+    """A draw from the recent answers that were longer than what this one has produced.
+
+    The idea of the Past-Future scheduler (arXiv 2507.10150): over many requests the drawn lengths add up to what
+    will be needed, so neither the literal limits nor a guess is held free. With no history yet, and for an answer
+    longer than all recent ones, it is `Capped`. The generator is seeded: equal calls foresee equal lengths.
+    """
+
+    guaranteed = False
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._capped = Capped(limits)
+        self._recent: deque[int] = deque(maxlen=HISTORY)
+        self._sorted = np.empty(0, np.int32)
+        self._random = np.random.default_rng(SEED)
+
+    def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
+        """A draw per request from the recent lengths above `produced`."""
+        capped = self._capped.totals(produced, max_new, ignore_eos, used)
+        if len(self._recent) < ENOUGH:
+            return capped
+        if self._sorted.size != len(self._recent):
+            self._sorted = np.sort(np.fromiter(self._recent, np.int32))
+        low = np.searchsorted(self._sorted, produced, side="right")
+        longer = self._sorted.size - low
+        pick = low + (self._random.random(produced.size) * longer).astype(np.int64)
+        drawn = self._sorted[np.minimum(pick, self._sorted.size - 1)]
+        totals: Int32 = np.where(ignore_eos | (longer == 0), capped, np.minimum(drawn, max_new)).astype(np.int32)
+        return totals
+
+    def observe(self, produced: int) -> None:
+        """One more recent answer of `produced` tokens."""
+        self._recent.append(produced)
+        self._sorted = np.empty(0, np.int32)
+
+
+@hookimpl
+def register_length_estimators() -> Iterable[LengthEstimatorSpec]:
+    """The three ways of `--length_estimator`."""
+    yield LengthEstimatorSpec(
+        name="past_future", make=f"{__name__}:PastFuture", summary="drawn from the recent answers' lengths"
+    )
+    yield LengthEstimatorSpec(
+        name="capped", make=f"{__name__}:Capped", summary="max_new_tokens up to router_max_new_token_len"
+    )
+    yield LengthEstimatorSpec(
+        name="conservative", make=f"{__name__}:Conservative", summary="max_new_tokens: nothing is ever preempted"
+    )

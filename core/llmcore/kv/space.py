@@ -1,0 +1,158 @@
+"""All KV groups of a model as one: what a request needs is a vector over them, a prefix is what every one holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.kv.group import KVGroup
+from llmcore.protocols import Int32, Int64
+
+Columns = tuple[Int32, Int32, Int32]
+"""Table entries as columns: row, at, granule."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A cached prefix: `tokens` of it in every group, and per group the granules that hold them."""
+
+    tokens: int
+    granules: tuple[Int32, ...]
+
+
+class KVSpace:
+    """The groups in the model's order. `granule` is the coarsest: what all of them share is a multiple of it."""
+
+    def __init__(self, groups: Sequence[KVGroup]) -> None:
+        self.groups = tuple(groups)
+        self.granule = math.lcm(*(group.granule for group in groups))
+        self.caching = all(group.manager.caching for group in groups)
+
+    def floor(self, tokens: int) -> int:
+        """`tokens` cut to the coarsest granule."""
+        return tokens // self.granule * self.granule
+
+    def match(self, salt: bytes, content: Int64) -> Hit:
+        """The longest prefix of `content` that every group holds."""
+        found = [group.match(salt, content) for group in self.groups]
+        tokens = min(group.granule * granules.size for group, granules in zip(self.groups, found, strict=True))
+        tokens = self.floor(tokens)
+        return Hit(tokens, tuple(g[: tokens // group.granule] for group, g in zip(self.groups, found, strict=True)))
+
+    def take(self, row: int, hit: Hit) -> None:
+        """Start an empty row with a hit."""
+        for group, granules in zip(self.groups, hit.granules, strict=True):
+            group.take(row, granules)
+
+    def fork(self, row: int, fork: int, tokens: int) -> None:
+        """Start the empty row `fork` with what `row` holds for its first `tokens` tokens."""
+        for group in self.groups:
+            group.take(fork, group.table[row, : group.granules(tokens)].copy())
+
+    def entries(self, row: int, tokens: int) -> list[Columns]:
+        """Per group, the table entries of a row's first `tokens` tokens."""
+        columns = []
+        for group in self.groups:
+            at = np.arange(group.granules(tokens), dtype=np.int32)
+            columns.append((np.full(at.size, row, np.int32), at, group.table[row, : at.size].copy()))
+        return columns
+
+    def enter(self, salt: bytes, content: Int64, row: int) -> int | None:
+        """Offer the prompt granules of a row that goes on running; returns from which token on they are new.
+
+        None where nothing entered: it was there already, or the tree holds other granules than the row for what
+        lies above, and then the row waits until it ends, so that who holds a granule holds all above it.
+        """
+        content = content[: self.floor(content.size)]
+        start = content.size
+        for group in self.groups:
+            known = group.match(salt, content)
+            if not np.array_equal(known, group.table[row, : known.size]):
+                return None
+            start = min(start, known.size * group.granule)
+        if start < content.size:
+            for group in self.groups:
+                group.insert(salt, content, row)
+        return start if start < content.size else None
+
+    def release(self, row: int, salt: bytes, content: Int64) -> None:
+        """The row lets go of everything; `content`, all that is valid of it, is offered to the cache first."""
+        content = content[: self.floor(content.size)]
+        for group in self.groups:
+            if content.size:
+                group.insert(salt, content, row)
+            group.release(row)
+
+    def remove(self, salt: bytes, content: Int64, start: int, rows: Int32) -> Int32:
+        """Drop from the cache what holds `content` from `start` on and all below; returns which `rows` hold any."""
+        holds = np.zeros(rows.size, np.bool_)
+        for group in self.groups:
+            dropped = group.remove(salt, content, start)
+            marked = np.zeros(group.pool.total, np.bool_)
+            marked[dropped] = True
+            holds |= [bool(marked[group.row(int(row))].any()) for row in rows]
+        return rows[holds]
+
+    def secure(self, rows: Int32, starts: Int32, lengths: Int32) -> bool:
+        """Have enough free in every group for `rows` to grow from `starts` to `lengths` tokens."""
+        for group in self.groups:
+            lack = group.lack(rows, lengths)
+            need = int(lack.sum()) + int(np.count_nonzero(self._borrowed(group, rows, starts)))
+            if not group.make_free(need):
+                return False
+            # Whole runs for those who need a granule, as far as that costs the cache little.
+            spare = int(np.count_nonzero(lack)) * group.pool.run - need
+            if spare > 0:
+                group.make_free(need + min(spare, group.pool.cached // 8))
+        return True
+
+    def trim(self, rows: Int32, lengths: Int32) -> None:
+        """Give back what `rows` reserved beyond `lengths` tokens."""
+        for group in self.groups:
+            group.trim(rows, lengths)
+
+    def unshare(self, rows: Int32, starts: Int32) -> tuple[list[Columns], list[list[tuple[int, int]]]]:
+        """Make every granule that `rows` will write from token `starts` on their own.
+
+        Returns, per group, the table entries that changed and the granules (src, dst) to copy.
+        """
+        writes: list[Columns] = []
+        copies: list[list[tuple[int, int]]] = []
+        for group in self.groups:
+            pairs, at = [], []
+            for i in np.flatnonzero(self._borrowed(group, rows, starts)):
+                place = int(starts[i]) // group.granule
+                pair = group.unshare(int(rows[i]), place)
+                if pair is not None:
+                    pairs.append(pair)
+                    at.append((int(rows[i]), place, pair[1]))
+            copies.append(pairs)
+            columns = np.array(at, np.int32).reshape(-1, 3).T
+            writes.append((columns[0], columns[1], columns[2]))
+        return writes, copies
+
+    def pending_copies(self, group: KVGroup, rows: Int32, starts: Int32) -> Int32:
+        """1 where a row's next write will need a granule of its own in place of a shared one."""
+        return self._borrowed(group, rows, starts).astype(np.int32)
+
+    def check(self) -> None:
+        """Assert the invariant of every group, and that rows and the cache hold exactly what is counted."""
+        for group in self.groups:
+            group.pool.check()
+            counted = np.zeros(group.pool.total, np.int32)
+            for row in np.flatnonzero(group.held):
+                counted[group.row(int(row))] += 1
+            assert (counted == group.pool.holders).all(), f"rows of {group.name!r} and the counts disagree"
+
+    @staticmethod
+    def _borrowed(group: KVGroup, rows: Int32, starts: Int32) -> NDArray[np.bool_]:
+        if group.granule == 1:
+            return np.zeros(rows.size, np.bool_)
+        inside = starts % group.granule != 0
+        granules = group.table[rows, np.minimum(starts // group.granule, group.table.shape[1] - 1)]
+        borrowed: NDArray[np.bool_] = inside & (group.pool.holders[granules] > 1)
+        return borrowed

@@ -1,0 +1,68 @@
+"""How requests leave their places: they end, go back to the queue, or have to compute something again."""
+
+from __future__ import annotations
+
+from llmcore.sched.job import NO_ROW, Job
+from llmcore.sched.state import State
+from llmcore.sched.table import Status
+
+
+class Departures:
+    """Whoever leaves offers what is valid of its KV to the cache, then lets go of it."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def valid(self, row: int) -> int:
+        """Tokens of `row` whose KV may be kept: those of steps that were read, and of its prompt what is there."""
+        table = self._state.table
+        return int(max(table.settled[row], table.entered[row]))
+
+    def end(self, job: Job, valid: int | None = None) -> None:
+        """The job is done, wherever it stands; at most its first `valid` tokens stay in the cache."""
+        state = self._state
+        if job.row == NO_ROW:
+            state.queue.remove(job)
+        else:
+            row = job.row
+            self._let_go(row, self.valid(row) if valid is None else valid)
+            state.table.free(row)
+        job.ended = True
+        key = (job.owner, job.submit.id)
+        del state.requests[key][job.choice]
+        if not state.requests[key]:
+            del state.requests[key]
+
+    def unplace(self, job: Job) -> None:
+        """The job was given a place in this step and does not get to run; it never left the queue."""
+        self._let_go(job.row, self.valid(job.row))
+        self._state.table.free(job.row)
+
+    def preempt(self, row: int) -> None:
+        """Free the slots of `row`; it goes back to the queue, now or when its last step was read."""
+        table = self._state.table
+        self._let_go(row, self.valid(row))
+        if table.length[row] > table.known[row]:
+            table.leave(row)
+        else:
+            self.give_back(row)
+
+    def recompute(self, row: int, valid: int) -> None:
+        """Back to the queue at once; of the KV only the first `valid` tokens, and of the tokens those read, count."""
+        self._let_go(row, min(valid, self.valid(row)))
+        self.give_back(row)
+
+    def give_back(self, row: int) -> None:
+        """`row`, which holds nothing any more, goes back to the queue with the tokens that are known."""
+        state = self._state
+        job = state.table.job(row)
+        job.produced = state.table.tokens[row, job.prompt.size : state.table.known[row]].copy()
+        job.queued_at = state.step
+        state.table.free(row)
+        state.queue.give_back(job)
+
+    def _let_go(self, row: int, valid: int) -> None:
+        state = self._state
+        if state.table.status[row] == Status.RUNNING:
+            salt = state.table.job(row).submit.salt
+            state.space.release(row, salt, state.table.content(row, valid))

@@ -1,0 +1,88 @@
+"""What a step did, as columns for each owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.bridge import Finish, StepEvents
+from llmcore.protocols import Int32
+from llmcore.sched.job import Job
+from llmcore.sched.plan import StepResult
+from llmcore.sched.table import RequestTable
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Tokens that were read, one for each of `rows`: columns. Token i is number `at[i]` of the step's result.
+
+    `finish` is a Finish. The table counts the tokens already, and the rows still have their places.
+    """
+
+    rows: Int32
+    tokens: Int32
+    finish: Int32
+    at: NDArray[np.intp]
+
+
+def by_owner(accepted: Accepted, table: RequestTable, result: StepResult, stamp: float) -> dict[int, StepEvents]:
+    """The events of one step for each owner."""
+    owners = table.owner[accepted.rows]
+    if not owners.size:
+        return {}
+    if (owners == owners[0]).all():
+        return {int(owners[0]): _events(accepted, table, result, stamp)}
+    events = {}
+    for owner in np.unique(owners):
+        mine = np.flatnonzero(owners == owner)
+        part = Accepted(accepted.rows[mine], accepted.tokens[mine], accepted.finish[mine], accepted.at[mine])
+        events[int(owner)] = _events(part, table, result, stamp)
+    return events
+
+
+def add_errors(events: dict[int, StepEvents], jobs: Iterable[Job], error: tuple[str, str], stamp: float) -> None:
+    """Every choice of `jobs` ends with `error`, a (code, message)."""
+    for job in jobs:
+        mine = events.setdefault(
+            job.owner, StepEvents(stamp=stamp, request=[], choice=[], count=[], tokens=[], finish=[])
+        )
+        for choice in range(job.choice, job.choice + job.choices):
+            mine.error[len(mine.request)] = error
+            mine.request.append(job.submit.id)
+            mine.choice.append(choice)
+            mine.count.append(0)
+            mine.finish.append(Finish.ERROR)
+
+
+def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: float) -> StepEvents:
+    rows = accepted.rows
+    events = StepEvents(
+        stamp=stamp,
+        request=table.request[rows].tolist(),
+        choice=table.choice[rows].tolist(),
+        count=[1] * rows.size,
+        tokens=accepted.tokens.tolist(),
+        finish=accepted.finish.tolist(),
+    )
+    for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + 1):
+        events.cached[int(i)] = table.job(int(rows[i])).cached
+    if result.logprobs is not None:
+        _add_logprobs(events, accepted.at, table.tops[rows], result.logprobs, result)
+    return events
+
+
+def _add_logprobs(
+    events: StepEvents, at: NDArray[np.intp], tops: Int32, logprobs: NDArray[np.float32], result: StepResult
+) -> None:
+    if not (tops >= 0).any():
+        return
+    events.logprobs = np.where(tops >= 0, logprobs[at], 0.0).tolist()
+    if result.top_ids is None or result.top_logprobs is None:
+        return
+    for i in np.flatnonzero(tops > 0):
+        k, s = int(tops[i]), int(at[i])
+        best = zip(result.top_ids[s, :k].tolist(), result.top_logprobs[s, :k].tolist(), strict=True)
+        events.top[int(i)] = [list(best)]

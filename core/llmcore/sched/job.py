@@ -1,0 +1,100 @@
+"""What the scheduler knows of a request, apart from the columns of a running one, and the queue."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llmcore.bridge import Submit
+from llmcore.protocols import Int32, Int64
+
+NO_ROW = -1
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One choice of a request, or all of them (`forks` more) until the prompt that they share is computed.
+
+    `row` is its place among the running, `reserved` the places its forks will take. `produced` holds the tokens it
+    had when it was last sent back to the queue, `cached` the prompt tokens it did not have to compute at first.
+    `waits`: (row, epoch, tokens) of the job whose KV it waits for. `private`: it takes nothing from the cache.
+    """
+
+    submit: Submit
+    owner: int
+    choice: int
+    arrival: int
+    prompt: Int32
+    forks: int = 0
+    produced: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    row: int = NO_ROW
+    reserved: list[int] = field(default_factory=list)
+    cached: int = -1
+    failures: int = 0
+    ended: bool = False
+    private: bool = False
+    queued_at: int = 0
+    waits: tuple[int, int, int] | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens known when it is next admitted."""
+        return self.prompt.size + self.produced.size
+
+    @property
+    def choices(self) -> int:
+        """Places it takes among the running."""
+        return 1 + self.forks
+
+    def tokens(self) -> Int32:
+        """Prompt and what was produced."""
+        return np.concatenate([self.prompt, self.produced]) if self.produced.size else self.prompt
+
+    def content(self) -> Int64:
+        """Content ids of `tokens`."""
+        return self.tokens().astype(np.int64)
+
+    def fork(self, choice: int, row: int) -> Job:
+        """A further choice, which runs in `row`."""
+        twin = Job(self.submit, self.owner, choice, self.arrival + choice, self.prompt, cached=self.cached)
+        twin.row = row
+        return twin
+
+
+class WaitingQueue:
+    """Requests that wait: those sent back, oldest first, then the others in order of arrival."""
+
+    def __init__(self) -> None:
+        self._returned: list[Job] = []
+        self._fresh: OrderedDict[int, Job] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._returned) + len(self._fresh)
+
+    def __iter__(self) -> Iterator[Job]:
+        return itertools.chain(self._returned, self._fresh.values())
+
+    def append(self, job: Job) -> None:
+        """A new request."""
+        self._fresh[job.arrival] = job
+
+    def give_back(self, job: Job) -> None:
+        """A request that ran already goes before all that did not."""
+        bisect.insort(self._returned, job, key=_arrival)
+
+    def remove(self, job: Job) -> None:
+        """The request was admitted, or ended. KeyError if it does not wait."""
+        if self._fresh.pop(job.arrival, None) is None:
+            at = bisect.bisect_left(self._returned, job.arrival, key=_arrival)
+            if at == len(self._returned) or self._returned[at] is not job:
+                raise KeyError(job.arrival)
+            del self._returned[at]
+
+
+def _arrival(job: Job) -> int:
+    return job.arrival

@@ -1,0 +1,88 @@
+"""What can be served at all: limits that fit together, requests that fit the limits, the estimator they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmcore.bridge import Submit
+from llmcore.errors import ConfigError, RequestError
+from llmcore.kv.space import KVSpace
+from llmcore.protocols import SchedulerLimits
+
+
+def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:
+    """`limits` with at most so many running requests that a step in which all decode has room for a chunk.
+
+    Raises ConfigError where chunks cannot be formed.
+    """
+    granule = space.granule
+    if limits.chunk_tokens < granule or limits.batch_tokens < granule:
+        raise ConfigError(
+            f"a step of {limits.batch_tokens} tokens in chunks of {limits.chunk_tokens} cannot fill a KV granule of "
+            f"{granule}; raise --batch_max_tokens and --chunked_prefill_size to at least {granule}"
+        )
+    if not limits.chunked and limits.batch_tokens < limits.max_input_len:
+        raise ConfigError(
+            f"without chunked prefill a prompt of {limits.max_input_len} tokens must fit a step of "
+            f"{limits.batch_tokens}; raise --batch_max_tokens, lower --max_req_input_len, or drop "
+            "--disable_chunked_prefill"
+        )
+    return replace(limits, max_running=min(limits.max_running, limits.batch_tokens - granule + 1))
+
+
+def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, guaranteed: bool) -> None:
+    """Raise RequestError if the request can never be served."""
+    tokens, rest = divmod(len(submit.prompt), 4)
+    if rest or not tokens:
+        raise RequestError("the prompt holds no token", param="prompt", code="invalid_value")
+    if submit.max_new_tokens < 1:
+        raise RequestError("max_new_tokens must be at least 1", param="max_new_tokens", code="invalid_value")
+    if not 1 <= submit.n <= limits.max_running:
+        raise RequestError(
+            f"n must be between 1 and {limits.max_running}, the requests this server runs at once; it is {submit.n}",
+            param="n",
+            code="invalid_value",
+        )
+    total = tokens + submit.max_new_tokens
+    if tokens > limits.max_input_len:
+        _too_long(f"the prompt has {tokens} tokens; at most {limits.max_input_len} are allowed", "prompt")
+    if total > limits.max_total_len:
+        _too_long(
+            f"{tokens} prompt tokens and max_new_tokens {submit.max_new_tokens} make {total}; "
+            f"at most {limits.max_total_len} are allowed in all",
+            "max_new_tokens",
+        )
+    for group in space.groups:
+        answer = submit.max_new_tokens - 1
+        need = group.granules(tokens + answer)
+        if guaranteed and submit.n > 1:
+            need = group.granules(tokens) + submit.n * (group.granules(answer) + (group.granule > 1))
+        if need > group.pool.total:
+            _too_long(
+                f"the request may need {need * group.granule} KV slots; this server has "
+                f"{group.pool.total * group.granule}: lower max_new_tokens"
+                + (" or n" if submit.n > 1 else "")
+                + ", or start the server with a larger --max_total_token_num",
+                "max_new_tokens",
+            )
+
+
+def estimator_name(length_estimator: str | None, token_ratio: float | None) -> str:
+    """The length estimator that `--length_estimator` and `--router_token_ratio` ask for; ConfigError if they clash.
+
+    A ratio of 0 is `conservative`; above 0 it is LightLLM's rule, which is `capped` with that ratio.
+    """
+    if token_ratio is None:
+        return length_estimator or "past_future"
+    if not 0 <= token_ratio <= 1:
+        raise ConfigError(f"--router_token_ratio is a share of the KV slots, 0 to 1, not {token_ratio}")
+    meant = "capped" if token_ratio > 0 else "conservative"
+    if length_estimator not in (None, meant):
+        raise ConfigError(
+            f"--router_token_ratio {token_ratio} means --length_estimator {meant}, not {length_estimator}; give one"
+        )
+    return meant
+
+
+def _too_long(message: str, param: str) -> None:
+    raise RequestError(message, param=param, code="context_length_exceeded")

@@ -1,0 +1,406 @@
+"""The scheduler's mechanism: requests in, plans out, results in, events out. Policy is somebody else's.
+
+It never waits and never looks at a device. With steps in flight, lengths are what they will be once those were read;
+places and slots of whoever ends are free at once, because steps run in the order in which they were planned, and a
+result for someone who is gone finds a new epoch at his place and is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.bridge import Finish, Load, StepEvents, Submit
+from llmcore.errors import RequestError
+from llmcore.kv.group import KVGroup
+from llmcore.kv.space import KVSpace
+from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
+from llmcore.sched.departures import Departures
+from llmcore.sched.events import Accepted, add_errors, by_owner
+from llmcore.sched.flight import Flight, enqueue
+from llmcore.sched.foresight import Foresight
+from llmcore.sched.job import NO_ROW, Job
+from llmcore.sched.limits import check_submit, fitting
+from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.state import State
+from llmcore.sched.table import RequestTable, Status
+from llmcore.sched.validate import PATIENCE, fault, oldest_first
+from llmcore.sched.view import StepView
+
+log = logging.getLogger(__name__)
+
+RETRIES = 3
+"""Failed steps in company after which a request ends with an error although it never failed alone."""
+
+NOT_FINITE = ("internal_error", "the model's output for this request was not finite")
+
+
+@dataclass
+class Totals:
+    """Counted since the start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    aborts: int = 0
+
+
+class Scheduler:
+    """Requests of several owners (HTTP workers) on one engine; used by one thread.
+
+    `plan` makes the next step; `commit` takes the results of the oldest one not read yet. Up to `ahead` plans may be
+    made before a commit. Raises ConfigError where `limits` contradict each other or the groups.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        groups: Sequence[KVGroup],
+        policy: SchedulerPolicy,
+        estimator: LengthEstimator,
+        *,
+        ahead: int = 0,
+    ) -> None:
+        space = KVSpace(groups)
+        limits = fitting(limits, space)
+        self._state = State(limits, RequestTable(limits.max_running, limits.max_total_len), space, estimator, ahead)
+        self._policy = policy
+        self._departures = Departures(self._state)
+        self._flights: deque[Flight] = deque()
+        self._suspects: deque[Job] = deque()
+        self._arrivals = 0
+        self._last_join = -limits.wait_steps
+        self._passed_over = 0
+        self._distrusted = False
+        self.totals = Totals()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or is on its way."""
+        return not self._state.requests and not self._flights
+
+    @property
+    def space(self) -> KVSpace:
+        """The KV groups, for figures and checks."""
+        return self._state.space
+
+    # --- what the front end asks for ---------------------------------------------------------------------------
+
+    def submit(self, submit: Submit, owner: int) -> None:
+        """Queue a request. Raises RequestError if it can never be served."""
+        state = self._state
+        key = (owner, submit.id)
+        if key in state.requests:
+            raise RequestError(f"request {submit.id} exists already", code="invalid_value")
+        check_submit(submit, state.limits, state.space, guaranteed=state.estimator.guaranteed)
+        prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
+        job = Job(submit, owner, 0, self._arrivals, prompt, forks=submit.n - 1, queued_at=state.step)
+        self._arrivals += submit.n
+        state.requests[key] = {0: job}
+        state.queue.append(job)
+
+    def abort(self, owner: int, request_id: int) -> None:
+        """End every choice of a request, without events; its slots are free at once. Unknown ids are ignored."""
+        jobs = self._state.requests.get((owner, request_id), {})
+        self.totals.aborts += bool(jobs)
+        for job in list(jobs.values()):
+            self._departures.end(job)
+
+    def finish(self, owner: int, request_id: int, choice: int, n_tokens: int) -> None:
+        """End one choice, without events, as if it had produced only its first `n_tokens` tokens."""
+        job = self._state.requests.get((owner, request_id), {}).get(choice)
+        if job is None:
+            return
+        valid = None
+        if job.row != NO_ROW:
+            # What it took from the cache or entered stays there, whatever the front end made of it.
+            table, row = self._state.table, job.row
+            valid = min(self._departures.valid(row), max(job.prompt.size + n_tokens, int(table.entered[row])))
+        self._state.estimator.observe(n_tokens)
+        self._departures.end(job, valid)
+
+    def who(self, index: int) -> tuple[int, int]:
+        """(owner, request id) of the request that has `index` in plans; ids as submitted."""
+        job = self._state.table.job(index)
+        return job.owner, job.submit.id
+
+    def load(self) -> Load:
+        """A snapshot: requests, the first group's slots in tokens, the future peak as last foreseen, and totals."""
+        state = self._state
+        group = state.space.groups[0]
+        running = int(np.count_nonzero(state.table.status > Status.RESERVED))
+        return Load(
+            running=running,
+            waiting=len(state.queue),
+            kv_live=group.pool.live * group.granule,
+            kv_cached=group.pool.cached * group.granule,
+            kv_free=group.pool.free * group.granule,
+            kv_total=group.pool.total * group.granule,
+            peak=Foresight(state, ask=False).peak,
+            steps=self.totals.steps,
+            prompt_tokens=self.totals.prompt_tokens,
+            cached_tokens=self.totals.cached_tokens,
+            output_tokens=self.totals.output_tokens,
+            preemptions=self.totals.preemptions,
+            aborts=self.totals.aborts,
+        )
+
+    # --- a step ------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, which counts as enqueued from now on; None if nothing can run (before a commit)."""
+        while self._suspects and self._suspects[0].ended:
+            self._suspects.popleft()
+        plan = self._plan()
+        if plan is None and self._suspects and not self._flights:
+            # There is no room for the suspect beside those that wait for its trial: go on with everyone.
+            self._suspects.clear()
+            plan = self._plan()
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> dict[int, StepEvents]:
+        """Take a step's results; plans are committed in the order they were made. Returns events by owner."""
+        if not self._flights or self._flights[0].plan is not plan:
+            raise ValueError("plans are committed once, in the order in which they were made")
+        flight = self._flights.popleft()
+        table = self._state.table
+        stamp = time.monotonic()
+        self.totals.steps += 1
+        alive = table.epoch[plan.request] == flight.row_epoch
+        table.settled[plan.request[alive]] = (plan.start + plan.n_query)[alive]
+        rejected = self._reject(flight, result) if not result.finite.all() else []
+        at = np.flatnonzero((table.epoch[plan.sample_request] == flight.sample_epoch) & result.finite)
+        rows = plan.sample_request[at]
+        if self._suspects and self._suspects[0].row in rows:
+            self._suspects.popleft()
+        events = self._accept(rows, result.tokens[at], at, result, stamp)
+        add_errors(events, rejected, NOT_FINITE, stamp)
+        return events
+
+    def fail(self, plan: StepPlan, message: str) -> dict[int, StepEvents]:
+        """The step of `plan` failed and it and all after it were discarded. Returns errors by owner, as events.
+
+        A request that had the step to itself ends with an error. Otherwise everyone in it computes again, each
+        alone until it has produced a token, so that only who fails again ends with an error.
+        """
+        table = self._state.table
+        lost: dict[int, int] = {}
+        culprits: list[Job] = []
+        while self._flights and self._flights[-1].plan.number >= plan.number:
+            flight = self._flights.pop()
+            for entered in flight.entered:
+                for row in self._state.space.remove(entered.salt, entered.content, entered.start, table.running()):
+                    lost[int(row)] = min(entered.start, lost.get(int(row), entered.start))
+            mine = flight.plan.request[table.epoch[flight.plan.request] == flight.row_epoch]
+            born = flight.plan.sample_request[table.epoch[flight.plan.sample_request] == flight.sample_epoch]
+            for row in np.concatenate([mine, born]).tolist():
+                lost[row] = min(int(table.settled[row]), lost.get(row, int(table.settled[row])))
+            culprits = [table.job(row) for row in mine.tolist()]
+        for row, valid in lost.items():
+            self._departures.recompute(row, valid)
+        self._suspects = deque(sorted({*self._suspects, *culprits}, key=lambda job: job.arrival))
+        for job in culprits:
+            job.failures += 1
+        ending = [job for job in culprits if len(culprits) == 1 or job.failures >= RETRIES]
+        return self._end_with_errors(ending, message)
+
+    def abandon(self, message: str) -> dict[int, StepEvents]:
+        """The engine is lost: everything that waits or runs ends with an error."""
+        self._flights.clear()
+        return self._end_with_errors([job for jobs in self._state.requests.values() for job in jobs.values()], message)
+
+    # --- planning ----------------------------------------------------------------------------------------------
+
+    def _plan(self) -> StepPlan | None:
+        state = self._state
+        if not state.requests:
+            return None
+        view = self._view()
+        rows, n_query = self._settle(view, self._decide(view))
+        if not rows.size and not self._flights:
+            self._release_unused(view, rows)
+            view = self._view()
+            rows, n_query = self._settle(view, oldest_first(view))
+        rows, n_query = self._secure(view, rows, n_query)
+        self._release_unused(view, rows)
+        if not rows.size:
+            return None
+        self._note_admissions(view.placed)
+        flight = enqueue(state, rows, n_query, view.placed)
+        self._flights.append(flight)
+        state.step += 1
+        return flight.plan
+
+    def _view(self) -> StepView:
+        state, table = self._state, self._state.table
+        running = table.running()
+        if not self._suspects:
+            admit = state.step - self._last_join >= state.limits.wait_steps or not running.size
+            return StepView(state, running, state.queue, admit=admit)
+        suspect = self._suspects[0]
+        if suspect.row == NO_ROW:
+            return StepView(state, running[:0], [suspect], admit=True)
+        return StepView(state, running[running == suspect.row], [], admit=True)
+
+    def _decide(self, view: StepView) -> Decision:
+        try:
+            decision = self._policy.plan(view)
+            wrong = fault(decision, view, self._state.limits.max_running)
+        except Exception as error:  # noqa: BLE001 - a foreign policy may raise anything
+            wrong = f"it raised {error!r}"
+        if wrong is None and self._passed_over >= PATIENCE:
+            wrong = f"the oldest request was passed over {PATIENCE} times in a row"
+        if wrong is None:
+            return decision
+        if not self._distrusted:
+            log.error(
+                "the scheduling policy %s is overruled: %s; such steps run the oldest requests first instead",
+                type(self._policy).__name__,
+                wrong,
+            )
+            self._distrusted = True
+        self._passed_over = 0
+        return oldest_first(view)
+
+    def _settle(self, view: StepView, decision: Decision) -> tuple[Int32, Int32]:
+        """The rows of a decision, chunks cut back to granule borders; who is left with nothing is left out."""
+        state, table = self._state, self._state.table
+        new = [(view.offers[index][0].row, first) for index, first in decision.admit]
+        rows = np.concatenate([decision.rows, [row for row, _ in new]]).astype(np.int32)
+        n_query = np.concatenate([decision.n_query, [first for _, first in new]]).astype(np.int32)
+        starts, length = table.computed[rows], table.length[rows]
+        ends = starts + n_query
+        partial = ends < length
+        if partial.any():
+            ends[partial] -= ends[partial] % state.space.granule
+            if view.whole:
+                ends[partial & (length - starts <= view.budget)] = 0
+        some = ends > starts
+        rows, n_query = rows[some], (ends - starts)[some]
+        oldest_ran = not view.running.size or bool((rows == view.running[0]).any())
+        self._passed_over = 0 if oldest_ran else self._passed_over + 1
+        return rows, n_query
+
+    def _secure(self, view: StepView, rows: Int32, n_query: Int32) -> tuple[Int32, Int32]:
+        """Have slots for all rows: evict, take reserves back, then preempt the newest; the oldest is never one."""
+        state, table = self._state, self._state.table
+        trimmed = False
+        while rows.size:
+            starts = table.computed[rows]
+            if state.space.secure(rows, starts, starts + n_query):
+                break
+            running = table.running()
+            if not trimmed:
+                state.space.trim(running, table.computed[running])
+                trimmed = True
+                continue
+            victim = int(running[1:][-1])
+            job = table.job(victim)
+            if job in view.placed:
+                view.placed.remove(job)
+                self._departures.unplace(job)
+            else:
+                self.totals.preemptions += 1
+                self._departures.preempt(victim)
+            stays = rows != victim
+            rows, n_query = rows[stays], n_query[stays]
+        return rows, n_query
+
+    def _release_unused(self, view: StepView, rows: Int32) -> None:
+        """Take places back from candidates that were found to fit but do not run."""
+        runs = set(rows.tolist()) if view.placed else set()
+        for job in view.placed:
+            if job.row not in runs:
+                self._departures.unplace(job)
+        view.placed = [job for job in view.placed if job.row != NO_ROW]
+
+    def _note_admissions(self, placed: Sequence[Job]) -> None:
+        state = self._state
+        for job in placed:
+            state.queue.remove(job)
+            job.waits = None
+            self._last_join = state.step
+            if job.cached < 0:
+                job.cached = int(state.table.taken[job.row])
+                self.totals.prompt_tokens += job.prompt.size
+                self.totals.cached_tokens += job.cached
+
+    # --- results -----------------------------------------------------------------------------------------------
+
+    def _accept(
+        self, rows: Int32, tokens: Int32, at: NDArray[np.intp], result: StepResult, stamp: float
+    ) -> dict[int, StepEvents]:
+        table = self._state.table
+        known = table.known[rows]
+        table.tokens[rows, known] = tokens
+        table.settled[rows] = known
+        table.known[rows] = known + 1
+        produced = known + 1 - table.prompt_len[rows]
+        stops = (table.stops[rows] == tokens[:, None]).any(axis=1)
+        for i in np.flatnonzero(table.many_stops[rows]):
+            stops[i] = int(tokens[i]) in table.job(int(rows[i])).submit.stop_ids
+        stops &= produced > table.min_new[rows]
+        finish = np.where(produced >= table.max_new[rows], Finish.LENGTH, Finish.RUNNING).astype(np.int32)
+        finish[stops] = Finish.STOP
+        self.totals.output_tokens += rows.size
+        events = by_owner(Accepted(rows, tokens, finish, at), table, result, stamp)
+        for i in np.flatnonzero(finish):
+            self._state.estimator.observe(int(produced[i]))
+            self._departures.end(table.job(int(rows[i])))
+        left = (table.status[rows] == Status.LEAVING) & (table.known[rows] == table.length[rows])
+        for row in rows[left].tolist():
+            self._departures.give_back(row)
+        return events
+
+    def _reject(self, flight: Flight, result: StepResult) -> list[Job]:
+        """End the rows whose logits were not finite, the oldest first; returns their jobs.
+
+        Where it is a prompt's first sample, its KV is not to be trusted: it leaves the cache with all below, and
+        whoever took it computes again. A request that took KV itself gets a second chance without.
+        """
+        plan, table = flight.plan, self._state.table
+        bad = np.flatnonzero(~result.finite)
+        rejected: list[Job] = []
+        for source in plan.sample_row[bad[np.argsort(table.arrival[plan.sample_request[bad]])]]:
+            at = bad[plan.sample_row[bad] == source]
+            rows = plan.sample_request[at]
+            rows = rows[table.epoch[rows] == flight.sample_epoch[at]]
+            if not rows.size:
+                continue
+            first = int(rows[0])
+            valid = int(table.entered[first])
+            if table.known[first] == table.prefill[first]:
+                valid = int(table.taken[first])
+                self._retract(first, valid, rows)
+                if valid and not table.job(first).private:
+                    for row in rows.tolist():
+                        table.job(row).private = True
+                        self._departures.recompute(row, valid)
+                    continue
+            jobs = [table.job(int(row)) for row in rows]
+            for job in jobs:
+                self._departures.end(job, valid)
+            rejected += jobs
+        return rejected
+
+    def _retract(self, row: int, start: int, spared: Int32) -> None:
+        state, table = self._state, self._state.table
+        content = table.content(row, int(table.known[row]))
+        takers = state.space.remove(table.job(row).submit.salt, content, start, table.running())
+        for taker in np.setdiff1d(takers, spared).tolist():
+            self._departures.recompute(taker, start)
+
+    def _end_with_errors(self, jobs: Sequence[Job], message: str) -> dict[int, StepEvents]:
+        events: dict[int, StepEvents] = {}
+        add_errors(events, jobs, ("internal_error", message), time.monotonic())
+        for job in jobs:
+            self._departures.end(job)
+        return events

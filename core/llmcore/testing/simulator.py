@@ -1,0 +1,284 @@
+"""A whole engine without a model: random requests against a real scheduler, with everything checked at every step.
+
+`simulate` is the conformance check for scheduling policies, length estimators and KV managers: no granule leaks or
+is written by two, nobody reads KV that is not his own, every answer is what it would have been alone, and every
+request ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llmcore.bridge import Finish, StepEvents, Submit, explode
+from llmcore.kv.group import KVGroup
+from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
+from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.scheduler import Scheduler, Totals
+from llmcore.testing.simulated_device import SimulatedDevice, answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A random trace and the engine it runs on. Rates are per step, or per request for `cursed` and `poisoned`.
+
+    `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `cursed` requests
+    make every step fail that they are in; `poisoned` ones give logits that are not finite at some position.
+    """
+
+    seed: int = 0
+    requests: int = 20
+    granules: tuple[int, ...] = (1,)
+    slots: int = 256
+    max_running: int = 8
+    batch_tokens: int = 32
+    chunk_tokens: int = 16
+    chunked: bool = True
+    wait_steps: int = 0
+    token_ratio: float | None = None
+    ahead: int = 0
+    longest_prompt: int = 40
+    longest_answer: int = 24
+    most_choices: int = 3
+    arrivals: float = 0.7
+    aborts: float = 0.0
+    finishes: float = 0.0
+    failures: float = 0.0
+    cursed: float = 0.0
+    poisoned: float = 0.0
+    vocab: int = 50
+
+
+@dataclass
+class Client:
+    """One request as its client sees it: tokens by choice, and how each choice ended."""
+
+    submit: Submit
+    owner: int
+    prompt: list[int]
+    cursed: bool
+    poison_at: int | None
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ended: dict[int, Finish] = field(default_factory=dict)
+    aborted: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it waits for nothing any more."""
+        return self.aborted or len(self.ended) == self.submit.n
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened, for assertions about a policy: the scheduler's own totals, steps made, and the clients."""
+
+    totals: Totals
+    steps: int
+    clients: list[Client]
+
+
+class Simulation:
+    """One run of a scenario."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: Callable[[SchedulerLimits], SchedulerPolicy],
+        estimator: Callable[[SchedulerLimits], LengthEstimator],
+        manager: Callable[[int], KVManager],
+    ) -> None:
+        self._scenario = scenario
+        self._random = np.random.default_rng(scenario.seed)
+        self._groups = _groups(scenario, manager)
+        limits = _limits(scenario)
+        self._guaranteed = estimator(limits).guaranteed
+        self._scheduler = Scheduler(limits, self._groups, policy(limits), estimator(limits), ahead=scenario.ahead)
+        self._device = SimulatedDevice(self._groups, vocab=scenario.vocab, bad=self._is_bad)
+        self._roots = [self._draw_tokens(scenario.longest_prompt) for _ in range(3)]
+        self._clients: dict[tuple[int, int], Client] = {}
+        self._flying: deque[tuple[StepPlan, StepResult | None]] = deque()
+        self._steps = 0
+
+    def run(self) -> Report:
+        """Serve everything; AssertionError where something is not as it must be."""
+        waiting = self._scenario.requests
+        idle = 0
+        while waiting or not all(client.done for client in self._clients.values()):
+            while waiting and self._random.random() < self._scenario.arrivals:
+                self._arrive()
+                waiting -= 1
+            self._interfere()
+            progress = self._step()
+            self._check()
+            idle = 0 if progress or waiting else idle + 1
+            assert idle < 3, "requests wait, nothing is in flight, and nothing is planned: starvation"
+            assert self._steps < 2000 * self._scenario.requests, "requests do not end: starvation"
+        while self._flying:
+            self._read()
+            self._check()
+        self._check_end()
+        return Report(self._scheduler.totals, self._steps, list(self._clients.values()))
+
+    def _step(self) -> bool:
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._steps += 1
+            assert plan.n_tokens <= self._scenario.batch_tokens, "a step exceeds its budget"
+            self._launch(plan)
+        if self._flying and (plan is None or len(self._flying) > self._scenario.ahead):
+            self._read()
+            return True
+        return plan is not None
+
+    def _launch(self, plan: StepPlan) -> None:
+        cursed = any(self._client_at(int(index)).cursed for index in plan.request)
+        broken = cursed or self._random.random() < self._scenario.failures
+        result = self._device.run(plan, broken=broken)
+        self._flying.append((plan, None if broken else result))
+
+    def _read(self) -> None:
+        plan, result = self._flying.popleft()
+        if result is None:
+            self._flying.clear()
+            self._receive(self._scheduler.fail(plan, "the step failed"))
+        else:
+            self._receive(self._scheduler.commit(plan, result))
+
+    def _receive(self, events: dict[int, StepEvents]) -> None:
+        for owner, columns in events.items():
+            for request, event in explode(columns):
+                client = self._clients[owner, request]
+                assert not client.aborted and event.choice not in client.ended, "an event after the end"
+                tokens = client.tokens.setdefault(event.choice, [])
+                assert (event.cached >= 0) == (not tokens and bool(event.tokens)), "cached comes with the first token"
+                tokens.extend(event.tokens)
+                if event.finish is not Finish.RUNNING:
+                    client.ended[event.choice] = event.finish
+                    self._check_answer(client, event.choice)
+
+    def _check_answer(self, client: Client, choice: int) -> None:
+        submit, tokens = client.submit, client.tokens[choice]
+        alone = answer(client.prompt, choice, submit.max_new_tokens, self._scenario.vocab)
+        for at, token in enumerate(alone, start=1):
+            if token in submit.stop_ids and at > submit.min_new_tokens:
+                alone = alone[:at]
+                break
+        finish = client.ended[choice]
+        assert tokens == alone[: len(tokens)], "an answer is not what it would have been alone"
+        if finish is Finish.ERROR:
+            blamed = client.cursed or client.poison_at is not None or self._scenario.failures > 0
+            assert blamed, "a request ended with another's error"
+            return
+        stopped = alone[-1] in submit.stop_ids and len(alone) > submit.min_new_tokens
+        assert len(tokens) == len(alone), "an answer has another length than alone"
+        assert finish is (Finish.STOP if stopped else Finish.LENGTH), "an answer ended for another reason than alone"
+
+    def _check(self) -> None:
+        self._scheduler.space.check()
+        load = self._scheduler.load()
+        assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
+
+    def _check_end(self) -> None:
+        assert self._scheduler.idle, "something is left when all requests have ended"
+        for group in self._groups:
+            assert group.pool.live == 0, "slots leaked: nobody runs and some are live"
+            group.make_free(group.pool.total)
+            assert group.pool.free == group.pool.total, "the cache keeps granules that it does not evict"
+        quiet = not (self._scenario.failures or self._scenario.cursed or self._scenario.poisoned)
+        if self._guaranteed and quiet:
+            assert self._scheduler.totals.preemptions == 0, "a guaranteed estimator, and a request was preempted"
+
+    # --- the clients -------------------------------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        scenario, random = self._scenario, self._random
+        longest = int(random.integers(1, scenario.longest_prompt + 1))
+        root = self._roots[int(random.integers(len(self._roots)))][: int(random.integers(0, longest + 1))]
+        prompt = root + self._draw_tokens(longest - len(root)) if random.random() < 0.7 else root or [1]
+        max_new = int(random.integers(1, scenario.longest_answer + 1))
+        poisoned = random.random() < scenario.poisoned
+        submit = Submit(
+            id=len(self._clients),
+            prompt=np.array(prompt, "<i4").tobytes(),
+            max_new_tokens=max_new,
+            min_new_tokens=int(random.integers(0, 3)),
+            stop_ids=tuple(int(t) for t in random.integers(0, scenario.vocab, int(random.integers(0, 3)))),
+            n=int(random.integers(1, scenario.most_choices + 1)),
+        )
+        owner = int(random.integers(2))
+        client = Client(
+            submit,
+            owner,
+            prompt,
+            cursed=bool(random.random() < scenario.cursed),
+            poison_at=int(random.integers(0, len(prompt) + max_new)) if poisoned else None,
+        )
+        self._clients[owner, submit.id] = client
+        self._scheduler.submit(submit, owner)
+
+    def _interfere(self) -> None:
+        for (owner, request), client in self._clients.items():
+            if client.done:
+                continue
+            if self._random.random() < self._scenario.aborts:
+                client.aborted = True
+                self._scheduler.abort(owner, request)
+            elif self._random.random() < self._scenario.finishes:
+                choice = int(self._random.integers(client.submit.n))
+                tokens = client.tokens.get(choice)
+                if tokens and choice not in client.ended:
+                    client.ended[choice] = Finish.STOP
+                    self._scheduler.finish(owner, request, choice, int(self._random.integers(len(tokens) + 1)))
+
+    def _client_at(self, index: int) -> Client:
+        owner, request = self._scheduler.who(index)
+        return self._clients[owner, request]
+
+    def _is_bad(self, plan: StepPlan, row: int) -> bool:
+        poison = self._client_at(int(plan.request[row])).poison_at
+        return poison is not None and bool(plan.start[row] <= poison < plan.start[row] + plan.n_query[row])
+
+    def _draw_tokens(self, n: int) -> list[int]:
+        return [int(token) for token in self._random.integers(0, self._scenario.vocab, n)]
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    policy: Callable[[SchedulerLimits], SchedulerPolicy],
+    estimator: Callable[[SchedulerLimits], LengthEstimator],
+    manager: Callable[[int], KVManager],
+) -> Report:
+    """Run `scenario` with what the three `make` functions of specs make. AssertionError says what went wrong."""
+    return Simulation(scenario, policy, estimator, manager).run()
+
+
+def _limits(scenario: Scenario) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_running=scenario.max_running,
+        max_input_len=scenario.longest_prompt,
+        max_total_len=scenario.longest_prompt + scenario.longest_answer,
+        batch_tokens=scenario.batch_tokens,
+        chunk_tokens=scenario.chunk_tokens,
+        wait_steps=scenario.wait_steps,
+        token_ratio=scenario.token_ratio,
+        capped_new_tokens=4,
+        chunked=scenario.chunked,
+    )
+
+
+def _groups(scenario: Scenario, manager: Callable[[int], KVManager]) -> Sequence[KVGroup]:
+    return [
+        KVGroup(
+            name=f"group{i}",
+            total=scenario.slots // granule,
+            granule=granule,
+            rows=scenario.max_running,
+            max_len=scenario.longest_prompt + scenario.longest_answer,
+            manager=manager(granule),
+        )
+        for i, granule in enumerate(scenario.granules)
+    ]

@@ -1,0 +1,84 @@
+"""`llmcore plan` on a small checkpoint, for this machine and for one that is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmcore.cli import main
+from llmcore.cli.plan import parse_size, show_bytes
+from llmcore.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from llmcore.testing.family import small_model
+
+    path = tmp_path_factory.mktemp("model")
+    small_model("LlamaForCausalLM").save_pretrained(path)
+    return path
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any, str]:
+    """Exit code, JSON and stderr of `llmcore plan ARGS --json`."""
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *args, "--json"])
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), json.loads(out) if out else None, err
+
+
+def test_this_machine(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import safetensors
+
+    code, found, _ = plan(capsys, str(model), "--device", "cpu", "--data_type", "bf16")
+    with safetensors.safe_open(model / "model.safetensors", "np") as file:
+        parameters = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118 - it is no dict
+    assert code == 0
+    assert found["budget"]["parameters"] == parameters
+    assert found["budget"]["weights"] == parameters * 2
+    assert found["budget"]["kv_token"] == 3 * 3 * (8 + 8) * 2
+    assert found["budget"]["longest"] == found["max_position"] == 64
+
+
+def test_a_machine_that_is_not_here(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found, _ = plan(capsys, "--model_dir", str(model), "--device", "sm90", "--memory", "80GiB")
+    assert code == 0
+    assert found["device"]["capability"] == 90
+    assert found["budget"]["usable"] == int((80 << 30) * 0.9)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--device", "sm90"], "say how much memory it has: --memory 80GiB"),
+        (["--device", "sm9x"], "there is no device 'sm9x'"),
+        (["--device", "cpu", "--memory", "80GiB"], "leave it out"),
+        (["--memory", "much"], "'much' is no size"),
+        (["--mode", "nope"], "there is no mode 'nope'"),
+        (["--model_dir", "/elsewhere"], "are different; give one of them"),
+    ],
+)
+def test_errors(model: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
+    code, _, err = plan(capsys, str(model), *args)
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GiB", 80 << 30), ("80G", 80 << 30), ("1.5 MB", 3 << 19), ("12", 12), ("1KiB", 1024)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_size_needs_a_number() -> None:
+    with pytest.raises(ConfigError, match="write 80GiB"):
+        parse_size("GiB")
+    assert [show_bytes(size) for size in (12, 1536, 3 << 20, 5 << 30)] == [
+        "12 bytes",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5.00 GiB",
+    ]

@@ -150,14 +150,14 @@ class Supervisor:
     def run(self, engine_module: str) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
         self._registry.call("on_startup", config=self._config)
-        try:
-            with self._stops.interrupting():
-                tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
-        except Stopped:
-            return 0
         engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
         self._engines.append(engine)
         self._poller.register(engine.child.pidfd, zmq.POLLIN)
+        try:
+            with self._stops.interrupting():  # while the engine loads
+                tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
+        except Stopped:
+            return 0
         if not self._start(engine, tokenizer_dir):
             return 0
         code = self._watch(engine)

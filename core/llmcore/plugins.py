@@ -41,7 +41,9 @@ CORE_DIST = "llmcore-engine"
 
 BUILTINS: Mapping[str, str] = {
     "devices": "llmcore.builtin.devices",
+    "estimators": "llmcore.builtin.estimators",
     "fake-model": "llmcore.testing.plugin",
+    "fcfs": "llmcore.builtin.fcfs",
     "kernels_cpu": "llmcore.builtin.kernels_cpu",
     "layouts": "llmcore.builtin.layouts",
     "lightllm": "llmcore.builtin.lightllm",
@@ -111,9 +113,9 @@ def collect(config: Config) -> Registry:
     A process that was handed no list (the command line, LLM) discovers for itself.
     """
     named = config.plugins.plugins or ()
-    wanted = frozenset(Path(item).stem if item.endswith(".py") else item for item in named)
+    order = [Path(item).stem if item.endswith(".py") else item for item in named if not item.startswith("-")]
     plugins = config.discovered or discover(named)
-    registry = Registry(plugins, wanted)
+    registry = Registry(plugins, order)
     for info in plugins:
         registry.add(info, import_plugin)
     return registry

@@ -63,12 +63,11 @@ class InFlight:
 
 
 class Runner:
-    """Executes plans on one device, in order. `prepared` is the number of the last plan whose changes arrived."""
+    """Executes plans on one device, in order."""
 
     def __init__(
         self, model: Model, device: Device, tables: Tables, groups: Sequence[GroupKV], sampler: RowSampler
     ) -> None:
-        self.prepared = -1
         self._model = model
         self._device = device
         self._tables = tables
@@ -81,7 +80,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
-        """Enqueue a step. Raises what the model raises; the plan's changes have arrived if `prepared` says so."""
+        """Enqueue a step. Raises what the model raises."""
         self._turn = (self._turn + 1) % len(self._uploads)
         upload = self._uploads[self._turn]
         upload.clear()
@@ -91,7 +90,6 @@ class Runner:
         upload.send()
         self._tables.apply(len(plan.admitted), plan.writes, upload)
         self._copy_granules(plan, upload)
-        self.prepared = plan.number
         step, request = self._step(plan, upload, scopes)
         hidden, residual = self._model(step)
         self._tables.computed.index_add_(0, request, upload.get("n_query"))

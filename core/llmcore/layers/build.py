@@ -48,7 +48,8 @@ class Build:
     """One model being built for one device.
 
     `granules`: KV group -> tokens per granule (1 where missing). `resolutions`: every choice made so far, in order,
-    for listings, the ModelReport and the fingerprint. `attention_kernels`: by KV group, what `attention` bound.
+    for listings, the ModelReport and the fingerprint. `attention_kernels`, `attention_specs`: by KV group, what
+    `attention` bound, and for which attention.
     """
 
     registry: Registry
@@ -62,8 +63,8 @@ class Build:
     linear_method: LinearMethod = field(default_factory=Unquantized)
     resolutions: list[Resolution] = field(default_factory=list, init=False)
     attention_kernels: dict[str, AttentionKernels] = field(default_factory=dict, init=False)
+    attention_specs: dict[str, AttnSpec] = field(default_factory=dict, init=False)
     _bound: dict[object, tuple[Any, ...]] = field(default_factory=dict, init=False)
-    _attention: dict[str, AttnSpec] = field(default_factory=dict, init=False)
     _layouts: dict[str, Layout] = field(default_factory=dict, init=False)
 
     @property
@@ -101,7 +102,7 @@ class Build:
 
     def attention(self, spec: AttnSpec, group: str) -> AttentionKernels:
         """The kernels of a KV group. All its layers share them, so all must want the same AttnSpec."""
-        if (other := self._attention.setdefault(group, spec)) != spec:
+        if (other := self.attention_specs.setdefault(group, spec)) != spec:
             raise ConfigError(f"KV group {group!r} has two kinds of attention, {other} and {spec}; declare two groups")
         if group not in self.attention_kernels:
             where = self.kv_group(group)
@@ -139,6 +140,10 @@ class Build:
         """Every choice as text -> kernel name: what the ModelReport and the fingerprint hold."""
         return {describe(resolution.context): resolution.chosen.name for resolution in self.resolutions}
 
+    def bind(self, resolution: Resolution) -> Any:
+        """Make the chosen kernel."""
+        return load(resolution.chosen.make)(resolution.context)
+
     def _context(self, op: str, bucket: int, layout: str | None, granule: int, shape: Mapping[str, Any]) -> OpContext:
         return OpContext(
             op=op,
@@ -157,7 +162,7 @@ class Build:
         try:
             if spec.expands_to and resolution.chosen.name == REFERENCE:
                 return load(f"{spec.module}:expand")(context, self._part(context, given))
-            return load(resolution.chosen.make)(context)
+            return self.bind(resolution)
         except LlmcoreError:
             raise
         except Exception as error:

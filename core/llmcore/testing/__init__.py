@@ -1,20 +1,25 @@
 """For plugin authors: conformance checks, fixtures, the fake model and the simulator.
 
-    from llmcore.testing import check_plugin, registry_of
+from llmcore.testing import check_plugin, registry_of
 
-    def test_my_plugin_keeps_the_contracts():
-        check_plugin(registry_of("my-plugin"), "my-plugin")
+def test_my_plugin_keeps_the_contracts():
+    check_plugin(registry_of("my-plugin"), "my-plugin")
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcore.config import Config, Plugins
 from llmcore.plugins import Registry, build_registry, load
 from llmcore.testing.conformance import CHECKS, check_plugin
 
-__all__ = ["check_plugin", "registry_of"]
+if TYPE_CHECKING:
+    from llmcore.testing.fake_model import fake_answer, write_fake_model
+
+__all__ = ["check_plugin", "fake_answer", "registry_of", "write_fake_model"]
+
+_FAKE = ("fake_answer", "write_fake_model")
 
 
 def registry_of(*plugins: str) -> Registry:
@@ -24,6 +29,8 @@ def registry_of(*plugins: str) -> Registry:
 
 def __getattr__(name: str) -> Any:
     # `check_<hook>` for every hook; those that compute bring torch, so they are imported when asked for.
+    if name in _FAKE:
+        return load(f"llmcore.testing.fake_model:{name}")
     hook = name.removeprefix("check_")
     if hook != name and hook in CHECKS:
         return load(CHECKS[hook])

@@ -1,0 +1,163 @@
+"""From settings to an engine: device, model, what fits, scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llmcore.config import Config
+from llmcore.engine.engine import Engine
+from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
+from llmcore.engine.model import Loaded, Progress, load_model, pick_device
+from llmcore.engine.profile import run_worst_case
+from llmcore.engine.runner import GroupKV, Runner
+from llmcore.engine.sampling import RowSampler
+from llmcore.engine.tables import Tables
+from llmcore.kv.group import KVGroup
+from llmcore.layers.layout import Layout
+from llmcore.ops.sample import VARIANTS
+from llmcore.plugins import load
+from llmcore.protocols import Device, SchedulerLimits
+from llmcore.registry import Registry
+from llmcore.sched.limits import estimator_name
+from llmcore.sched.scheduler import Scheduler
+from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, ModelReport, SchedulerSpec
+from llmcore.wire import ModelFacts
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+@dataclass
+class _Parts:
+    """What is built once and shared: everything of an engine but its KV pools and its scheduler."""
+
+    config: Config
+    registry: Registry
+    device: Device
+    loaded: Loaded
+    limits: SchedulerLimits
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The layout of each KV group, in the model's order."""
+        return {group.name: self.loaded.build.layout(group.name) for group in self.loaded.config.kv_groups}
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token over all groups, rounded up."""
+        return sum(-(-layout.bytes // layout.granule) for layout in self.layouts.values())
+
+    def runner(self, tables: Tables, kv_tokens: int) -> Runner:
+        """A runner with room for `kv_tokens` tokens in every group."""
+        where = self.device.torch_device
+        groups = [
+            GroupKV(name, layout, layout.tensors(-(-kv_tokens // layout.granule), where))
+            for name, layout in self.layouts.items()
+        ]
+        vocabulary = self.loaded.config.vocab_size
+        samplers = {variant: self.loaded.build.op("sample", variant=variant, vocab=vocabulary) for variant in VARIANTS}
+        return Runner(self.loaded.model, self.device, tables, groups, RowSampler(self.device, tables, samplers))
+
+
+def build_engine(config: Config, registry: Registry, progress: Progress = _silent) -> Engine:
+    """Everything that takes time at a start; reports how far it is to `progress`. Raises ConfigError.
+
+    `on_model_built` is called before it returns.
+    """
+    started = time.monotonic()
+    device = pick_device(registry, config.model.device)
+    device.reset_peak()
+    loaded = load_model(config, registry, device, progress)
+    read = time.monotonic()
+    limits = scheduler_limits(config, loaded.config, device)
+    parts = _Parts(config, registry, device, loaded, limits)
+    tables = Tables(device, limits.max_running, limits.max_total_len, _granules(parts))
+    if device.measured and config.memory.max_total_token_num is None:
+        run_worst_case(parts.runner(tables, 1), device, limits, _granules(parts))
+    parts.limits, kv_tokens = _fitted(parts)
+    runner = parts.runner(tables, kv_tokens)
+    fingerprint = _fingerprint(parts)
+    report = ModelReport(
+        config=loaded.config,
+        kernels=loaded.build.chosen(),
+        weight_bytes=loaded.weight_bytes,
+        kv_tokens=kv_tokens,
+        fingerprint=fingerprint,
+    )
+    registry.call("on_model_built", report=report)
+    timings = {"model loaded in": read - started, "ready in": time.monotonic() - started}
+    facts = ModelFacts(
+        architecture=loaded.config.architecture,
+        vocab_size=loaded.config.vocab_size,
+        max_input_len=parts.limits.max_input_len,
+        max_total_len=parts.limits.max_total_len,
+        kv_tokens=kv_tokens,
+        max_running=parts.limits.max_running,
+        eos_ids=loaded.config.eos_ids,
+        generation=loaded.generation,
+        fingerprint=fingerprint,
+        report=tuple(summary(parts.loaded, device, kv_tokens * parts.token_bytes, timings)),
+    )
+    return Engine(_scheduler(parts, kv_tokens), runner, device, facts)
+
+
+def _granules(parts: _Parts) -> tuple[int, ...]:
+    return tuple(layout.granule for layout in parts.layouts.values())
+
+
+def _fitted(parts: _Parts) -> tuple[SchedulerLimits, int]:
+    """The limits cut to the KV there is, and its tokens: whole granules of every group."""
+    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, parts.token_bytes)
+    coarsest = max(_granules(parts))
+    kv_tokens = max(kv_tokens // coarsest, 1) * coarsest
+    return fit(parts.config, parts.limits, kv_tokens), kv_tokens
+
+
+def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
+    settings, registry, limits = parts.config.scheduling, parts.registry, parts.limits
+    manager = registry.find(KVManagerSpec, "none" if settings.disable_dynamic_prompt_cache else settings.kv_manager)
+    groups = [
+        KVGroup(
+            name=name,
+            total=kv_tokens // layout.granule,
+            rows=limits.max_running,
+            max_len=limits.max_total_len,
+            manager=load(manager.make)(layout.granule),
+            granule=layout.granule,
+        )
+        for name, layout in parts.layouts.items()
+    ]
+    policy = load(registry.find(SchedulerSpec, settings.scheduler).make)(limits)
+    foresight = estimator_name(settings.length_estimator, settings.router_token_ratio)
+    estimator = load(registry.find(LengthEstimatorSpec, foresight).make)(limits)
+    return Scheduler(limits, groups, policy, estimator, ahead=parts.device.ahead)
+
+
+def _fingerprint(parts: _Parts) -> str:
+    """A digest of all that decides what a step computes."""
+    chosen = sorted(parts.loaded.build.chosen().items())
+    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts))])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def summary(loaded: Loaded, device: Device, kv_bytes: int, timings: Mapping[str, float]) -> Sequence[tuple[str, str]]:
+    """The start-up summary as (label, text)."""
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    kernels: dict[str, list[str]] = {}
+    for resolution in loaded.build.resolutions:
+        names = kernels.setdefault(resolution.context.op, [])
+        if resolution.chosen.name not in names:
+            names.append(resolution.chosen.name)
+    config = loaded.config
+    return (
+        ("model", f"{config.architecture}, {parameters / 1e6:,.1f} M parameters, {config.dtype}"),
+        ("device", f"{device.info.type} {device.info.name}".strip()),
+        ("kernels", ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(kernels.items()))),
+        ("memory", f"weights {loaded.weight_bytes / 2**20:,.0f} MiB, KV {kv_bytes / 2**20:,.0f} MiB"),
+        ("start", ", ".join(f"{label} {seconds:.1f} s" for label, seconds in timings.items())),
+    )

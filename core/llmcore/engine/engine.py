@@ -1,0 +1,127 @@
+"""The engine: requests in, events out, one step after the other.
+
+Everything here is for one thread. With `device.ahead` steps in flight, the next step is planned and launched before
+the last one's tokens are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from llmcore.bridge import Load, StepEvents, Submit
+from llmcore.engine.runner import InFlight, Runner
+from llmcore.errors import LlmcoreError, RequestError
+from llmcore.protocols import Device
+from llmcore.sched.plan import StepPlan
+from llmcore.sched.scheduler import Scheduler
+from llmcore.wire import ModelFacts
+
+logger = logging.getLogger(__name__)
+
+_FAILED = "the model failed on this request"
+
+Events = dict[int, StepEvents]
+"""Per owner (an HTTP worker's number), what a step did for it."""
+
+
+class DeviceLost(LlmcoreError):
+    """Nothing works on the device any more: every request is lost and the process must end."""
+
+
+class Engine:
+    """A scheduler and a runner. `facts` says what was built."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, device: Device, facts: ModelFacts) -> None:
+        self.facts = facts
+        self._scheduler = scheduler
+        self._runner = runner
+        self._device = device
+        self._flying: deque[InFlight] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is in flight."""
+        return not self._flying and self._scheduler.idle
+
+    def submit(self, request: Submit, owner: int = 0) -> None:
+        """Queue a request. Raises RequestError if it is wrong or can never fit."""
+        self._check(request)
+        self._scheduler.submit(request, owner)
+
+    def abort(self, request_id: int, owner: int = 0) -> None:
+        """End every choice of a request; one that has ended already is no error."""
+        self._scheduler.abort(owner, request_id)
+
+    def finish(self, request_id: int, choice: int, n_tokens: int, owner: int = 0) -> None:
+        """End one choice at its first `n_tokens` tokens; one that has ended already is no error."""
+        self._scheduler.finish(owner, request_id, choice, n_tokens)
+
+    def load(self) -> Load:
+        """A snapshot."""
+        return self._scheduler.load()
+
+    def step(self) -> list[Events]:
+        """Launch the next step, if there is one, and read what need not stay in flight; events in order.
+
+        Raises DeviceLost.
+        """
+        plan = self._scheduler.plan()
+        if plan is None:
+            return [self._read()] if self._flying else []
+        events = self._launch(plan)
+        while len(self._flying) > self._device.ahead:
+            events.append(self._read())
+        return events
+
+    def abandon(self, message: str) -> Events:
+        """The device is lost: everything ends with an error."""
+        self._flying.clear()
+        return self._scheduler.abandon(message)
+
+    def _launch(self, plan: StepPlan) -> list[Events]:
+        try:
+            self._flying.append(self._runner.launch(plan))
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, _note logs it
+            self._note(plan, error)
+            events = [self._read() for _ in tuple(self._flying)]
+            return [*events, self._scheduler.fail(plan, _FAILED)]
+        return []
+
+    def _read(self) -> Events:
+        flying = self._flying.popleft()
+        try:
+            result = self._runner.read(flying)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, _note logs it
+            self._note(flying.plan, error)
+            # What was launched since has used this step's tokens: it is discarded with it.
+            self._device.synchronize()
+            self._flying.clear()
+            return self._scheduler.fail(flying.plan, _FAILED)
+        return self._scheduler.commit(flying.plan, result)
+
+    def _note(self, plan: StepPlan, error: Exception) -> None:
+        """Log a failed step; raise DeviceLost where no other can follow."""
+        logger.error("step %d of %d rows failed", plan.number, plan.request.size, exc_info=error)
+        if self._device.sticky(error):
+            raise DeviceLost(f"the device has failed: {error}") from error
+
+    def _check(self, request: Submit) -> None:
+        vocabulary = self.facts.vocab_size
+        if not request.prompt or len(request.prompt) % 4:
+            raise RequestError("the prompt is empty", param="prompt", code="invalid_value")
+        prompt = np.frombuffer(request.prompt, "<i4")
+        _check_ids("prompt", (int(prompt.min()), int(prompt.max())), vocabulary)
+        _check_ids("logit_bias", request.sampling.logit_bias, vocabulary)
+        _check_ids("stop_token_ids", request.stop_ids, vocabulary)
+
+
+def _check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise RequestError(
+                f"{name}: token id {token} is outside 0 to {vocabulary - 1}", param=name, code="invalid_value"
+            )

@@ -1,0 +1,81 @@
+"""From settings, model and device to the figures a scheduler works with. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmcore.config import Config
+from llmcore.errors import ConfigError
+from llmcore.protocols import Device, SchedulerLimits
+from llmcore.specs import ModelConfig
+
+DEFAULT_TOTAL_LEN = 16384
+
+
+def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> SchedulerLimits:
+    """Limits before it is known what fits. Raises ConfigError where settings and model contradict each other."""
+    memory, scheduling = config.memory, config.scheduling
+    total = memory.max_req_total_len or min(DEFAULT_TOTAL_LEN, model.max_position)
+    if total > model.max_position:
+        raise ConfigError(
+            f"--max_req_total_len {total} is more than the {model.max_position} positions of this model; lower it, or "
+            "give the model's config a rope scaling that covers it"
+        )
+    longest_input = memory.max_req_input_len or total - 1
+    if longest_input >= total:
+        raise ConfigError(
+            f"--max_req_input_len {longest_input} leaves no room for an answer within {total} tokens; "
+            f"lower it to {total - 1} or less"
+        )
+    batch = scheduling.batch_max_tokens or device.step_tokens
+    chunk = scheduling.chunked_prefill_size or batch
+    if chunk > batch:
+        raise ConfigError(
+            f"--chunked_prefill_size {chunk} is above the {batch} tokens of a step; lower it, or raise "
+            "--batch_max_tokens"
+        )
+    return SchedulerLimits(
+        max_running=memory.running_max_req_size,
+        max_input_len=longest_input,
+        max_total_len=total,
+        batch_tokens=batch,
+        chunk_tokens=chunk,
+        wait_steps=scheduling.router_max_wait_tokens,
+        token_ratio=scheduling.router_token_ratio,
+        capped_new_tokens=scheduling.router_max_new_token_len,
+        chunked=not scheduling.disable_chunked_prefill,
+    )
+
+
+def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_bytes: int) -> int:
+    """Tokens of KV: what the operator asked for, else what the device grants; `token_bytes`: of one token's KV."""
+    if config.memory.max_total_token_num is not None:
+        return config.memory.max_total_token_num
+    budget = device.kv_budget(config.memory.mem_fraction)
+    tokens = budget // token_bytes
+    if tokens < 1:
+        raise ConfigError(
+            f"no memory is left for KV: {budget >> 20} MiB where one token takes {token_bytes} bytes; use a smaller "
+            "model or --data_type, lower --batch_max_tokens, or raise --mem_fraction"
+        )
+    # more than every running request could fill would never be used
+    return min(tokens, limits.max_running * limits.max_total_len)
+
+
+def fit(config: Config, limits: SchedulerLimits, kv_tokens: int) -> SchedulerLimits:
+    """Limits cut to what fits; ConfigError where the operator asked for longer requests than that."""
+    if limits.max_total_len <= kv_tokens:
+        return limits
+    asked = config.memory.max_req_total_len
+    if asked is not None:
+        raise ConfigError(
+            f"--max_req_total_len {asked} does not fit: there is room for {kv_tokens} tokens of KV; lower it to "
+            f"{kv_tokens}, or make room (--max_total_token_num, --mem_fraction, --data_type)"
+        )
+    asked_input = config.memory.max_req_input_len
+    if asked_input is not None and asked_input >= kv_tokens:
+        raise ConfigError(
+            f"--max_req_input_len {asked_input} does not fit: there is room for {kv_tokens} tokens of KV; lower it to "
+            f"{kv_tokens - 1}, or make room (--max_total_token_num, --mem_fraction, --data_type)"
+        )
+    return replace(limits, max_total_len=kv_tokens, max_input_len=min(limits.max_input_len, kv_tokens - 1))

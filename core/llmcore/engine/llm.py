@@ -1,0 +1,242 @@
+"""`LLM`: the engine in your own process, behind the same bridge as a server's."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from llmcore.bridge import Load, SamplingParams, Submit
+from llmcore.config import Config, check_model_dir, make_config
+from llmcore.engine.answers import Collector, Generated
+from llmcore.engine.build import build_engine
+from llmcore.engine.local import LocalBridge
+from llmcore.engine.model import Progress
+from llmcore.errors import RequestError
+from llmcore.plugins import build_registry
+from llmcore.protocols import Tokenizer
+from llmcore.specs import TokenizerSpec
+from llmcore.text.source import open_tokenizer, prepare
+from llmcore.text.stops import StopStrings
+from llmcore.text.stream import TextRules
+
+Prompt = str | Sequence[int]
+Done = Callable[[int, int], None]
+"""(finished, of how many) prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What ends an answer, beside its length and stop texts."""
+
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    keep_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+class LLM:
+    """A model to generate with. Settings are those of `llmcore serve` by name, e.g. ``LLM(dir, data_type="fp32")``.
+
+    Raises ConfigError that says what to do. Use it as a context manager, or `close` it.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        plugins: Sequence[str] | None = None,
+        *,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> None:
+        chosen = {} if plugins is None else {"plugins": list(plugins)}
+        self._start(make_config(model_dir=str(model_dir), **chosen, **settings), progress)
+
+    @classmethod
+    def from_config(cls, config: Config, progress: Progress | None = None) -> Self:
+        """The same from a whole Config; `progress` is told how far loading has come."""
+        llm = cls.__new__(cls)
+        llm._start(config, progress)
+        return llm
+
+    def _start(self, config: Config, progress: Progress | None) -> None:
+        self.config = config
+        self._registry = build_registry(config)
+        self._registry.call("on_startup", config=config)
+        self._converted = tempfile.TemporaryDirectory(prefix="llmcore-")
+        self.tokenizer: Tokenizer = self._open_tokenizer(check_model_dir(config))
+        engine = build_engine(config, self._registry, *([] if progress is None else [progress]))
+        self.facts = engine.facts
+        self._bridge = LocalBridge(engine)
+        self._ids = itertools.count(1)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        max_new_tokens: int | None = 16,
+        stop: str | Sequence[str] = (),
+        n: int = 1,
+        progress: Done | None = None,
+        **more: Any,
+    ) -> list[Generated]:
+        """Answer every prompt, a text or token ids; results are in the prompts' order.
+
+        `sampling`, or its fields by name (`temperature`, `top_p`, `seed`, ...); `max_new_tokens` None: to the end of
+        the context; `more` also takes the fields of `Limits`. Raises RequestError for the first prompt that fails.
+        """
+        limits, params = _sort_out(more, sampling)
+        rules = self._rules(limits, stop)
+        ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
+        submits = [self._submit(prompt, params, rules, limits, (max_new_tokens, n)) for prompt in ids]
+        return self._run(submits, rules, progress)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None, **options: Any
+    ) -> Generated:
+        """Answer one conversation through the model's chat template; `options` are those of `generate`."""
+        return self.generate([self._chat_ids(messages)], max_new_tokens=max_new_tokens, **options)[0]
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None, **options: Any
+    ) -> Iterator[str]:
+        """The answer to one conversation, piece by piece; leaving the iterator ends it in the engine."""
+        stop = options.pop("stop", ())
+        limits, params = _sort_out(options, None)
+        rules = self._rules(limits, stop)
+        submit = self._submit(self._chat_ids(messages), params, rules, limits, (max_new_tokens, 1))
+        pieces: SimpleQueue[str | Collector] = SimpleQueue()
+        collector = Collector(submit, self.tokenizer, rules, ended=pieces.put, text=pieces.put)
+        try:
+            collector.start(self._bridge)
+            while isinstance(piece := pieces.get(), str):
+                yield piece
+            collector.raise_error()
+        finally:
+            self._end([collector])
+
+    def load(self) -> Load:
+        """What the engine is doing."""
+        return self._bridge.load()
+
+    def close(self) -> None:
+        """End the engine; what is still running gets an error."""
+        self._bridge.close()
+        self._registry.call("on_shutdown")
+        self._converted.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_tokenizer(self, model: Path) -> Tokenizer:
+        specs = [spec for spec, _ in self._registry.specs(TokenizerSpec)]
+        mode, trust = self.config.model.tokenizer_mode, self.config.model.trust_remote_code
+        out = Path(self._converted.name)
+        return open_tokenizer(specs, prepare(specs, model, mode, out, trust_remote_code=trust), mode)
+
+    def _ids_of(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _rules(self, limits: Limits, stop: str | Sequence[str]) -> TextRules:
+        stop = [stop] if isinstance(stop, str) else stop
+        eos = () if limits.ignore_eos else self.facts.eos_ids
+        return TextRules(
+            stops=StopStrings(stop) if stop else None,
+            stop_ids=frozenset((*eos, *limits.stop_token_ids)),
+            keep_stop=limits.keep_stop,
+            keep_stop_id=limits.keep_stop,
+            skip_special_tokens=limits.skip_special_tokens,
+            min_tokens=limits.min_new_tokens,
+        )
+
+    def _submit(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        rules: TextRules,
+        limits: Limits,
+        size: tuple[int | None, int],
+    ) -> Submit:
+        room = self.facts.max_total_len - len(prompt)
+        most, n = size
+        return Submit(
+            id=next(self._ids),
+            prompt=_packed(prompt),
+            max_new_tokens=max(room, 1) if most is None else most,
+            min_new_tokens=limits.min_new_tokens,
+            stop_ids=tuple(sorted(rules.stop_ids)),
+            n=n,
+            sampling=sampling,
+        )
+
+    def _run(self, submits: Sequence[Submit], rules: TextRules, progress: Done | None) -> list[Generated]:
+        ended: SimpleQueue[Collector] = SimpleQueue()
+        collectors = [Collector(submit, self.tokenizer, rules, ended=ended.put) for submit in submits]
+        try:
+            for collector in collectors:
+                collector.start(self._bridge)
+            for count in range(1, len(collectors) + 1):
+                ended.get().raise_error()
+                if progress is not None:
+                    progress(count, len(collectors))
+        finally:
+            self._end(collectors)
+        return [collector.result() for collector in collectors]
+
+    def _end(self, collectors: Sequence[Collector]) -> None:
+        """Abort what still runs, and tell the plugins how each ended."""
+        for collector in collectors:
+            self._bridge.abort(collector.submit.id)
+            self._registry.call("on_request_finished", record=collector.record())
+
+    def _chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        text = self.tokenizer.chat(messages, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _packed(prompt: Sequence[int]) -> bytes:
+    try:
+        return np.array(prompt, "<i4").tobytes()
+    except OverflowError as error:
+        raise RequestError(f"the prompt holds ids that are none: {error}", param="prompt") from error
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def _sort_out(given: Mapping[str, Any], sampling: SamplingParams | None) -> tuple[Limits, SamplingParams]:
+    """Split keywords into limits and sampling parameters; a request without a seed gets one of its own."""
+    names = set(Limits.__dataclass_fields__)
+    params = {name: value for name, value in given.items() if name not in names}
+    known: Iterable[str] = SamplingParams.__struct_fields__
+    if unknown := sorted(set(params) - set(known)):
+        raise TypeError(f"generate() has no option {unknown[0]!r}; it takes {', '.join(sorted({*names, *known}))}")
+    if sampling is not None and params:
+        raise TypeError(f"give either sampling or {', '.join(sorted(params))}, not both")
+    limits = Limits(**{name: value for name, value in given.items() if name in names})
+    if sampling is not None:
+        return limits, sampling
+    try:
+        return limits, msgspec.convert({"seed": secrets.randbits(63), **params}, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise RequestError(str(error), code="invalid_value") from error

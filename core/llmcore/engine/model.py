@@ -1,0 +1,121 @@
+"""From a model directory to a model on a device, with its kernels bound and its weights loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmcore.config import Config, check_model_dir
+from llmcore.engine.granules import choose_granules
+from llmcore.errors import ConfigError
+from llmcore.layers.build import Build
+from llmcore.modes import apply_modes
+from llmcore.plugins import load
+from llmcore.protocols import Checkpoint, Device
+from llmcore.registry import Registry
+from llmcore.specs import DeviceSpec, ModelConfig, ModelSpec
+from llmcore.weights.load import dummy_weights, load_weights
+from llmcore.weights.source import open_checkpoint, read_model
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""(stage, done, total): how far a start-up has come; "weights" counts bytes."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: its generation_config.json."""
+
+    model: Any
+    config: ModelConfig
+    build: Build
+    weight_bytes: int
+    generation: dict[str, Any]
+
+
+def pick_device(registry: Registry, name: str) -> Device:
+    """The device called `name`, or for `auto` the available one of the highest priority. Raises ConfigError."""
+    if name != "auto":
+        spec = registry.find(DeviceSpec, name)
+        reason = load(spec.available)()
+        if reason is not None:
+            raise ConfigError(f"--device {name}: {reason}")
+    else:
+        missing = {spec.name: load(spec.available)() for spec, _ in registry.specs(DeviceSpec)}
+        usable = [spec for spec, _ in registry.specs(DeviceSpec) if missing[spec.name] is None]
+        if not usable:
+            why = "; ".join(f"{name}: {reason}" for name, reason in missing.items()) or "no plugin brings one"
+            raise ConfigError(f"no device can be used ({why})")
+        spec = max(usable, key=lambda spec: (spec.priority, spec.name))
+    device: Device = load(spec.make)()
+    return device
+
+
+def load_model(config: Config, registry: Registry, device: Device, progress: Progress) -> Loaded:
+    """Read, build, fill. Raises ConfigError that says what to do."""
+    dummy = config.model.load_format == "dummy"
+    checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
+    family, model_config = read_model(registry, checkpoint.config(), config.model.data_type)
+    generation = checkpoint.generation_config()
+    model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))
+    model, build = build_model(family, model_config, config, registry, device)
+    if dummy:
+        size = dummy_weights(model)
+    else:
+        size = _fill(model, checkpoint, load(family.weights)(model_config), progress)
+    return Loaded(model, model_config, build, size, generation)
+
+
+def build_model(
+    family: ModelSpec, model_config: ModelConfig, config: Config, registry: Registry, device: Device
+) -> tuple[Any, Build]:
+    """The model without weights, and what it was built with: modes, pins and granules are settled here."""
+    kernels = config.kernels
+    build = Build(
+        registry=registry,
+        config=model_config,
+        device=device.info,
+        torch_device=device.torch_device,
+        pins=apply_modes(kernels.mode, registry, device.info, kernels.kernel),
+        order=[Path(name).stem if name.endswith(".py") else name for name in config.plugins.plugins or ()],
+    )
+    make = load(family.build)
+    model = make(model_config, build)
+    granules = choose_granules(build)
+    if any(granule > 1 for granule in granules.values()):
+        build = replace(build, granules=granules)
+        model = make(model_config, build)
+    used = {resolution.context.op for resolution in build.resolutions} | {"sample"}
+    apply_modes(kernels.mode, registry, device.info, kernels.kernel, ops=used)
+    if idle := sorted(set(build.pins.kernels) - used):
+        raise ConfigError(
+            f"--kernel {idle[0]}=...: this model does not use {idle[0]}; it uses {', '.join(sorted(used))}"
+        )
+    return model, build
+
+
+def _fill(model: Any, checkpoint: Checkpoint, weights: Any, progress: Progress) -> int:
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        progress("weights", min(done, total), total)
+
+    size = load_weights(model, checkpoint, weights, progress=count)
+    progress("weights", total, total)
+    return size
+
+
+def _eos_ids(config: Config, model: ModelConfig, generation: dict[str, Any]) -> tuple[int, ...]:
+    """What the operator says; else the model's, generation_config's beside config.json's."""
+    if config.model.eos_id:
+        return tuple(config.model.eos_id)
+    named = generation.get("eos_token_id")
+    more = named if isinstance(named, list) else [] if named is None else [named]
+    return tuple(dict.fromkeys((*model.eos_ids, *more)))

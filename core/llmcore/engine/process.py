@@ -1,0 +1,151 @@
+"""`python -m llmcore.engine.process FD`: the engine as a process of a server."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+
+import zmq
+
+from llmcore import child
+from llmcore.bridge import Abort, FinishChoice, Submit
+from llmcore.engine.build import build_engine
+from llmcore.engine.engine import DeviceLost, Engine, Events
+from llmcore.engine.local import refusal
+from llmcore.engine.workers import Workers
+from llmcore.errors import RequestError
+from llmcore.plugins import build_registry
+from llmcore.wire import (
+    HEARTBEAT_SECONDS,
+    EngineLaunch,
+    EngineReady,
+    Heartbeat,
+    Hello,
+    Mailbox,
+    Outlet,
+    Progress,
+    Shutdown,
+    Snapshot,
+    ToEngine,
+    ToSupervisor,
+    WorkerGone,
+)
+
+logger = logging.getLogger(__name__)
+
+_STUCK_SECONDS = 0.001
+"""Pause when there is work, but none that a step could do now."""
+
+
+class EngineProcess:
+    """The mailbox, the workers behind it, and the loop between them and the engine."""
+
+    def __init__(self, launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._launch = launch
+        self._stopping = False
+        self._control = Outlet(context, launch.addresses.control)
+        self._workers = Workers(context)
+        self._context = context
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """SIGTERM: end after this step; while still building, at once."""
+        if not self._stopping and not hasattr(self, "_inbox"):
+            sys.exit(0)
+        self._stopping = True
+
+    def run(self) -> None:
+        """Build, say so, and serve until told to end."""
+        registry = build_registry(self._launch.config)
+        registry.call("on_startup", config=self._launch.config)
+        engine = build_engine(self._launch.config, registry, self._progress)
+        # What the model is made of will never be garbage; looking at it again and again would cost.
+        gc.collect()
+        gc.freeze()
+        self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
+        self._tell(EngineReady(engine.facts))
+        self._serve(engine)
+        self._inbox.close()
+        self._workers.close()
+        self._control.close()
+        registry.call("on_shutdown")
+
+    def _serve(self, engine: Engine) -> None:
+        due = 0.0
+        while not self._stopping:
+            if engine.idle:
+                self._inbox.wait(HEARTBEAT_SECONDS)
+            for message in self._inbox.drain():
+                self._handle(engine, message)
+            self._workers.drop_late(engine.abort)
+            steps = self._step(engine)
+            if not steps and not engine.idle:
+                self._inbox.wait(_STUCK_SECONDS)
+            if time.monotonic() >= due:
+                due = time.monotonic() + HEARTBEAT_SECONDS
+                self._tell(Snapshot(engine.load()))
+
+    def _step(self, engine: Engine) -> list[Events]:
+        try:
+            steps = engine.step()
+        except DeviceLost as error:
+            self._workers.post(engine.abandon(str(error)))
+            raise
+        for events in steps:
+            self._workers.post(events)
+        return steps
+
+    def _handle(self, engine: Engine, message: ToEngine) -> None:
+        owner, body = message.sender, message.body
+        match body:
+            case Submit():
+                self._submit(engine, body, owner)
+            case Abort():
+                engine.abort(body.id, owner)
+                self._workers.ended(owner, body.id)
+            case FinishChoice():
+                engine.finish(body.id, body.choice, body.n_tokens, owner)
+                self._workers.ended(owner, body.id, body.choice)
+            case Hello():
+                self._workers.add(owner, body.mailbox)
+            case Heartbeat():
+                self._workers.heard(owner, body.seen)
+            case WorkerGone():
+                self._workers.remove(body.worker, engine.abort)
+            case Shutdown():
+                self._stopping = True
+
+    def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
+        self._workers.began(owner, request)
+        try:
+            engine.submit(request, owner)
+        except RequestError as error:
+            self._workers.post({owner: refusal(request, error)})
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        self._tell(Progress(stage, done, total))
+
+    def _tell(self, body: EngineReady | Progress | Snapshot) -> None:
+        self._control.send(ToSupervisor(self._launch.name, body))
+
+
+def main() -> int:
+    """The process; its exit code."""
+    launch = child.begin(EngineLaunch)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    process = EngineProcess(launch, context)
+    signal.signal(signal.SIGTERM, process.stop)
+    try:
+        process.run()
+    except Exception as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
+        child.report_failure(launch, error)
+        return 1
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

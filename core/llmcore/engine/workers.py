@@ -1,0 +1,140 @@
+"""The HTTP workers as the engine process sees them: where their events go, and which of them cannot keep up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import zmq
+
+from llmcore.bridge import Finish, StepEvents, Submit
+from llmcore.wire import HEARTBEAT_SECONDS, Outlet
+
+logger = logging.getLogger(__name__)
+
+LATE_SECONDS = 1.0
+"""How late a heartbeat, or the sight of a step, may be."""
+BEHIND_BYTES = 64 << 20
+"""How much may lie unseen."""
+
+AbortRequest = Callable[[int, int], None]
+"""(request, owner)."""
+
+
+@dataclass
+class _Worker:
+    """One worker. `unseen`: (stamp, bytes) of steps it has not confirmed; `open`: request -> its running choices."""
+
+    outlet: Outlet
+    heard: float
+    unseen: deque[tuple[float, int]] = field(default_factory=deque)
+    unseen_bytes: int = 0
+    open: dict[int, set[int]] = field(default_factory=dict)
+
+
+class Workers:
+    """All workers by number. Nothing here blocks: what a worker does not take, it loses."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self._workers: dict[int, _Worker] = {}
+
+    def add(self, owner: int, mailbox: str) -> None:
+        """A worker said hello."""
+        self._workers[owner] = _Worker(Outlet(self._context, mailbox), time.monotonic())
+
+    def heard(self, owner: int, seen: float) -> None:
+        """A heartbeat: the worker has handled everything up to stamp `seen`."""
+        worker = self._workers.get(owner)
+        if worker is None:
+            return
+        worker.heard = time.monotonic()
+        while worker.unseen and worker.unseen[0][0] <= seen:
+            worker.unseen_bytes -= worker.unseen.popleft()[1]
+
+    def began(self, owner: int, request: Submit) -> None:
+        """A worker submitted a request."""
+        if owner in self._workers:
+            self._workers[owner].open[request.id] = set(range(request.n))
+
+    def ended(self, owner: int, request: int, choice: int | None = None) -> None:
+        """A choice, or with None a whole request, wants no more events."""
+        worker = self._workers.get(owner)
+        if worker is None or request not in worker.open:
+            return
+        left = worker.open[request]
+        left.discard(-1 if choice is None else choice)
+        if choice is None or not left:
+            del worker.open[request]
+
+    def post(self, events: Mapping[int, StepEvents]) -> None:
+        """Send each worker its own."""
+        for owner, mine in events.items():
+            worker = self._workers.get(owner)
+            if worker is None:
+                continue
+            for request, choice, finish in zip(mine.request, mine.choice, mine.finish, strict=True):
+                if finish:
+                    self.ended(owner, request, choice)
+            size = worker.outlet.send(mine)
+            worker.unseen.append((mine.stamp, size or BEHIND_BYTES))
+            worker.unseen_bytes += size or BEHIND_BYTES
+
+    def drop_late(self, abort: AbortRequest) -> None:
+        """End every request of a worker that is silent or behind. Call it when the mailbox has been read."""
+        now = time.monotonic()
+        for owner, worker in self._workers.items():
+            if not worker.open:
+                continue
+            why = _lateness(worker, now)
+            if why is not None:
+                logger.warning("worker %d %s; its %d requests are ended", owner, why, len(worker.open))
+                self._end_all(owner, worker, abort)
+
+    def remove(self, owner: int, abort: AbortRequest) -> None:
+        """A worker has died."""
+        worker = self._workers.pop(owner, None)
+        if worker is not None:
+            for request in worker.open:
+                abort(request, owner)
+            worker.outlet.close(0.0)
+
+    def close(self) -> None:
+        """Close every outlet; what is queued has a moment to leave."""
+        for worker in self._workers.values():
+            worker.outlet.close()
+
+    def _end_all(self, owner: int, worker: _Worker, abort: AbortRequest) -> None:
+        """Should it come back, it finds that they were ended."""
+        rows = [(request, choice) for request, choices in worker.open.items() for choice in sorted(choices)]
+        for request in list(worker.open):
+            abort(request, owner)
+        worker.open.clear()
+        worker.unseen.clear()
+        worker.unseen_bytes = 0
+        worker.heard = time.monotonic()
+        worker.outlet.send(
+            StepEvents(
+                stamp=time.monotonic(),
+                request=[request for request, _ in rows],
+                choice=[choice for _, choice in rows],
+                count=[0] * len(rows),
+                tokens=[],
+                finish=[int(Finish.ABORT)] * len(rows),
+            )
+        )
+
+
+def _lateness(worker: _Worker, now: float) -> str | None:
+    """Why a worker cannot keep its requests, or None."""
+    allowed = LATE_SECONDS + HEARTBEAT_SECONDS
+    if now - worker.heard > allowed:
+        return f"was silent for {now - worker.heard:.1f} s"
+    if worker.unseen_bytes > BEHIND_BYTES:
+        return f"has {worker.unseen_bytes >> 20} MiB of events unread"
+    if worker.unseen and now - worker.unseen[0][0] > allowed:
+        return f"is {now - worker.unseen[0][0]:.1f} s behind"
+    return None

@@ -1,0 +1,35 @@
+"""Engines on the fake model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmcore.engine import model
+from llmcore.engine.llm import LLM
+from llmcore.testing import write_fake_model
+
+AHEAD = str(Path(__file__).with_name("ahead_device.py"))
+
+MakeLLM = Callable[..., LLM]
+
+
+@pytest.fixture
+def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
+    """`make_llm(ahead=1, granule=4, fake={"nan_token": 3}, **settings)`; what it makes is closed at the end."""
+    with ExitStack() as stack:
+
+        def make(*, ahead: int = 0, granule: int = 1, fake: dict[str, Any] | None = None, **settings: Any) -> LLM:
+            directory = write_fake_model(tmp_path / f"model{len(list(tmp_path.iterdir()))}", **(fake or {}))
+            monkeypatch.setattr(model, "choose_granules", lambda build: {"kv": granule})
+            if ahead:
+                settings |= {"plugins": [AHEAD], "device": "cpu-ahead"}
+            settings = {"max_total_token_num": 2000, "running_max_req_size": 16, "device": "cpu", **settings}
+            if settings["max_total_token_num"] is None:
+                del settings["max_total_token_num"]
+            return stack.enter_context(LLM(directory, **settings))
+
+        yield make

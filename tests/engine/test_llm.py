@@ -1,0 +1,158 @@
+"""LLM: what it takes, what it gives back, and that bad input costs nobody else anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from llmcore.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.engine.llm import LLM
+from llmcore.errors import ConfigError, RequestError, ResolveError
+from llmcore.testing import fake_answer
+
+MakeLLM = Callable[..., LLM]
+
+
+def settled(llm: LLM) -> None:
+    for _ in range(200):
+        load = llm.load()
+        assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
+        if (load.running, load.waiting, load.kv_live) == (0, 0, 0):
+            return
+        time.sleep(0.01)
+    pytest.fail(f"still busy: {load}")
+
+
+def test_texts_ids_and_lists(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    ids = llm.tokenizer.encode("hello")
+    for prompts in ("hello", ["hello"], ids, [ids]):
+        (result,) = llm.generate(prompts, temperature=0.0)
+        assert result.token_ids == fake_answer(ids, 16)
+        assert result.text == llm.tokenizer.decode(result.token_ids)
+        assert result.prompt_ids == tuple(ids)
+    assert llm.generate([]) == []
+    several = llm.generate(["a", "bcd", "e"], SamplingParams(temperature=0.0), max_new_tokens=3)
+    assert [r.token_ids for r in several] == [fake_answer(llm.tokenizer.encode(p), 3) for p in ("a", "bcd", "e")]
+
+
+def test_to_the_end_of_the_context(make_llm: MakeLLM) -> None:
+    llm = make_llm(fake={"max_position": 40})
+    (result,) = llm.generate([[1] * 10], temperature=0.0, max_new_tokens=None)
+    assert (len(result.token_ids), result.finish_reason) == (30, "length")
+
+
+def test_chat_and_stream_chat(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    messages = [{"role": "user", "content": "hi"}]
+    whole = llm.chat(messages, temperature=0.0, max_new_tokens=9)
+    pieces = list(llm.stream_chat(messages, temperature=0.0, max_new_tokens=9))
+    assert "".join(pieces) == whole.text and len(pieces) > 1
+    for _ in llm.stream_chat(messages, temperature=0.0, max_new_tokens=500):
+        break
+    for _ in range(200):
+        if llm.load().aborts:
+            break
+        time.sleep(0.01)
+    assert llm.load().aborts == 1
+    settled(llm)
+
+
+def test_logprobs(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    (result,) = llm.generate([[1, 2]], temperature=0.0, max_new_tokens=4, logprobs=3)
+    answer = result.answers[0]
+    assert len(answer.logprobs) == len(answer.top_logprobs) == 4
+    for token, logprob, best in zip(answer.token_ids, answer.logprobs, answer.top_logprobs, strict=True):
+        assert len(best) == 3 and best[0] == (token, pytest.approx(logprob)) and logprob < 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "words"),
+    [
+        ([[]], {}, "no token|empty"),
+        ([[1] * 5000], {}, "4095|at most"),
+        ([[1, 275]], {}, "275"),
+        ([[1, -1]], {}, "-1"),
+        ([[1 << 40]], {}, "ids"),
+        ([[1]], {"logit_bias": {900: 1.0}}, "900"),
+        ([[1]], {"stop_token_ids": (900,)}, "900"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens"),
+        ([[1]], {"temperature": "hot"}, "temperature"),
+    ],
+)
+def test_bad_requests(make_llm: MakeLLM, prompts: list[list[int]], options: dict[str, object], words: str) -> None:
+    llm = make_llm()
+    with pytest.raises(RequestError, match=words):
+        llm.generate(prompts, **options)
+    assert llm.generate([[3]], temperature=0.0)[0].token_ids == fake_answer([3], 16)
+    settled(llm)
+
+
+def test_unknown_options_are_named(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    with pytest.raises(TypeError, match="temprature"):
+        llm.generate("a", temprature=0.0)
+    with pytest.raises(TypeError, match="not both"):
+        llm.generate("a", SamplingParams(), temperature=0.0)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("kind", ["fail_token", "nan_token"])
+def test_a_failure_stays_with_its_request(make_llm: MakeLLM, ahead: int, kind: str) -> None:
+    llm = make_llm(ahead=ahead, fake={kind: 250})
+    events: dict[int, list[ChoiceEvent]] = {1: [], 2: [], 3: []}
+    prompts = {1: [4, 5, 6], 2: [7, 250], 3: [8, 9]}
+    for number, prompt in prompts.items():
+        submit = Submit(
+            id=number,
+            prompt=np.array(prompt, "<i4").tobytes(),
+            max_new_tokens=20,
+            sampling=SamplingParams(temperature=0.0),
+        )
+        llm._bridge.submit(submit, events[number].append)
+    for _ in range(500):
+        if all(seen and seen[-1].finish is not Finish.RUNNING for seen in events.values()):
+            break
+        time.sleep(0.01)
+    for number in (1, 3):
+        assert [token for event in events[number] for token in event.tokens] == fake_answer(prompts[number], 20)
+        assert events[number][-1].finish is Finish.LENGTH
+    assert events[2][-1].finish is Finish.ERROR
+    code, message = events[2][-1].error or ("", "")
+    assert code == "internal_error" and "250" not in message
+    settled(llm)
+
+
+def test_the_pool_can_be_measured(make_llm: MakeLLM) -> None:
+    llm = make_llm(ahead=1, max_total_token_num=None)
+    assert llm.facts.kv_tokens == 10_000
+    assert llm.generate([[3] * 50], temperature=0.0)[0].token_ids == fake_answer([3] * 50, 16)
+    labels = [label for label, _ in llm.facts.report]
+    assert labels == ["model", "device", "kernels", "memory", "start"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "gpu9"}, "gpu9"),
+        ({"kernel": ["sample=nope"]}, "nope"),
+        ({"kernel": ["rms_norm=torch"]}, "does not use rms_norm"),
+        ({"mode": ["fast_mode"]}, "fast_mode"),
+        ({"max_req_total_len": 5000, "max_total_token_num": 9000}, "4096"),
+        ({"max_req_total_len": 2500}, "2500"),
+        ({"batch_max_tokens": 8, "chunked_prefill_size": 9}, "9"),
+    ],
+)
+def test_settings_that_cannot_work(make_llm: MakeLLM, settings: dict[str, object], words: str) -> None:
+    with pytest.raises((ConfigError, ResolveError), match=words):
+        make_llm(**settings)
+
+
+def test_a_closed_engine_says_so(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    llm.close()
+    with pytest.raises(RequestError, match="closed"):
+        llm.generate("a")

@@ -94,6 +94,14 @@ class LoadedModel:
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> torch.Tensor:
         """Run rows, those that decode first; logits [len(rows), vocab_size] f32 of each row's last token."""
+        step = self.make_step(rows)
+        hidden, residual = self.model(step)
+        residual = None if residual is None else residual[step.sampled]
+        logits: torch.Tensor = self.model.logits(hidden[step.sampled], residual)
+        return logits
+
+    def make_step(self, rows: Sequence[Row]) -> Step:
+        """The step of these rows, with every kernel's plan made."""
         n_query = np.array([len(row.tokens) for row in rows], np.int32)
         kv_len = np.array([row.start for row in rows], np.int32) + n_query
         n_decode = sum(1 for row in rows if row.decode)
@@ -118,7 +126,7 @@ class LoadedModel:
                 metas.append(meta)
             kv[name] = KVStep(kv=self.pools[name], slots=slots, decode=metas[0], prefill=metas[1])
         prompts = torch.tensor([row.prompt_len for row in rows], dtype=torch.int32)
-        step = Step(
+        return Step(
             bucket=bucket,
             n_decode=n_decode,
             tokens=torch.tensor([token for row in rows for token in row.tokens]),
@@ -127,10 +135,6 @@ class LoadedModel:
             sampled=torch.from_numpy(np.cumsum(n_query) - 1),
             kv=kv,
         )
-        hidden, residual = self.model(step)
-        residual = None if residual is None else residual[step.sampled]
-        logits: torch.Tensor = self.model.logits(hidden[step.sampled], residual)
-        return logits
 
     def generate(self, prompt: Sequence[int], new: int, *, chunk: int | None = None, request: int = 0) -> Generated:
         """`new` greedy tokens after `prompt`, computed in chunks of `chunk` tokens."""

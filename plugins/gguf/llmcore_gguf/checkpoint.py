@@ -166,7 +166,7 @@ def _read(tensor: ReaderTensor, heads: int | None) -> torch.Tensor:
         rows = max(1, CHUNK // shape[-1])
         for first in range(0, shape[0], rows):
             part = dequantize(tensor.data[first : first + rows], tensor.tensor_type)
-            out[first : first + rows] = torch.from_numpy(np.array(part, copy=False)).reshape(-1, *shape[1:])
+            out[first : first + rows] = torch.from_numpy(np.array(part)).reshape(-1, *shape[1:])
     return out if heads is None else _pairs_to_halves(out, heads)
 
 

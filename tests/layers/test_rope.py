@@ -1,0 +1,82 @@
+"""Rope: what configs say, and frequencies and amplitudes equal to transformers'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from llmcore.errors import ConfigError
+from llmcore.layers.rope import read_rope, scaled
+from llmcore.testing.family import SMALL
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 8.0, "original_max_position_embeddings": 512},
+    "yarn attention factor": {"factor": 8.0, "original_max_position_embeddings": 512, "attention_factor": 0.7},
+    "yarn mscale": {
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.8,
+        "beta_fast": 24,
+        "beta_slow": 2,
+    },
+    "yarn untruncated": {"factor": 4.0, "original_max_position_embeddings": 1024, "truncate": False},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+
+
+def parameters(case: str) -> dict[str, Any]:
+    return {"rope_type": case.split(maxsplit=1)[0], "rope_theta": 500000.0, **KINDS[case]}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_frequencies(case: str) -> None:
+    config = LlamaConfig(
+        **{**SMALL, "head_dim": 64, "max_position_embeddings": 4096}, rope_parameters=parameters(case)
+    )
+    theirs = LlamaRotaryEmbedding(config)
+    frequencies, amplitude = scaled(read_rope(config.to_dict(), 64))
+    torch.testing.assert_close(frequencies, theirs.inv_freq, rtol=2e-6, atol=1e-12)
+    assert amplitude == pytest.approx(theirs.attention_scaling)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_both_places(case: str) -> None:
+    new = {"max_position_embeddings": 4096, "rope_parameters": parameters(case)}
+    old_scaling = {"type": case.split(maxsplit=1)[0], **KINDS[case]}
+    old = {"max_position_embeddings": 4096, "rope_theta": 500000.0, "rope_scaling": old_scaling}
+    first, second = read_rope(new, 64), read_rope(old, 64)
+    assert (first.kind, first.theta, first.original) == (second.kind, second.theta, second.original)
+    assert torch.equal(scaled(first)[0], scaled(second)[0])
+
+
+def test_nothing_said_is_the_default() -> None:
+    rope = read_rope({"max_position_embeddings": 100, "rope_scaling": None}, 32)
+    assert (rope.kind, rope.theta, rope.rotated, rope.max_position) == ("default", 10000.0, 32, 100)
+    assert rope.fixed_angles_up_to is None
+
+
+def test_lengths() -> None:
+    dynamic = read_rope({"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, 32)
+    assert (dynamic.max_position, dynamic.fixed_angles_up_to) == (400, 100)
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 100, "factor": None}
+    assert read_rope({"max_position_embeddings": 800, "rope_parameters": yarn}, 32).max_position == 800
+
+
+@pytest.mark.parametrize(
+    ("scaling", "says"),
+    [({"rope_type": "spiral"}, "'spiral' is not known"), ({"rope_type": "linear"}, "needs factor")],
+)
+def test_errors(scaling: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_rope({"rope_parameters": scaling}, 64)

@@ -295,13 +295,22 @@ def test_two_hundred_streams_at_once(served: Served) -> None:
     assert served.detached.left == []
 
 
-def test_waitress_own_refusals_are_json(served: Served) -> None:
+@pytest.mark.parametrize(
+    ("lines", "status", "code"),
+    [
+        (b"Content-Length: 99999999999\r\n", 413, b'"request_too_large"'),
+        (b"Padding: " + b"x" * 40_000 + b"\r\n", 431, b'"request_too_large"'),
+        (b"Transfer-Encoding: gzip\r\n", 501, b"null"),
+        (b"Content-Length: 1\r\nContent-Length: 2\r\n", 400, b"null"),
+    ],
+)
+def test_what_waitress_refuses_is_json(served: Served, lines: bytes, status: int, code: bytes) -> None:
     with raw.connect(served.port) as sock:
-        sock.sendall(b"POST /plain HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
-        status, headers, body = raw.read_reply(sock)
-    assert status == 413
-    assert headers["content-type"] == "application/json"
-    assert b'"code":"request_too_large"' in body and b"waitress" not in body
+        sock.sendall(b"POST /plain HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
+        got, headers, body = raw.read_reply(sock)
+        assert (got, headers["content-type"], headers["connection"]) == (status, "application/json", "close")
+    assert headers["x-request-id"]
+    assert b'"code":' + code in body and b"waitress" not in body
 
 
 def test_stop_lets_streams_finish(served: Served) -> None:

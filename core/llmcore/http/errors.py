@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import falcon
 import orjson
@@ -37,11 +37,12 @@ KNOWN_CODES = frozenset(
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
-_HTTP = {
+_HTTP: Mapping[int, tuple[str, str | None]] = {
     404: ("There is no such route; /v1/models, /v1/chat/completions and /generate are some that exist.", "not_found"),
     405: ("This route does not take that method; the Allow header lists those it takes.", "method_not_allowed"),
     413: ("The body is too large.", "request_too_large"),
     415: ("The body must be JSON: send Content-Type: application/json.", "unsupported_media_type"),
+    501: ("The body's transfer encoding is not supported; send Content-Length, or chunks.", None),
     431: ("The request's header is too large.", "request_too_large"),
 }
 """What the HTTP layer itself answers, by status: (message, code)."""

@@ -29,6 +29,7 @@ from waitress.task import ErrorTask, WSGITask
 from llmcore.errors import ConfigError
 from llmcore.http.errors import http_error, openai_error
 from llmcore.http.reply import Detach, Reply
+from llmcore.http.request_id import request_id
 
 WAITRESS = "3.0.2"
 """The version whose internals this file was written against."""
@@ -133,6 +134,7 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]
         body = openai_error(error)
         self.status = falcon.code_to_http_status(error.status)
         self.response_headers.append(("Content-Type", "application/json"))
+        self.response_headers.append(("X-Request-Id", request_id(self.request.headers.get("X_REQUEST_ID"))))
         self.set_close_on_finish()
         self.content_length = len(body)
         self.write(body)

@@ -1,0 +1,82 @@
+"""The same processes with the real engine, on the fake model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import orjson
+import pytest
+from llmcore.testing import sockets
+from llmcore.testing.fake_model import write_fake_model
+from llmcore.testing.server import ENGINE_MODULE, RunningServer, ServerFailed, serving
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fake_model(tmp_path_factory.mktemp("models") / "fake", step_delay=0.002)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[RunningServer]:
+    with serving(model, httpserver_workers=2, max_total_token_num=4000) as server:
+        yield server
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "did not happen"
+        time.sleep(0.05)
+
+
+def metric(server: RunningServer, name: str) -> float:
+    page = sockets.call(server.port, "GET", "/metrics")[2].decode()
+    return float(re.search(rf"^{name} (\S+)$", page, re.M)[1])  # type: ignore[index]
+
+
+def generate(server: RunningServer, prompt: str) -> str:
+    body = {"inputs": prompt, "parameters": {"max_new_tokens": 30, "ignore_eos": True}}
+    status, _, answer = sockets.call(server.port, "POST", "/generate", body)
+    assert status == 200, answer
+    return str(orjson.loads(answer)["generated_text"][0])
+
+
+def test_answers_are_the_same_alone_and_in_a_crowd(server: RunningServer) -> None:
+    prompts = [f"prompt {i}" for i in range(24)]
+    alone = [generate(server, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(24) as pool:
+        assert list(pool.map(lambda prompt: generate(server, prompt), prompts)) == alone
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+def test_a_client_that_leaves_gives_its_slots_back(server: RunningServer, path: str) -> None:
+    aborts = metric(server, "llmcore_aborts_total")
+    body = {"inputs": "a long story", "parameters": {"max_new_tokens": 3000, "ignore_eos": True}}
+    with sockets.connect(server.port) as sock:
+        sock.sendall(sockets.request("POST", path, body))
+        until(lambda: metric(server, "llmcore_kv_live") > 0)
+    until(lambda: metric(server, "llmcore_aborts_total") == aborts + 1)
+    until(lambda: metric(server, "llmcore_kv_live") == 0)
+    free, cached = metric(server, "llmcore_kv_free"), metric(server, "llmcore_kv_cached")
+    assert free + cached == metric(server, "llmcore_kv_total")
+    assert generate(server, "prompt 0")
+
+
+def test_a_dead_engine_ends_the_server(model: Path) -> None:
+    with serving(model) as server:
+        os.kill(server.children()[ENGINE_MODULE], signal.SIGKILL)
+        assert server.process.wait(10) == 1
+
+
+def test_a_model_directory_without_a_model_is_one_line(model: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    with pytest.raises(ServerFailed) as failed, serving(tmp_path):
+        raise AssertionError("it started")
+    assert "ConfigError" in str(failed.value) and "Traceback" not in str(failed.value)

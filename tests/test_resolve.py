@@ -73,7 +73,7 @@ def test_priority_beats_the_reference_and_the_reference_says_why() -> None:
         ({"dtypes": frozenset({"f16", "f32"})}, "needs dtype f16 or f32, has bf16"),
         ({"layouts": frozenset({"token"})}, "needs layout token, has None"),
         ({"granules": frozenset({16})}, "needs granule 16, has 1"),
-        ({"buckets": frozenset({0, 1})}, "needs bucket 0 or 1, has 2"),
+        ({"buckets": frozenset({0, 1})}, "is for steps of 1 or 2-16 tokens"),
         ({"shape": {"head": frozenset({64, 128})}}, "needs head 128 or 64, has 80"),
         ({"shape": {"window": frozenset({None})}}, "needs window None, has 12"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from llmcore.errors import ConfigError, ResolveError, did_you_mean
 from llmcore.modes import Pins, mode_misfit
 from llmcore.plugins import available, load
 from llmcore.registry import CONTRIBUTIONS, KIND_NAMES, Registry
-from llmcore.resolve import Resolution, candidates_for, resolve
+from llmcore.resolve import Resolution, bucket_text, candidates_for, resolve
 from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DeviceSpec, DType, OpContext, PluginInfo, Requires
 
 
@@ -202,12 +202,6 @@ def requires_text(when: Requires) -> str:
     return ", ".join(parts)
 
 
-def bucket_text(bucket: int) -> str:
-    """The token counts of a bucket: "17-64", "257+"."""
-    first, last = TOKEN_BUCKETS[bucket]
-    return f"{first}+" if last is None else str(first) if first == last else f"{first}-{last}"
-
-
 # --- choices ---------------------------------------------------------------------------------------------------
 
 
@@ -225,18 +219,22 @@ def find_device(registry: Registry, name: str) -> DeviceInfo:
 
 
 def choices_for_specs(
-    registry: Registry, device: DeviceInfo, dtype: DType, layout: str, pins: Pins, order: Sequence[str] = ()
+    registry: Registry, device: DeviceInfo, dtype: DType, layout: str, pins: Pins
 ) -> list[ChoiceRow]:
     """What every op would get on `device`, from specs alone: no shape is known, granule 1."""
     outcomes: list[tuple[OpContext, Resolution | ResolveError]] = []
     for op in sorted(spec.name for spec, _ in registry.specs(specs.OpSpec)):
         for bucket in range(len(TOKEN_BUCKETS)):
             context = OpContext(op=op, device=device, dtype=dtype, layout=layout, bucket=bucket)
-            try:
-                outcomes.append((context, resolve(candidates_for(registry, op), context, pins.kernels, order)))
-            except ResolveError as error:
-                outcomes.append((context, error))
+            outcomes.append((context, _outcome(registry, context, pins)))
     return choice_rows(outcomes)
+
+
+def _outcome(registry: Registry, context: OpContext, pins: Pins) -> Resolution | ResolveError:
+    try:
+        return resolve(candidates_for(registry, context.op), context, pins.kernels, registry.order)
+    except ResolveError as error:
+        return error
 
 
 def choice_rows(outcomes: Iterable[tuple[OpContext, Resolution | ResolveError]]) -> list[ChoiceRow]:

@@ -86,12 +86,13 @@ def fix_for(plugin: PluginInfo, error: BaseException) -> str:
 class Registry:
     """Specs and observing hooks of the plugins that took part; `failures` and `declined` say who did not."""
 
-    def __init__(self, plugins: Sequence[PluginInfo], named: frozenset[str] = frozenset()) -> None:
+    def __init__(self, plugins: Sequence[PluginInfo], order: Sequence[str] = ()) -> None:
         self.plugins: list[PluginInfo] = []
         self.failures: list[Failure] = []
         self.declined: list[Declined] = []
         self.offered = tuple(plugins)
-        self._named = named
+        self.order = tuple(order)
+        """Plugins that the user named, in order of preference."""
         self._specs: dict[type[Spec], list[tuple[Spec, PluginInfo]]] = {}
         self.manager = pluggy.PluginManager("llmcore")
         self.manager.add_hookspecs(hookspecs)
@@ -120,7 +121,7 @@ class Registry:
     def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
         """Record that a plugin failed and take it out; fatal if the user asked for it by name."""
         text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-        failure = Failure(info, stage, text, fix_for(info, error), info.name in self._named)
+        failure = Failure(info, stage, text, fix_for(info, error), info.name in self.order)
         self.failures.append(failure)
         if self.manager.has_plugin(info.name):
             self.manager.unregister(name=info.name)

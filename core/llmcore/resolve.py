@@ -100,15 +100,21 @@ def contains(wide: Requires, narrow: Requires) -> bool:
     )
 
 
+def bucket_text(bucket: int) -> str:
+    """The token counts of a bucket: "17-64", "257+"."""
+    first, last = TOKEN_BUCKETS[bucket]
+    return f"{first}+" if last is None else str(first) if first == last else f"{first}-{last}"
+
+
 def describe(context: OpContext) -> str:
     """A context as one phrase for messages."""
     shape = ", ".join(f"{name}={value}" for name, value in context.shape.items())
-    first, last = TOKEN_BUCKETS[context.bucket]
-    tokens = f"{first}+" if last is None else f"{first}" if first == last else f"{first}-{last}"
     where = context.device.type
     if context.device.capability is not None:
         where += f" {context.device.capability}"
-    return f"{context.op} on {where}, {context.dtype}, {tokens} tokens" + (f", {shape}" if shape else "")
+    return f"{context.op} on {where}, {context.dtype}, {bucket_text(context.bucket)} tokens" + (
+        f", {shape}" if shape else ""
+    )
 
 
 # --- what fits -------------------------------------------------------------------------------------------------
@@ -121,10 +127,11 @@ def _unmet(when: Requires, context: OpContext) -> str | None:
         ("dtype", when.dtypes, context.dtype),
         ("layout", when.layouts, context.layout),
         ("granule", when.granules, context.granule),
-        ("bucket", when.buckets, context.bucket),
     ):
         if allowed and has not in allowed:
             return f"needs {name} {_either(allowed)}, has {has}"
+    if when.buckets and context.bucket not in when.buckets:
+        return f"is for steps of {' or '.join(map(bucket_text, sorted(when.buckets)))} tokens"
     for name, values in when.shape.items():
         size = context.shape.get(name)
         if size not in values:

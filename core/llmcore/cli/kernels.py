@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from llmcore.cli.options import named_plugins
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
-from llmcore.inspect import ChoiceRow, choices_for_specs, find_device, kernel_rows
+from llmcore.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
 from llmcore.modes import apply_modes
 from llmcore.plugins import Registry
-from llmcore.specs import DType
+from llmcore.specs import OpSpec
+from llmcore.weights.dtypes import data_type
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Asked:
     op: str | None
     explain: bool
     device: str
-    dtype: DType
+    model: str | None
+    dtype: str | None
     layout: str
     mode: tuple[str, ...]
     kernel: tuple[str, ...]
@@ -35,7 +37,8 @@ class Asked:
 @click.argument("op", required=False)
 @click.option("--explain", is_flag=True, help="Which kernel every op gets, and why not the others.")
 @click.option("--device", default="cpu", show_default=True, metavar="NAME", help="A device, here or not.")
-@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), default="bf16", show_default=True)
+@click.option("--model", metavar="PATH", help="Explain for the ops and shapes of this model.")
+@click.option("--dtype", metavar="TYPE", help="As --data_type (default: the model's; bf16 without one).")
 @click.option("--layout", default="token", show_default=True, help="KV layout.")
 @click.option("--mode", multiple=True, metavar="NAME", help="As in llmcore serve.")
 @click.option("--kernel", multiple=True, metavar="OP=NAME", help="As in llmcore serve.")
@@ -43,11 +46,11 @@ class Asked:
 def command(**given: Any) -> None:
     """List kernels, and explain which one is chosen.
 
-    OP: only those of one op. --explain knows no shapes: a kernel made for certain shapes shows what it needs.
+    OP: only those of one op. Without --model no shapes are known: a kernel made for certain ones shows which.
     """
     asked = Asked(**given)
     registry = registry_for(asked.plugins)
-    if asked.explain:
+    if asked.explain or asked.model is not None:
         _explain(_choices(asked, registry), asked)
     else:
         rows = kernel_rows(registry, asked.op)
@@ -62,10 +65,16 @@ def command(**given: Any) -> None:
 def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
     device = find_device(registry, asked.device)
     pins = apply_modes(asked.mode, registry, device, asked.kernel)
-    order = named_plugins(asked.plugins).plugins.plugins or ()
-    rows = choices_for_specs(registry, device, asked.dtype, pins.layout or asked.layout, pins, order)
     if asked.op is not None:
-        kernel_rows(registry, asked.op)
+        registry.find(OpSpec, asked.op)
+    if asked.model is not None:
+        from llmcore.engine.explain import resolutions_of
+
+        found = resolutions_of(Path(asked.model), registry, device, pins, asked.dtype)
+        rows = choice_rows((resolution.context, resolution) for resolution in found)
+    else:
+        dtype = data_type(asked.dtype or "bf16")
+        rows = choices_for_specs(registry, device, dtype, pins.layout or asked.layout, pins)
     return [row for row in rows if asked.op in (None, row.op)]
 
 
@@ -78,7 +87,7 @@ def _explain(rows: Sequence[ChoiceRow], asked: Asked) -> None:
 
 
 def _what(row: ChoiceRow) -> str:
-    shape = ", ".join(f"{name}={value}" for name, value in row.shape.items())
+    shape = ", ".join(f"{name}={value}" for name, value in row.shape.items() if value not in (None, False))
     return f"{row.op} ({shape})" if shape else row.op
 
 

@@ -96,10 +96,10 @@ def test_kernels_lists_every_op_with_its_reference() -> None:
 
 def test_kernels_explain_for_a_device_that_is_not_here() -> None:
     code = str(EXAMPLES / "register_kernels.py")
-    (here,) = rows("kernels", "rms_norm", "--explain", "--dtype", "f32", "--plugins", code)
+    (here,) = rows("kernels", "rms_norm", "--explain", "--dtype", "fp32", "--plugins", code)
     assert (here["chosen"], here["plugin"], here["tokens"]) == ("written-out", "register_kernels", "any")
     assert here["others"]["torch"] == "priority 0 < 40"
-    (there,) = rows("kernels", "rms_norm", "--explain", "--dtype", "f32", "--plugins", code, "--device", "sm90")
+    (there,) = rows("kernels", "rms_norm", "--explain", "--dtype", "fp32", "--plugins", code, "--device", "sm90")
     assert there["chosen"] == "torch"
     assert there["others"]["written-out"] == "needs device cpu, has cuda"
     assert "there is no device 'sm_x'" in str(run("kernels", "--explain", "--device", "sm_x").exception)

@@ -14,6 +14,8 @@ def register_kv_managers():
 class LastPrompts:
     """api.sched.KVManager: it names granules, core counts them."""
 
+    caching = True
+
     def __init__(self, granule=1):
         self.granule = granule
         self.held = {}

@@ -8,11 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from llmcore import specs
+from llmcore.plugins import load
 from llmcore.protocols import Int32, Int64, KVManager, LengthEstimator, SchedulerLimits
 from llmcore.registry import Registry
 from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.simulator import Scenario, simulate
 
 LIMITS = SchedulerLimits(max_running=8, max_input_len=255, max_total_len=256, batch_tokens=64, chunk_tokens=32)
+
+SCENARIOS = (
+    Scenario(seed=1),
+    Scenario(seed=2, ahead=1, aborts=0.02, finishes=0.02),
+    Scenario(seed=3, ahead=1, granules=(1, 4), slots=128),
+    Scenario(seed=4, chunked=False, wait_steps=2, batch_tokens=48),
+    Scenario(seed=5, failures=0.02, poisoned=0.1, slots=128),
+)
+"""Random traces: steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps."""
 
 
 def check_register_length_estimators(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -26,6 +37,8 @@ def check_register_length_estimators(registry: Registry, plugin: str, samples: S
                 estimator.observe(int(random.integers(1, 200)))
             for used in (0.0, 0.5, 1.0):
                 _check_estimates(estimator, spec.name, random, used)
+        for scenario in SCENARIOS:
+            simulate(scenario=scenario, estimator=load(spec.make))
     return len(estimators)
 
 
@@ -49,6 +62,8 @@ def check_register_kv_managers(registry: Registry, plugin: str, samples: Sequenc
         make = loaded(spec.make, f"make of {spec.name}")
         for granule, seed in ((1, 0), (1, 1), (4, 2)):
             _Run(make(granule), granule, seed, spec.name).steps(120)
+        for scenario in SCENARIOS:
+            simulate(scenario=scenario, manager=make)
     return len(managers)
 
 
@@ -130,10 +145,10 @@ class _Run:
 
 
 def check_register_schedulers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every policy serves every request of a simulated day: nothing leaks, nothing starves."""
-    from llmcore.testing.simulator import simulate
-
+    """Under every policy all requests of random traces end with the answers they have alone, and nothing leaks."""
     schedulers = contributed(registry, plugin, specs.SchedulerSpec)
     for spec in schedulers:
-        simulate(loaded(spec.make, f"make of {spec.name}"))
+        make = loaded(spec.make, f"make of {spec.name}")
+        for scenario in SCENARIOS:
+            simulate(make, scenario)
     return len(schedulers)

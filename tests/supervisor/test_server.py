@@ -239,7 +239,8 @@ def test_a_hung_engine_is_killed_and_its_stacks_are_kept(model: Path) -> None:
         Path(kept).unlink(missing_ok=True)
 
 
-def test_a_killed_supervisor_leaves_no_process(model: Path) -> None:
+def test_a_killed_supervisor_leaves_no_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with fresh(model, httpserver_workers=2) as server:
         children = server.children()
         server.process.kill()

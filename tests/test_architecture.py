@@ -23,7 +23,10 @@ PLUGINS = sorted(
 
 RANKS = (
     ("specs",),
-    ("errors", "bridge", "protocols", "hookspecs", "config", "weights.map", "weights.dtypes", "wire", "child", "budget"),
+    (
+        *("errors", "bridge", "protocols", "hookspecs", "config", "budget", "wire", "child"),
+        *("weights.map", "weights.dtypes"),
+    ),
     ("registry", "plugins", "resolve", "modes", "inspect"),
     ("ops",),
     ("layers",),

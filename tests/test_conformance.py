@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llmcore.plugins import available
+from llmcore.plugins import Registry, available
 from llmcore.testing import check_plugin, registry_of
 from llmcore.testing.tokenizer import write_tokenizer
+
+
+def test_the_fixture_that_pytest_finds_by_itself(llmcore_registry: Callable[..., Registry]) -> None:
+    registry = llmcore_registry("llama", "-radix")
+    assert {"llama", "ops"} < {info.name for info in registry.plugins}
+    assert "radix" not in {info.name for info in registry.plugins}
 
 
 @pytest.mark.parametrize("plugin", [info.name for info in available()])

@@ -157,7 +157,7 @@ def register_tokenizers() -> Iterable[TokenizerSpec]:  # type: ignore[empty-body
 def register_dialects() -> Iterable[DialectSpec]:  # type: ignore[empty-body]
     """HTTP API shapes.
 
-    Called: once per HTTP worker at start-up.
+    Called: once per process at start-up; `make` once per HTTP worker.
     Returns: DialectSpecs.
     Chosen by: all that `--plugins` admits are served; two routes with one path are an error.
     """
@@ -167,7 +167,7 @@ def register_dialects() -> Iterable[DialectSpec]:  # type: ignore[empty-body]
 def register_commands() -> Iterable[CommandSpec]:  # type: ignore[empty-body]
     """Subcommands of `llmcore`.
 
-    Called: when the command line needs a name that core does not have, or lists all.
+    Called: once per process at start-up; the command is imported when it is run.
     Returns: CommandSpecs with names that neither core nor another plugin uses.
     Chosen by: the command line.
     """
@@ -187,7 +187,7 @@ def register_options() -> Iterable[OptionSpec]:  # type: ignore[empty-body]
 def register_metric_sinks() -> Iterable[MetricSinkSpec]:  # type: ignore[empty-body]
     """Places where figures go.
 
-    Called: once, in the supervisor.
+    Called: once per process at start-up; `make` once, in the supervisor.
     Returns: MetricSinkSpecs.
     Chosen by: all that `--plugins` admits receive every record.
     """
@@ -199,7 +199,8 @@ def build_layer(layer: torch.nn.Module, info: LayerInfo) -> torch.nn.Module | No
 
     Called: once per block of the model, for every plugin in the order of their names; each gets what the one
     before returned.
-    Returns: a module called as `layer(x, step)`, or None to leave the layer as it is.
+    Returns: a module called as `layer(x, step)`, or None to leave the layer as it is; an exception ends the start,
+    because a model that is wrapped in part would answer wrongly.
     Chosen by: every plugin has its say.
     """
 

@@ -188,7 +188,8 @@ class Registry:
 
     def implementers(self, hook: str) -> list[PluginInfo]:
         """The plugins that implement a hook, by name."""
-        return [info for info in self.plugins if self.caller(hook, info.name) is not None]
+        names = {impl.plugin_name for impl in getattr(self.manager.hook, hook).get_hookimpls()}
+        return [info for info in self.plugins if info.name in names]
 
     def find(self, kind: type[S], name: str) -> S:
         """The contribution called `name`; ConfigError that lists what exists."""
@@ -238,10 +239,9 @@ class Registry:
     def call(self, hook: str, **arguments: Any) -> None:
         """Call an `on_*` hook of every plugin; what one raises is logged with its name, ConfigError in on_startup
         passes."""
-        for info in self.plugins:
+        for info in self.implementers(hook):
             caller = self.caller(hook, info.name)
-            if caller is None:
-                continue
+            assert caller is not None
             try:
                 caller(**arguments)
             except Exception as error:
@@ -251,10 +251,9 @@ class Registry:
 
     def wrap_layer(self, layer: Any, info: LayerInfo) -> Any:
         """`layer` after every plugin's `build_layer`, in the order of their names; PluginError names who failed."""
-        for plugin in self.plugins:
+        for plugin in self.implementers("build_layer"):
             caller = self.caller("build_layer", plugin.name)
-            if caller is None:
-                continue
+            assert caller is not None
             try:
                 results = caller(layer=layer, info=info)
             except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from llmcore_gguf.checkpoint import open_checkpoint
+from llmcore_gguf.checkpoint import GGUFCheckpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -13,7 +13,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def transformers_model(path: str, data_type: str) -> PreTrainedModel:
     """The GGUF file at `path` as a transformers model in `data_type`: the same tensors, dequantized the same way."""
-    checkpoint = open_checkpoint(Path(path))
+    checkpoint = GGUFCheckpoint(Path(path))
     config = checkpoint.config()
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=DTYPES[data_type])
     state = {name: read() for name, read in checkpoint.tensors()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from llmcore.testing.family import assert_family_matches_transformers
 
 CASES = {

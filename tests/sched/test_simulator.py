@@ -15,4 +15,4 @@ ESTIMATORS = {"past_future": PastFuture, "capped": Capped, "conservative": Conse
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_basic(estimator: str, ahead: int) -> None:
     for seed in range(20):
-        simulate(Scenario(seed=seed, ahead=ahead), policy=FCFS, estimator=ESTIMATORS[estimator], manager=RadixCache)
+        simulate(FCFS, Scenario(seed=seed, ahead=ahead), estimator=ESTIMATORS[estimator], manager=RadixCache)

@@ -78,16 +78,18 @@ class PastFuture:
 
     def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
         """A draw per request from the recent lengths above `produced`."""
-        capped = self._capped.totals(produced, max_new, ignore_eos, used)
         if len(self._recent) < ENOUGH:
-            return capped
+            return self._capped.totals(produced, max_new, ignore_eos, used)
         if self._sorted.size != len(self._recent):
-            self._sorted = np.sort(np.fromiter(self._recent, np.int32))
-        low = np.searchsorted(self._sorted, produced, side="right")
+            self._sorted = np.array(sorted(self._recent), np.int32)
+        low = self._sorted.searchsorted(produced, side="right")
         longer = self._sorted.size - low
         pick = low + (self._random.random(produced.size) * longer).astype(np.int64)
-        drawn = self._sorted[np.minimum(pick, self._sorted.size - 1)]
-        totals: Int32 = np.where(ignore_eos | (longer == 0), capped, np.minimum(drawn, max_new)).astype(np.int32)
+        totals: Int32 = np.minimum(self._sorted.take(pick, mode="clip"), max_new)
+        unknown = ignore_eos | (longer == 0)
+        if unknown.any():
+            capped = self._capped.totals(produced[unknown], max_new[unknown], ignore_eos[unknown], used)
+            totals[unknown] = capped
         return totals
 
     def observe(self, produced: int) -> None:

@@ -52,8 +52,9 @@ class KVGroup:
     def grow(self, rows: Int32, lengths: Int32, limits: Int32) -> tuple[Int32, Int32, Int32]:
         """Give each of `rows` room for `lengths` tokens; there must be enough free granules.
 
-        A row that lacks less than a run gets a whole one where runs are left and `limits`, the most tokens it can
-        come to hold, allows. Returns what was written to the table: columns row, at, granule.
+        A row that lacks less than a run gets a whole one, neighbours where there are any, if enough is free and
+        `limits`, the most tokens it can come to hold, allows. Returns what was written to the table: columns row,
+        at, granule.
         """
         lack = self.lack(rows, lengths)
         short = np.flatnonzero(lack)
@@ -66,6 +67,7 @@ class KVGroup:
         spare = self.pool.free - int(lack.sum())
         wish = wish[np.cumsum(extra[wish]) <= spare]
         runs = self.pool.alloc_runs(wish.size)
+        lack[wish] = self.pool.run
         lack[wish[: len(runs)]] = 0
         rest = self.pool.alloc(int(lack.sum()))
         granules = np.concatenate([runs.reshape(-1), rest])
@@ -145,7 +147,7 @@ class KVGroup:
         return granules
 
     def _trust(self, granules: Int32, *, kept: bool) -> None:
-        if not self.pool.distinct(granules) or (self.pool.kept[granules] != kept).any():
+        if granules.size and not (self.pool.distinct(granules) and (self.pool.kept[granules] == kept).all()):
             raise RuntimeError(
                 f"the prefix cache of group {self.name!r} ({type(self.manager).__name__}) names granules twice, "
                 "or some that are not in its hands"

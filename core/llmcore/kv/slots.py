@@ -15,28 +15,28 @@ RUN_TOKENS = 16
 """Neighbouring slots that are reserved together for a decoding request."""
 
 
-class BlockStack:
-    """Ids of blocks, each at most once; last in, first out."""
+class IdStack:
+    """Ids below `n`, each at most once; last in, first out."""
 
-    def __init__(self, n_blocks: int) -> None:
-        self._items = np.empty(n_blocks, np.int32)
-        self._present = np.zeros(n_blocks, np.bool_)
+    def __init__(self, n: int) -> None:
+        self._items = np.empty(n, np.int32)
+        self._present = np.zeros(n, np.bool_)
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def push(self, blocks: Int32) -> None:
-        """Add `blocks` (distinct), leaving out those already there."""
-        new = blocks[~self._present[blocks]]
+    def push(self, ids: Int32) -> None:
+        """Add `ids` (distinct), leaving out those already there."""
+        new = ids[~self._present[ids]]
         self._items[self._size : self._size + new.size] = new
         self._present[new] = True
         self._size += new.size
 
     def pop(self, n: int) -> Int32:
-        """Up to `n` blocks, the newest first."""
+        """Up to `n` ids, those that were pushed last, in the order in which they were pushed."""
         low = max(self._size - n, 0)
-        taken: Int32 = self._items[low : self._size][::-1].copy()
+        taken: Int32 = self._items[low : self._size].copy()
         self._present[taken] = False
         self._size = low
         return taken
@@ -45,9 +45,9 @@ class BlockStack:
 class SlotPool:
     """Reference counts of `total` granules, and allocation that keeps neighbours together.
 
-    Granules come in blocks of one run (`RUN_TOKENS` tokens, or one granule where that is more). A block is whole,
-    broken or full; both stacks hold a block at most once, and a broken block that became whole again is skipped
-    when it comes up. Arrays given to one call name each granule once unless said otherwise.
+    Granules come in blocks of one run (`RUN_TOKENS` tokens, or one granule where that is more). Blocks that are
+    free as a whole stand in one stack, loose free granules in another; a loose granule whose block became whole
+    again, or was taken as such, is skipped when it comes up. Arrays given to a call name each granule once.
     """
 
     def __init__(self, total: int, granule: int = 1) -> None:
@@ -65,11 +65,12 @@ class SlotPool:
         n_blocks = -(-total // self.run)
         self._room = np.full(n_blocks, self.run, np.int32)
         self._room[-1] = total - (n_blocks - 1) * self.run
-        self._whole = BlockStack(n_blocks)
-        self._broken = BlockStack(n_blocks)
+        self._whole = IdStack(n_blocks)
+        self._loose = IdStack(total)
         self._offsets = np.arange(self.run, dtype=np.int32)
+        self._order = np.arange(total, dtype=np.int32)
         self._mark = np.zeros(total, np.int32)
-        self._shelve(np.arange(n_blocks, dtype=np.int32)[::-1])
+        self._shelve(self._order)
 
     @property
     def live(self) -> int:
@@ -135,7 +136,9 @@ class SlotPool:
 
     def distinct(self, granules: Int32) -> bool:
         """Whether `granules` names each granule once."""
-        order = np.arange(granules.size, dtype=np.int32)
+        if granules.size > self.total:
+            return False
+        order = self._order[: granules.size]
         self._mark[granules] = order
         return bool((self._mark[granules] == order).all())
 
@@ -150,25 +153,19 @@ class SlotPool:
     def _alloc_loose(self, n: int) -> Int32:
         parts: list[Int32] = []
         while n > 0:
-            stack = self._broken if len(self._broken) else self._whole
-            blocks = stack.pop(n)
-            room = self._room[blocks]
-            usable = (room < self.run) if stack is self._broken else room > 0
-            blocks, room = blocks[usable], room[usable]
-            enough = int(np.searchsorted(np.cumsum(room), n)) + 1
-            self._shelve(blocks[enough:][::-1])
-            blocks = blocks[:enough]
-            grid = blocks[:, None] * self.run + self._offsets
-            found = grid[(grid < self.total) & self._idle(np.minimum(grid, self.total - 1))][:n]
+            if len(self._loose):
+                found = self._loose.pop(n)
+                idle = (self.holders[found] == 0) & ~self.kept[found]
+                found = found[idle & (self._room[found // self.run] < self.run)]
+            else:
+                blocks = self._whole.pop(-(-n // self.run))
+                granules = (blocks[:, None] * self.run + self._offsets).reshape(-1)
+                found = granules[:n]
+                self._loose.push(granules[n:])
             self._take(found)
-            self._shelve(blocks[-1:])
             parts.append(found)
             n -= found.size
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
-
-    def _idle(self, granules: Int32) -> NDArray[np.bool_]:
-        idle: NDArray[np.bool_] = (self.holders[granules] == 0) & ~self.kept[granules]
-        return idle
 
     def _take(self, granules: Int32) -> None:
         self.holders[granules] = 1
@@ -177,11 +174,14 @@ class SlotPool:
 
     def _release(self, granules: Int32) -> None:
         if granules.size:
-            blocks = granules // self.run
-            np.add.at(self._room, blocks, 1)
-            self._shelve(np.unique(blocks))
+            np.add.at(self._room, granules // self.run, 1)
+            self._shelve(granules)
 
-    def _shelve(self, blocks: Int32) -> None:
-        room = self._room[blocks]
-        self._whole.push(blocks[room == self.run])
-        self._broken.push(blocks[(room > 0) & (room < self.run)])
+    def _shelve(self, granules: Int32) -> None:
+        blocks = granules // self.run
+        whole = self._room[blocks] == self.run
+        self._loose.push(granules[~whole])
+        blocks = blocks[whole]
+        order = self._order[: blocks.size]
+        self._mark[blocks] = order
+        self._whole.push(blocks[self._mark[blocks] == order])

@@ -23,6 +23,7 @@ class Job:
     `row` is its place among the running, `reserved` the places its forks will take. `produced` holds the tokens it
     had when it was last sent back to the queue, `cached` the prompt tokens it did not have to compute at first.
     `waits`: (row, epoch, tokens) of the job whose KV it waits for. `private`: it takes nothing from the cache.
+    `untried`: failed steps it was in and could not be tried alone after.
     """
 
     submit: Submit
@@ -35,7 +36,7 @@ class Job:
     row: int = NO_ROW
     reserved: list[int] = field(default_factory=list)
     cached: int = -1
-    failures: int = 0
+    untried: int = 0
     ended: bool = False
     private: bool = False
     queued_at: int = 0

@@ -35,8 +35,8 @@ from llmcore.sched.view import StepView
 
 log = logging.getLogger(__name__)
 
-RETRIES = 3
-"""Failed steps in company after which a request ends with an error although it never failed alone."""
+TRIALS = 3
+"""Failed steps after which a request that could never be tried alone, for want of room, ends with an error."""
 
 NOT_FINITE = ("internal_error", "the model's output for this request was not finite")
 
@@ -162,6 +162,8 @@ class Scheduler:
         plan = self._plan()
         if plan is None and self._suspects and not self._flights:
             # There is no room for the suspect beside those that wait for its trial: go on with everyone.
+            for job in self._suspects:
+                job.untried += 1
             self._suspects.clear()
             plan = self._plan()
         return plan
@@ -207,9 +209,7 @@ class Scheduler:
         for row, valid in lost.items():
             self._departures.recompute(row, valid)
         self._suspects = deque(sorted({*self._suspects, *culprits}, key=lambda job: job.arrival))
-        for job in culprits:
-            job.failures += 1
-        ending = [job for job in culprits if len(culprits) == 1 or job.failures >= RETRIES]
+        ending = [job for job in culprits if plan.request.size == 1 or job.untried >= TRIALS]
         return self._end_with_errors(ending, message)
 
     def abandon(self, message: str) -> dict[int, StepEvents]:

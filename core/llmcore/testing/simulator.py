@@ -15,6 +15,7 @@ import numpy as np
 
 from llmcore.bridge import Finish, StepEvents, Submit, explode
 from llmcore.kv.group import KVGroup
+from llmcore.plugins import load
 from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler, Totals
@@ -246,14 +247,22 @@ class Simulation:
 
 
 def simulate(
-    scenario: Scenario,
+    policy: Callable[[SchedulerLimits], SchedulerPolicy] | None = None,
+    scenario: Scenario | None = None,
     *,
-    policy: Callable[[SchedulerLimits], SchedulerPolicy],
-    estimator: Callable[[SchedulerLimits], LengthEstimator],
-    manager: Callable[[int], KVManager],
+    estimator: Callable[[SchedulerLimits], LengthEstimator] | None = None,
+    manager: Callable[[int], KVManager] | None = None,
 ) -> Report:
-    """Run `scenario` with what the three `make` functions of specs make. AssertionError says what went wrong."""
-    return Simulation(scenario, policy, estimator, manager).run()
+    """Run a scenario with what the `make` of specs makes; the built-in ones where none is given.
+
+    AssertionError says what went wrong.
+    """
+    return Simulation(
+        scenario or Scenario(),
+        policy or load("llmcore.builtin.fcfs:FCFS"),
+        estimator or load("llmcore.builtin.estimators:Capped"),
+        manager or load("llmcore.builtin.radix:RadixCache"),
+    ).run()
 
 
 def _limits(scenario: Scenario) -> SchedulerLimits:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llmcore.bridge import SamplingParams
 from llmcore.engine.tables import Tables, Upload
-from llmcore.ops.sample import VARIANTS, Adjust, Sampled, Sampler, SampleRows
+from llmcore.ops.sample import VARIANTS, Adjust, Sampled, Sampler, SampleRows, plain_rows
 from llmcore.protocols import Device, Int32
 from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.specs import bucket_of
@@ -46,6 +46,7 @@ class RowSampler:
         self._logprobs = np.full(size, -1, np.int32)
         self._longest = np.zeros(size, np.int32)
         self._bias: dict[int, _Bias] = {}
+        self._greedy: dict[int, SampleRows] = {}
 
     def pack(self, plan: StepPlan, upload: Upload) -> None:
         """Host: note what was admitted; put the biases of the sampled rows."""
@@ -67,6 +68,9 @@ class RowSampler:
         """Device: draw from logits [S, V] for the requests `request` [S] int64."""
         indices = plan.sample_request
         variant = int(self._variant[indices].max())
+        sample = self._samplers[VARIANTS[variant]][bucket_of(len(indices))]
+        if variant == _GREEDY:
+            return sample(logits, self._greedy_rows(len(indices)))
         asked = int(self._logprobs[indices].max())
         floats, ints = self._tables.floats[:, request].unbind(0), self._tables.ints[:, request].unbind(0)
         temperature, top_p, min_p, *penalties = floats
@@ -88,7 +92,13 @@ class RowSampler:
             adjust=adjust,
             logprobs=asked if asked >= 0 else None,
         )
-        return self._samplers[VARIANTS[variant]][bucket_of(len(indices))](logits, rows)
+        return sample(logits, rows)
+
+    def _greedy_rows(self, count: int) -> SampleRows:
+        """Rows of which nobody draws: nothing of the device's columns is needed."""
+        if count not in self._greedy:
+            self._greedy[count] = plain_rows(count, temperature=0.0).to(self._tables.lengths.device)
+        return self._greedy[count]
 
     def to_host(self, out: Sampled) -> Sampled:
         """Start the copy to the host; the step's event says when it is complete."""

@@ -14,12 +14,6 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-GUMBEL_MIN = -2.8116
-"""Just below the least value `gumbel` returns."""
-
-GUMBEL_MAX = 16.6356
-"""Just above the greatest value `gumbel` returns; a score further below the best than the two are apart never wins."""
-
 
 def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Four random words per element. All tensors are int64 that hold unsigned 32-bit words and broadcast together."""
@@ -34,25 +28,24 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor
     return c0, c1, c2, c3
 
 
-def token_bits(seed: Tensor, choice: Tensor, position: Tensor, token: Tensor) -> Tensor:
-    """One word per token: word `token % 4` of the counter (token // 4, position, choice, 0) under key `seed`.
+def bits(seed: Tensor, choice: Tensor, position: Tensor, index: Tensor, level: int) -> Tensor:
+    """One word per index: word `index % 4` of the counter (index // 4, position, choice, level) under key `seed`.
 
-    All are int64 and broadcast together; `seed` is any 64-bit pattern, `position` the index of the output token that
-    is drawn, `token` an index into the vocabulary.
+    All are int64 and broadcast together; `seed` is any 64-bit pattern, `position` the number of the output token that
+    is drawn. `level` keeps apart what the indices of one draw stand for.
     """
-    words = philox4x32(
-        (token >> 2, position, choice, torch.zeros_like(position)), (seed & _WORD, (seed >> 32) & _WORD)
-    )
-    lane = token & 3
+    counter = (index >> 2, position, choice, torch.full_like(position, level))
+    words = philox4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
+    lane = index & 3
     return torch.where(
         lane < 2, torch.where(lane == 0, words[0], words[1]), torch.where(lane == 2, words[2], words[3])
     )
 
 
-def gumbel(bits: Tensor) -> Tensor:
-    """Standard Gumbel numbers, f32, from 32-bit words: -log(-log(u)), u = (2 * (bits >> 9) + 1) / 2**24.
+def gumbel(words: Tensor) -> Tensor:
+    """Standard Gumbel numbers, f32, from 32-bit words: -log(-log(u)), u = (2 * (word >> 9) + 1) / 2**24.
 
-    u is exact in f32 and never 0 or 1, so the result lies in (GUMBEL_MIN, GUMBEL_MAX).
+    u is exact in f32 and never 0 or 1, so the result lies between -2.82 and 16.64.
     """
-    u = ((bits >> 9) * 2 + 1).to(torch.float32) * 2.0**-24
+    u = ((words >> 9) * 2 + 1).to(torch.float32) * 2.0**-24
     return -torch.log(-torch.log(u))

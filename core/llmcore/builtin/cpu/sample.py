@@ -1,10 +1,11 @@
-"""Kernel `cpu` of op `sample`: random numbers only for tokens that can win, filters without a full sort.
+"""Kernel `cpu` of op `sample`: filters without a full sort, and work only for rows that draw.
 
-Gumbel numbers are bounded, so a token whose score lies further below the best than their spread is never drawn. Rows
-are filtered one at a time: what a row gets does not depend on the batch, down to the last bit.
+Rows are filtered one at a time, so what a row gets does not depend on the batch, down to the last bit.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,25 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmcore.api import OpContext
-from llmcore.layers.sampling import (
-    GUMBEL_MAX,
-    GUMBEL_MIN,
-    Sampled,
-    Sampler,
-    SampleRows,
-    adjusted,
-    gumbel,
-    token_bits,
-    with_logprobs,
-)
+from llmcore.layers.sampling import BLOCK, Sampled, Sampler, SampleRows, adjusted, noise, with_logprobs
 
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-_SPREAD = np.float32(GUMBEL_MAX - GUMBEL_MIN)
-_NOBODY = (np.float32(-np.inf), 0)
-_FRONT = np.float32(3.0)
-"""Tokens this close to the best are drawn first; what they reach rules most of the others out."""
+_DEPTHS = (4.0, 12.0, 30.0)
+"""How far below the best to look for the last token of top-p: sorting few is cheaper than sorting all.
+
+What lies below the last depth has less mass than the smallest step of an f32 top_p below 1.
+"""
 
 
 def make(context: OpContext) -> Sampler:
@@ -59,51 +52,48 @@ def sample(logits: Tensor, rows: SampleRows) -> Sampled:
 def _draw(scores: Float32, best: Indices, hot: Indices, rows: SampleRows) -> NDArray[np.int32]:
     temperature, top_k, top_p = rows.temperature.numpy(), rows.top_k.numpy(), rows.top_p.numpy()
     depth = torch.log(rows.min_p).numpy()
-    tempered = [scores[row] / temperature[row] for row in hot]
-    peaks = [row[best[at]] for row, at in zip(tempered, hot, strict=True)]
-    least = [
-        _floor(row, peak, int(top_k[at]), float(top_p[at]), depth[at])
-        for row, peak, at in zip(tempered, peaks, hot, strict=True)
-    ]
-    front = [np.maximum(floor, peak - _FRONT) for floor, peak in zip(least, peaks, strict=True)]
-    first = _best_of(tempered, [np.flatnonzero(row >= at) for row, at in zip(tempered, front, strict=True)], hot, rows)
-    behind = [
-        np.flatnonzero((row < at) & (row >= max(floor, reached - GUMBEL_MAX)))
-        for row, at, floor, (reached, _) in zip(tempered, front, least, first, strict=True)
-    ]
-    second = _best_of(tempered, behind, hot, rows)
-    # The higher score wins, the lower id of equals.
-    winners = (max(pair, key=lambda drawn: (drawn[0], -drawn[1])) for pair in zip(first, second, strict=True))
-    return np.array([token for _, token in winners], dtype=np.int32)
-
-
-def _best_of(
-    tempered: list[Float32], ids: list[Indices], hot: Indices, rows: SampleRows
-) -> list[tuple[np.float32, int]]:
-    """The best noisy score of each row among its `ids`, with its token; minus infinity where there are none."""
-    counts = np.array([len(found) for found in ids])
-    if not counts.any():
-        return [_NOBODY] * len(ids)
-    row = torch.from_numpy(np.repeat(hot, counts))
-    bits = token_bits(rows.seed[row], rows.choice[row], rows.position[row], torch.from_numpy(np.concatenate(ids)))
-    parts = np.split(gumbel(bits).numpy(), np.cumsum(counts)[:-1])
-    drawn = []
-    for scores, found, noise in zip(tempered, ids, parts, strict=True):
-        noisy = scores[found] + noise
-        drawn.append((noisy[at := int(noisy.argmax())], int(found[at])) if len(found) else _NOBODY)
+    vocabulary = scores.shape[1]
+    starts = np.arange(0, vocabulary, BLOCK)
+    kept = np.full((hot.size, starts.size * BLOCK), -np.inf, np.float32)
+    mass: Float64 = np.empty((hot.size, starts.size))
+    for i, row in enumerate(hot):
+        tempered = np.divide(scores[row], temperature[row], out=kept[i, :vocabulary])
+        peak = tempered[best[row]]
+        floor = _floor(tempered, peak, int(top_k[row]), float(top_p[row]), depth[row])
+        if floor > -np.inf:
+            tempered[tempered < floor] = -np.inf
+        mass[i] = np.add.reduceat(np.exp(tempered - peak), starts, dtype=np.float64)
+    chosen = _rows(rows, hot)
+    with np.errstate(divide="ignore"):
+        weight = np.log(mass).astype(np.float32)
+    block = (weight + noise(chosen, torch.from_numpy(np.arange(starts.size)), 1).numpy()).argmax(axis=1)
+    token = block[:, None] * BLOCK + np.arange(BLOCK)
+    noisy = np.take_along_axis(kept, token, axis=1) + noise(chosen, torch.from_numpy(token), 0).numpy()
+    drawn: NDArray[np.int32] = np.take_along_axis(token, noisy.argmax(axis=1)[:, None], axis=1)[:, 0].astype(np.int32)
     return drawn
 
 
 def _floor(tempered: Float32, peak: np.float32, top_k: int, top_p: float, depth: np.float32) -> np.float32:
-    """The least score that the filters keep and that can win."""
+    """The least score that the filters keep."""
     last = np.float32(-np.inf)
     if 0 < top_k < tempered.size:
         last = np.partition(tempered, tempered.size - top_k)[tempered.size - top_k]
-    floor = np.max((last, peak - _SPREAD, peak + depth))
+    floor = np.float32(max(last, peak + depth))
     if top_p >= 1.0:
-        return np.float32(floor)
-    total = np.exp(tempered[tempered >= last] - peak).sum(dtype=np.float64)
-    best_first = np.sort(tempered[tempered >= floor])[::-1]
+        return floor
+    weights = np.exp(tempered - peak)
+    share = np.float64(np.float32(top_p)) * weights[tempered >= last].sum(dtype=np.float64)
+    for below in _DEPTHS:
+        near = tempered >= max(floor, peak - np.float32(below))
+        if weights[near].sum(dtype=np.float64) >= share:
+            break
+    best_first = np.sort(tempered[near])[::-1]
     mass = np.exp(best_first - peak).astype(np.float64)
-    within = int(np.count_nonzero(np.cumsum(mass) - mass < np.float64(np.float32(top_p)) * total))
+    within = int(np.count_nonzero(np.cumsum(mass) - mass < share))
     return np.float32(best_first[max(within, 1) - 1])
+
+
+def _rows(rows: SampleRows, hot: Indices) -> SampleRows:
+    """What the random numbers of these rows depend on."""
+    index = torch.from_numpy(hot)
+    return replace(rows, seed=rows.seed[index], choice=rows.choice[index], position=rows.position[index])

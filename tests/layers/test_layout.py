@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from llmcore.builtin.token_layout import TokenLayout
@@ -26,3 +28,14 @@ def test_token_layout(granule: int) -> None:
     assert all(torch.equal(*pair) for pair in zip(copied, (k, v), strict=True))
     layout.scatter(pools[0], slots, *copied)
     assert torch.equal(layout.gather(pools[0], slots)[1], v)
+
+
+def test_an_unused_pool_takes_no_memory() -> None:
+    before = resident()
+    pools = TokenLayout(GROUP, 1, "f32").tensors(1_000_000, CPU)
+    assert resident() - before < 8 << 20
+    assert all(tensor.data_ptr() % 64 == 0 and not tensor[-1].any() for kv in pools.values() for tensor in kv)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

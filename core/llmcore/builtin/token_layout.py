@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmcore.layers.layout import KV, Layout
+from llmcore.layers.layout import KV, Layout, zeros
 
 
 class TokenLayout(Layout):
@@ -18,11 +18,11 @@ class TokenLayout(Layout):
         return per_token * self.granule * len(group.layers)
 
     def layer_tensors(self, granules: int, device: torch.device) -> KV:
-        """Zeros, which the operating system maps only when they are written."""
+        """Zeros."""
         slots, heads = granules * self.granule, self.group.kv_heads
         return (
-            torch.zeros(slots, heads, self.group.key_size, dtype=self.dtype, device=device),
-            torch.zeros(slots, heads, self.group.value_size, dtype=self.dtype, device=device),
+            zeros((slots, heads, self.group.key_size), self.dtype, device),
+            zeros((slots, heads, self.group.value_size), self.dtype, device),
         )
 
     def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

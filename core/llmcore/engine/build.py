@@ -147,7 +147,7 @@ def _fingerprint(parts: _Parts) -> str:
 
 def summary(loaded: Loaded, device: Device, kv_bytes: int, timings: Mapping[str, float]) -> Sequence[tuple[str, str]]:
     """The start-up summary as (label, text)."""
-    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    parameters = loaded.weight_bytes // loaded.build.dtype.itemsize
     kernels: dict[str, list[str]] = {}
     for resolution in loaded.build.resolutions:
         names = kernels.setdefault(resolution.context.op, [])

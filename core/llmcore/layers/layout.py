@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from llmcore.ops import DTYPES
 from llmcore.specs import DType, KVGroupSpec
 
+_LINE = 64
+"""Bytes of a cache line."""
+
 KV = tuple[torch.Tensor, ...]
 """The pool of one layer; what is in it is the layout's own affair."""
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; in host memory the operating system maps only what is written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    pool = np.zeros(size + _LINE, np.uint8)
+    start = -pool.ctypes.data % _LINE
+    return torch.from_numpy(pool[start : start + size]).view(dtype).view(shape)
 
 
 class Layout(ABC):

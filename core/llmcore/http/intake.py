@@ -63,8 +63,8 @@ def prompt_ids(
     limit = front.facts.max_input_len
     if len(ids) > limit:
         raise RequestError(
-            f"This model's maximum prompt length is {limit} tokens. However, your prompt resulted in {len(ids)} "
-            "tokens. Please reduce its length.",
+            f"This model's maximum context length is {front.facts.max_total_len} tokens, of which the prompt may "
+            f"take {limit}. However, your prompt resulted in {len(ids)} tokens. Please reduce its length.",
             param=param,
             code="context_length_exceeded",
         )
@@ -89,8 +89,9 @@ def _check_characters(front: Front, text: str, param: str) -> None:
     longest = getattr(front.tokenizer, "longest", None)
     if longest is not None and len(text) > longest * front.facts.max_input_len:
         raise RequestError(
-            f"This model's maximum prompt length is {front.facts.max_input_len} tokens. However, your prompt has "
-            f"{len(text)} characters, which cannot be fewer. Please reduce its length.",
+            f"This model's maximum context length is {front.facts.max_total_len} tokens, of which the prompt may "
+            f"take {front.facts.max_input_len}. However, your prompt has {len(text)} characters, which are more. "
+            "Please reduce its length.",
             param=param,
             code="context_length_exceeded",
         )

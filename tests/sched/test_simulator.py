@@ -1,18 +1,127 @@
-"""The scheduler in a simulator that checks every step, over many kinds of trace."""
+"""The scheduler in the simulator, which checks every step, over traces of every kind."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llmcore.api.sched import Decision, SchedulerLimits, SchedulerView
 from llmcore.builtin.estimators import Capped, Conservative, PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import NoCache, RadixCache
 from llmcore.testing.simulator import Scenario, simulate
 
-ESTIMATORS = {"past_future": PastFuture, "capped": Capped, "conservative": Conservative}
+
+@st.composite
+def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
+    """Engines from roomy to so small that only one request fits."""
+    granules = draw(st.sampled_from([(1,), (2,), (16,), (1, 2), (4, 16)]))
+    prompt, answer = draw(st.sampled_from([5, 20, 40])), draw(st.sampled_from([1, 8, 24]))
+    chunked = draw(st.booleans())
+    batch = draw(st.sampled_from([40, 64])) if not chunked else draw(st.sampled_from([24, 64]))
+    chosen: dict[str, Any] = {
+        "seed": draw(st.integers(0, 10_000)),
+        "requests": 10,
+        "granules": granules,
+        "slots": -(-(prompt + answer) // 16) * 16 * draw(st.sampled_from([3, 4, 8])),
+        "max_running": draw(st.sampled_from([3, 8])),
+        "batch_tokens": batch,
+        "chunk_tokens": draw(st.sampled_from([16, 24])),
+        "chunked": chunked,
+        "wait_steps": draw(st.sampled_from([0, 0, 3])),
+        "ahead": draw(st.sampled_from([0, 1])),
+        "longest_prompt": prompt,
+        "longest_answer": answer,
+        "vocab": draw(st.sampled_from([3, 50])),
+    }
+    return Scenario(**{**chosen, **fixed})
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+ESTIMATORS: dict[str, Callable[[SchedulerLimits], Any]] = {
+    "past_future": PastFuture,
+    "capped": Capped,
+    "conservative": Conservative,
+}
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_basic(estimator: str, ahead: int) -> None:
-    for seed in range(20):
-        simulate(FCFS, Scenario(seed=seed, ahead=ahead), estimator=ESTIMATORS[estimator], manager=RadixCache)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(scenario=scenarios())
+def test_every_request_is_answered_as_if_alone(estimator: str, scenario: Scenario) -> None:
+    simulate(FCFS, scenario, estimator=ESTIMATORS[estimator])
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(scenario=scenarios(most_choices=1), factor=st.sampled_from([1, 2]))
+def test_with_the_least_memory_everything_still_ends(scenario: Scenario, factor: int) -> None:
+    size = scenario.longest_prompt + scenario.longest_answer
+    tight = {**scenario.__dict__, "slots": -(-size // 16) * 16 * factor}
+    simulate(FCFS, Scenario(**tight), estimator=Capped)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(scenario=scenarios(aborts=0.03, finishes=0.05))
+def test_clients_that_leave_take_nothing_with_them(scenario: Scenario) -> None:
+    simulate(FCFS, scenario)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(scenario=scenarios(cursed=0.1, poisoned=0.2, aborts=0.01))
+def test_a_failure_ends_only_its_own_request(scenario: Scenario) -> None:
+    simulate(FCFS, scenario)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(scenario=scenarios())
+def test_without_a_cache(scenario: Scenario) -> None:
+    assert simulate(FCFS, scenario, manager=NoCache).totals.cached_tokens == 0
+
+
+def test_steps_that_fail_now_and_then_are_survived() -> None:
+    report = simulate(FCFS, Scenario(seed=3, failures=0.03, ahead=1))
+    assert report.totals.output_tokens > 0
+
+
+def test_the_same_scenario_runs_the_same_way() -> None:
+    first, second = (simulate(FCFS, Scenario(seed=5, requests=30), estimator=PastFuture) for _ in range(2))
+    assert first == second
+
+
+def test_shared_prefixes_are_found() -> None:
+    totals = simulate(FCFS, Scenario(seed=1, requests=40)).totals
+    assert totals.cached_tokens > totals.prompt_tokens // 10
+
+
+def test_it_finds_a_policy_that_starves() -> None:
+    class Nobody:
+        def __init__(self, limits: SchedulerLimits) -> None:
+            pass
+
+        def plan(self, view: SchedulerView) -> Decision:
+            return Decision(view.running[:0], view.running[:0])
+
+    simulate(Nobody, Scenario(requests=5))
+
+
+def test_it_finds_a_cache_that_mixes_up_contents() -> None:
+    class Confused(RadixCache):
+        def match(self, salt: bytes, content: Any) -> Any:
+            return super().match(salt, content * 0)
+
+        def insert(self, salt: bytes, content: Any, granules: Any) -> Any:
+            return super().insert(salt, content * 0, granules)
+
+    with pytest.raises(AssertionError, match="reads KV that is not its own"):
+        simulate(FCFS, Scenario(requests=10), manager=Confused)
+
+
+def test_it_finds_a_cache_that_keeps_what_it_should_drop() -> None:
+    class Hoarder(RadixCache):
+        def evict(self, n: int, in_use: Any) -> Any:
+            return super().evict(0, in_use)
+
+    with pytest.raises((AssertionError, IndexError)):
+        simulate(FCFS, Scenario(requests=10, slots=128), manager=Hoarder)

@@ -42,7 +42,7 @@ class Sharing:
     def take(self, row: int, granules: Int32) -> None:
         """`row`, which holds nothing yet, is about to hold `granules`."""
         new = self.newly_shared(granules)
-        np.add.at(self.per_row, self._owner[new], 1)
+        np.add.at(self.per_row, self._owner[new], np.int32(1))
         self._shared[new] = True
         self.total += new.size
         self._owner[granules[self._pool.holders[granules] == 0]] = row

@@ -14,6 +14,9 @@ from llmcore.protocols import Int32
 RUN_TOKENS = 16
 """Neighbouring slots that are reserved together for a decoding request."""
 
+# ufunc.at takes its fast path only for operands of one type.
+_ONE = np.int32(1)
+
 
 class IdStack:
     """Ids below `n`, each at most once; last in, first out."""
@@ -170,11 +173,11 @@ class SlotPool:
     def _take(self, granules: Int32) -> None:
         self.holders[granules] = 1
         self._live += granules.size
-        np.subtract.at(self._room, granules // self.run, 1)
+        np.subtract.at(self._room, granules // self.run, _ONE)
 
     def _release(self, granules: Int32) -> None:
         if granules.size:
-            np.add.at(self._room, granules // self.run, 1)
+            np.add.at(self._room, granules // self.run, _ONE)
             self._shelve(granules)
 
     def _shelve(self, granules: Int32) -> None:

@@ -94,7 +94,7 @@ class KVSpace:
             dropped = group.remove(salt, content, start)
             marked = np.zeros(group.pool.total, np.bool_)
             marked[dropped] = True
-            holds |= [bool(marked[group.row(int(row))].any()) for row in rows]
+            holds |= np.array([marked[group.row(int(row))].any() for row in rows], np.bool_)
         return rows[holds]
 
     def secure(self, rows: Int32, starts: Int32, lengths: Int32) -> bool:

@@ -55,8 +55,9 @@ def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, gua
     for group in space.groups:
         answer = submit.max_new_tokens - 1
         need = group.granules(tokens + answer)
-        if guaranteed and submit.n > 1:
-            need = group.granules(tokens) + submit.n * (group.granules(answer) + (group.granule > 1))
+        if guaranteed and answer:
+            shared = tokens // group.granule
+            need = shared + submit.n * (need - shared)
         if need > group.pool.total:
             _too_long(
                 f"the request may need {need * group.granule} KV slots; this server has "

@@ -1,0 +1,125 @@
+"""The future peak against a simulation slot by slot, and what it admits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llmcore.api import ConfigError, RequestError
+from llmcore.builtin.estimators import Capped, Conservative
+from llmcore.sched.limits import estimator_name
+from llmcore.sched.peak import FuturePeak
+
+Make = Any
+
+requests = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), max_size=12)
+
+
+def brute_force(held: list[tuple[int, int]], shared: int) -> int:
+    """Most slots over all steps: each of `held` (own, growth) grows by one a step, then gives all back."""
+    last = max((growth for _, growth in held), default=0)
+    return max(shared + sum(own + step for own, growth in held if growth >= step) for step in range(last + 1))
+
+
+def peak_of(held: list[tuple[int, int]], shared: int = 0) -> FuturePeak:
+    rows = np.arange(len(held), dtype=np.int32)
+    own, growth = (np.array([pair[i] for pair in held], np.int32) for i in (0, 1))
+    return FuturePeak.of(rows, own, growth, shared)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(requests, st.integers(0, 20))
+def test_the_peak_is_what_a_simulation_finds(held: list[tuple[int, int]], shared: int) -> None:
+    assert peak_of(held, shared).peak == brute_force(held, shared)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(requests, requests)
+def test_adding_one_by_one_is_the_same(held: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    peak = peak_of(held)
+    for i, (own, growth) in enumerate(more):
+        peak = peak.add(np.array([100 + i], np.int32), np.array([own], np.int32), growth)
+    assert peak.peak == brute_force(held + more, 0)
+    assert (np.diff(peak.growth) <= 0).all()
+
+
+def test_what_becomes_shared_outlives_its_owner() -> None:
+    peak = peak_of([(10, 1), (10, 9)])
+    assert peak.peak == brute_force([(10, 1), (10, 9)], 0) == 22
+    assert peak.share(np.array([0, 0, 0], np.int32)).peak == brute_force([(7, 1), (10, 9)], 3) == 22
+    assert peak_of([(10, 1), (10, 19)]).share(np.array([0, 0, 0], np.int32)).peak == 3 + 29
+
+
+def test_a_request_waits_until_the_peak_allows_it(bench: Make) -> None:
+    b = bench(slots=50)
+    b.submit(1, range(10), max_new=20)
+    b.submit(2, range(100, 110), max_new=20)
+    plan = b.step()
+    assert plan.request.size == 1, "10 + 10 + 2 * 19 > 50"
+    while plan.request.size == 1:
+        plan = b.step()
+    # They peak when the first ends, in step 20 with 29 slots; the second, joining in step 9, then holds 21.
+    assert len(b.events[1]) == 9
+    b.drain()
+    assert b.scheduler.totals.preemptions == 0
+
+
+def test_a_shared_prefix_is_counted_once(bench: Make) -> None:
+    b = bench(slots=60)
+    b.submit(1, range(40), max_new=9)
+    b.step()
+    b.submit(2, range(40), max_new=9)
+    assert b.step().request.size == 2
+    assert b.scheduler.load().peak <= 60
+
+
+def test_an_optimist_admits_what_a_pessimist_does_not(bench: Make) -> None:
+    sizes = {}
+    for estimator in (Capped, Conservative):
+        b = bench(slots=100, estimator=estimator, capped_new_tokens=5)
+        for i in range(6):
+            b.submit(i, range(100 * i, 100 * i + 10), max_new=50, stop_ids=(9,))
+        sizes[estimator] = b.step().request.size
+    assert sizes == {Capped: 6, Conservative: 1}
+
+
+def test_several_choices_of_a_guaranteed_request_must_fit_together(bench: Make) -> None:
+    b = bench(slots=50)
+    b.submit(1, range(10), max_new=21, n=2)
+    bench(slots=48, granule=16).submit(1, range(20), max_new=12, n=2)
+    with pytest.raises(RequestError, match="lower max_new_tokens or n"):
+        b.submit(2, range(10), max_new=22, n=2)
+    b.drain()
+    assert b.scheduler.totals.preemptions == 0
+
+
+def test_running_requests_leave_room_for_a_chunk(bench: Make) -> None:
+    b = bench(max_running=64, batch_tokens=4, chunk_tokens=4)
+    for i in range(6):
+        b.submit(i, [i], max_new=30)
+    for _ in range(4):
+        b.step()
+    assert b.scheduler.load().running == 4
+
+
+@pytest.mark.parametrize(
+    ("given_name", "ratio", "meant"),
+    [
+        (None, None, "past_future"),
+        ("capped", None, "capped"),
+        (None, 0.0, "conservative"),
+        (None, 0.5, "capped"),
+        ("capped", 0.5, "capped"),
+    ],
+)
+def test_ratio_and_estimator_agree(given_name: str | None, ratio: float | None, meant: str) -> None:
+    assert estimator_name(given_name, ratio) == meant
+
+
+@pytest.mark.parametrize(("given_name", "ratio"), [("past_future", 0.5), ("capped", 0.0), (None, 1.5)])
+def test_ratio_and_estimator_that_clash_are_an_error(given_name: str | None, ratio: float) -> None:
+    with pytest.raises(ConfigError, match="--router_token_ratio"):
+        estimator_name(given_name, ratio)

@@ -1,0 +1,106 @@
+"""`llmcore serve` as a process: what it says when it cannot start, and when it can."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from llmcore.testing import write_fake_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fake_model(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="module")
+def unknown(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A checkpoint of an architecture that nobody brings."""
+    path = tmp_path_factory.mktemp("unknown")
+    for file in model.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "architectures": ["NobodyForCausalLM"]}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A checkpoint whose config is not JSON."""
+    path = tmp_path_factory.mktemp("broken")
+    for file in model.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    (path / "config.json").write_text("{")
+    return path
+
+
+def serve(*args: str) -> subprocess.Popen[str]:
+    """`llmcore serve ARGS`."""
+    command = [sys.executable, "-m", "llmcore.cli", "serve", *args]
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "code", "message"),
+    [
+        ("unknown", (), 2, "NobodyForCausalLM"),
+        ("broken", (), 2, "config.json"),
+        ("model", ("--mode", "no_such_mode"), 2, "there is no mode 'no_such_mode'"),
+        ("model", ("--kernel", "sample=fastest"), 2, "fastest"),
+        ("model", ("--kernel", "rms_norm=torch"), 2, "does not use rms_norm"),
+        ("model", ("--kernel", "rms_nrom=torch"), 2, "rms_norm"),
+        ("model", ("--scheduler", "fcsf"), 2, "fcfs"),
+        ("model", ("--length_estimator", "past_futur"), 2, "past_future"),
+        ("model", ("--device", "tpu"), 2, "tpu"),
+        ("model", ("--max_req_total_len", "1m"), 2, "max_req_total_len"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    name: str, args: tuple[str, ...], code: int, message: str, request: pytest.FixtureRequest
+) -> None:
+    process = serve("--model_dir", str(request.getfixturevalue(name)), "--port", "0", *args)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and message in last, err
+    assert "Traceback" not in err
+
+
+def test_a_port_in_use(model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = serve("--model_dir", str(model), "--port", str(port))
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert "error: " in err and str(port) in err and "Traceback" not in err
+
+
+def test_a_server_says_where_it_is_and_ends_in_order(model: Path) -> None:
+    process = serve(str(model), "--port", "0", "--model_name", "fake")
+    assert process.stderr is not None
+    said = ""
+    deadline = time.monotonic() + 60
+    while "serving at: " not in said and time.monotonic() < deadline:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    url = said.rpartition("serving at: ")[2].strip()
+    for what in ("model: ", "kernels: ", "tokens of KV", "OpenAI API: "):
+        assert what in said
+    with urlopen(f"{url}/v1/models") as answer:
+        assert json.load(answer)["data"][0]["id"] == "fake"
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=10)
+    assert process.returncode == 0, rest

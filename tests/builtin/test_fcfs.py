@@ -1,0 +1,76 @@
+"""First come, first served, on a view that a test writes down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from llmcore.api.sched import Decision, SchedulerLimits, WaitingRequest
+from llmcore.builtin.fcfs import FCFS
+
+LIMITS = SchedulerLimits(max_running=8, max_input_len=100, max_total_len=200, batch_tokens=16, chunk_tokens=8)
+
+
+class View:
+    """Running requests by what remains of each, waiting ones by (tokens, cached, whether they fit)."""
+
+    def __init__(
+        self, remaining: list[int], queue: list[tuple[int, int, bool]], *, admit: bool = True, whole: bool = False
+    ) -> None:
+        self.budget = 16
+        self.chunk = 16 if whole else 8
+        self.whole = whole
+        self.admit = admit
+        self.running = np.arange(10, 10 + len(remaining), dtype=np.int32)
+        self.remaining = np.array(remaining, np.int32)
+        self.queue = queue
+        self.read = 0
+
+    def waiting(self) -> Iterator[WaitingRequest]:
+        for index, (tokens, cached, _) in enumerate(self.queue):
+            self.read += 1
+            yield WaitingRequest(index=index, tokens=tokens, cached=cached, max_new=5, choices=1, waited=0)
+
+    def fits(self, candidate: WaitingRequest) -> bool:
+        return self.queue[candidate.index][2]
+
+
+def shares(decision: Decision) -> dict[int, int]:
+    return dict(zip(decision.rows.tolist(), decision.n_query.tolist(), strict=True))
+
+
+def test_decode_first_then_chunks_in_order_of_arrival() -> None:
+    decision = FCFS(LIMITS).plan(View([20, 1, 1, 9, 4], []))
+    assert shares(decision) == {10: 8, 11: 1, 12: 1, 13: 6}
+
+
+def test_the_rest_of_the_budget_goes_to_the_queue() -> None:
+    view = View([1, 1], [(5, 0, True), (30, 26, True), (30, 0, True), (9, 0, True)])
+    assert FCFS(LIMITS).plan(view).admit == [(0, 5), (1, 4), (2, 5)]
+    assert view.read == 3, "nobody is looked at whom the budget cannot admit"
+
+
+def test_the_first_that_does_not_fit_blocks() -> None:
+    assert FCFS(LIMITS).plan(View([1], [(3, 0, True), (3, 0, False), (3, 0, True)])).admit == [(0, 3)]
+
+
+def test_nobody_joins_a_step_that_is_closed() -> None:
+    assert FCFS(LIMITS).plan(View([1], [(3, 0, True)], admit=False)).admit == []
+
+
+def test_more_decode_rows_than_budget_run_oldest_first() -> None:
+    assert list(shares(FCFS(LIMITS).plan(View([1] * 20, [])))) == list(range(10, 26))
+
+
+def test_whole_prompts_share_a_step_or_get_one_every_other_time() -> None:
+    policy = FCFS(LIMITS)
+    assert policy.plan(View([1], [(15, 0, True)], whole=True)).admit == [(0, 15)]
+    alone = policy.plan(View([1, 1], [(15, 0, True)], whole=True))
+    assert (shares(alone), alone.admit) == ({}, [(0, 15)])
+    after = policy.plan(View([1, 1, 1], [(15, 0, True)], whole=True))
+    assert (shares(after), after.admit) == ({10: 1, 11: 1, 12: 1}, [])
+
+
+def test_a_running_prompt_that_is_recomputed_goes_before_the_queue() -> None:
+    decision = FCFS(LIMITS).plan(View([1, 16, 30], [(2, 0, True)], whole=True))
+    assert (shares(decision), decision.admit) == ({11: 16}, [])

@@ -24,7 +24,7 @@ def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLL
 
         def make(*, ahead: int = 0, granule: int = 1, fake: dict[str, Any] | None = None, **settings: Any) -> LLM:
             directory = write_fake_model(tmp_path / f"model{len(list(tmp_path.iterdir()))}", **(fake or {}))
-            monkeypatch.setattr(model, "choose_granules", lambda build: {"kv": granule})
+            monkeypatch.setattr(model, "settle_granules", lambda build, make: {"kv": granule})
             if ahead:
                 settings |= {"plugins": [AHEAD], "device": "cpu-ahead"}
             settings = {"max_total_token_num": 2000, "running_max_req_size": 16, "device": "cpu", **settings}

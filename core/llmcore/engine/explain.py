@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from llmcore.engine.granules import choose_granules
-from llmcore.layers.build import Build
+from llmcore.engine.granules import DryBuild, settle_granules
 from llmcore.modes import Pins
 from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import load
@@ -17,15 +15,6 @@ from llmcore.registry import Registry
 from llmcore.resolve import Resolution
 from llmcore.specs import DeviceInfo
 from llmcore.weights.source import open_checkpoint, read_model
-
-
-@dataclass(kw_only=True)
-class DryBuild(Build):
-    """A build whose layers hold nothing that can be called, on torch's meta device."""
-
-    def bind(self, resolution: Resolution) -> Any:
-        """Nothing: the choice is recorded already."""
-        return None
 
 
 def resolutions_of(
@@ -37,7 +26,7 @@ def resolutions_of(
     """
     checkpoint = open_checkpoint(registry, path, weights=False)
     family, config = read_model(registry, checkpoint.config(), dtype)
-    build: Build = DryBuild(
+    build = DryBuild(
         registry=registry,
         config=config,
         device=device,
@@ -46,11 +35,8 @@ def resolutions_of(
         order=registry.order,
     )
     make = load(family.build)
+    build = replace(build, granules=settle_granules(build, make))
     make(config, build)
-    granules = choose_granules(build)
-    if any(granule > 1 for granule in granules.values()):
-        build = replace(build, granules=granules)
-        make(config, build)
     for variant in VARIANTS:
         build.op("sample", variant=variant, vocab=config.vocab_size)
     return build.resolutions

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from llmcore.layers.build import Build
 from llmcore.ops.attention import shape_of
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE, Candidate, candidates_for, why_not
-from llmcore.specs import OpContext
+from llmcore.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
+from llmcore.specs import ModelConfig, OpContext
 
 
-def choose_granules(trial: Build) -> dict[str, int]:
-    """KV group -> granule, given a build at granule 1.
+@dataclass(kw_only=True)
+class DryBuild(Build):
+    """A build whose layers hold nothing that can be called, on torch's meta device; no hook sees it."""
+
+    def bind(self, resolution: Resolution) -> Any:
+        """Nothing: the choice is recorded already."""
+        return None
+
+    def layer(self, module: torch.nn.Module, name: str, index: int) -> torch.nn.Module:
+        """The module itself."""
+        return module
+
+
+def settle_granules(dry: DryBuild, make: Callable[[ModelConfig, Build], object]) -> dict[str, int]:
+    """KV group -> granule for the model that `make` builds, under the pins of `dry`.
 
     The smallest that every pinned attention kernel of the group takes. Without a pin: 1 if every attention op has a
     kernel other than the reference there, or nowhere; else the smallest at which every one has.
     """
-    return {group: _smallest(contexts, trial) for group, contexts in _by_group(trial).items()}
+    # At granule 1 a pinned kernel may not fit, so the contexts are found without pins for attention.
+    kept = {op: kernel for op, kernel in dry.pins.kernels.items() if not op.startswith("attn.")}
+    trial = replace(dry, granules={}, pins=replace(dry.pins, kernels=kept))
+    make(trial.config, trial)
+    return {group: _smallest(contexts, trial, dry.pins.kernels) for group, contexts in _by_group(trial).items()}
 
 
 def _by_group(trial: Build) -> dict[str, list[OpContext]]:
@@ -29,30 +48,22 @@ def _by_group(trial: Build) -> dict[str, list[OpContext]]:
     }
 
 
-def _smallest(contexts: list[OpContext], trial: Build) -> int:
-    pinned = [context for context in contexts if context.op in trial.pins.kernels]
-    wanted = pinned or contexts
-    sizes = sorted({1, *_named(contexts, trial.registry)})
-    fitting = [size for size in sizes if all(_has_kernel(c, size, trial) for c in wanted)]
-    return fitting[0] if fitting else 1
+def _smallest(contexts: list[OpContext], trial: Build, pins: Mapping[str, str]) -> int:
+    wanted = [context for context in contexts if context.op in pins] or contexts
+    ops = {context.op for context in wanted}
+    deciding = {op: [c for c in candidates_for(trial.registry, op) if _decides(c, op, pins)] for op in ops}
+    named = {granule for found in deciding.values() for spec, _ in found for granule in spec.when.granules}
+    for granule in sorted({1, *named}):
+        if all(_fits(deciding[context.op], replace(context, granule=granule)) for context in wanted):
+            return granule
+    return 1
 
 
-def _named(contexts: list[OpContext], registry: Registry) -> Iterator[int]:
-    """The granules that any kernel for these ops asks for."""
-    for op in {context.op for context in contexts}:
-        for spec, _ in candidates_for(registry, op):
-            yield from spec.when.granules
-
-
-def _has_kernel(context: OpContext, granule: int, trial: Build) -> bool:
-    at = replace(context, granule=granule)
-    return any(
-        _counts(candidate, at.op, trial.pins.kernels) and why_not(candidate[0], at) is None
-        for candidate in candidates_for(trial.registry, at.op)
-    )
-
-
-def _counts(candidate: Candidate, op: str, pins: Mapping[str, str]) -> bool:
-    """Whether this kernel may decide: the pinned one, or any but the reference."""
+def _decides(candidate: Candidate, op: str, pins: Mapping[str, str]) -> bool:
+    """Whether this kernel counts: the pinned one, or any but the reference."""
     name = candidate[0].name
     return name == pins[op] if op in pins else name != REFERENCE
+
+
+def _fits(candidates: list[Candidate], context: OpContext) -> bool:
+    return any(why_not(spec, context) is None for spec, _ in candidates)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+import torch
+
 from llmcore.config import Config, check_model_dir
-from llmcore.engine.granules import choose_granules
+from llmcore.engine.granules import DryBuild, settle_granules
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.modes import apply_modes
@@ -75,20 +76,17 @@ def build_model(
 ) -> tuple[Any, Build]:
     """The model without weights, and what it was built with: modes, pins and granules are settled here."""
     kernels = config.kernels
-    build = Build(
-        registry=registry,
-        config=model_config,
-        device=device.info,
-        torch_device=device.torch_device,
-        pins=apply_modes(kernels.mode, registry, device.info, kernels.kernel),
-        order=[Path(name).stem if name.endswith(".py") else name for name in config.plugins.plugins or ()],
-    )
     make = load(family.build)
+    shared: dict[str, Any] = {
+        "registry": registry,
+        "config": model_config,
+        "device": device.info,
+        "pins": apply_modes(kernels.mode, registry, device.info, kernels.kernel),
+        "order": registry.order,
+    }
+    granules = settle_granules(DryBuild(torch_device=torch.device("meta"), **shared), make)
+    build = Build(torch_device=device.torch_device, granules=granules, **shared)
     model = make(model_config, build)
-    granules = choose_granules(build)
-    if any(granule > 1 for granule in granules.values()):
-        build = replace(build, granules=granules)
-        model = make(model_config, build)
     used = {resolution.context.op for resolution in build.resolutions} | {"sample"}
     apply_modes(kernels.mode, registry, device.info, kernels.kernel, ops=used)
     if idle := sorted(set(build.pins.kernels) - used):

@@ -71,8 +71,8 @@ def test_what_cannot_start_says_why(
     process = serve("--model_dir", str(request.getfixturevalue(name)), "--port", "0", *args)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    last = err.strip().splitlines()[-1]
-    assert last.startswith("error: ") and message in last, err
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and message in said[0], err
     assert "Traceback" not in err
 
 

@@ -16,6 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 
 class Stages:
@@ -46,7 +47,8 @@ class Stages:
 
     def close(self) -> None:
         """Take the bars away."""
-        self._bar.stop()
+        if self.console.is_terminal:  # elsewhere it was never started, and stopping prints an empty line
+            self._bar.stop()
 
 
 def show_summary(title: str, rows: Sequence[tuple[str, str]], console: Console) -> None:
@@ -59,5 +61,5 @@ def show_summary(title: str, rows: Sequence[tuple[str, str]], console: Console) 
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, text in rows:
-        table.add_row(label, text)
+        table.add_row(Text(label), Text(text))
     console.print(Panel(table, title=title, title_align="left", expand=False))

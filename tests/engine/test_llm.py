@@ -80,6 +80,7 @@ def test_logprobs(make_llm: MakeLLM) -> None:
         ([[1]], {"logit_bias": {900: 1.0}}, "900"),
         ([[1]], {"stop_token_ids": (900,)}, "900"),
         ([[1]], {"max_new_tokens": 0}, "max_new_tokens"),
+        ([[1]], {"n": 10**12}, "16"),
         ([[1]], {"temperature": "hot"}, "temperature"),
     ],
 )

@@ -81,6 +81,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         run_worst_case(parts.runner(tables, 1), device, limits, _granules(parts))
     parts.limits, kv_tokens = _fitted(parts)
     runner = parts.runner(tables, kv_tokens)
+    scheduler = _scheduler(parts, kv_tokens)
     fingerprint = _fingerprint(parts)
     report = ModelReport(
         config=loaded.config,
@@ -94,16 +95,16 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     facts = ModelFacts(
         architecture=loaded.config.architecture,
         vocab_size=loaded.config.vocab_size,
-        max_input_len=parts.limits.max_input_len,
-        max_total_len=parts.limits.max_total_len,
+        max_input_len=scheduler.limits.max_input_len,
+        max_total_len=scheduler.limits.max_total_len,
         kv_tokens=kv_tokens,
-        max_running=parts.limits.max_running,
+        max_running=scheduler.limits.max_running,
         eos_ids=loaded.config.eos_ids,
         generation=loaded.generation,
         fingerprint=fingerprint,
         report=tuple(summary(parts.loaded, device, kv_tokens * parts.token_bytes, timings)),
     )
-    return Engine(_scheduler(parts, kv_tokens), runner, device, facts)
+    return Engine(scheduler, runner, device, facts)
 
 
 def _granules(parts: _Parts) -> tuple[int, ...]:

@@ -175,6 +175,8 @@ class LLM:
     ) -> Submit:
         room = self.facts.max_total_len - len(prompt)
         most, n = size
+        if not 1 <= n <= self.facts.max_running:
+            raise RequestError(f"n must be between 1 and {self.facts.max_running}, not {n}", param="n")
         return Submit(
             id=next(self._ids),
             prompt=_packed(prompt),

@@ -119,11 +119,12 @@ class EngineProcess:
                 self._stopping = True
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
-        self._workers.began(owner, request)
         try:
             engine.submit(request, owner)
         except RequestError as error:
             self._workers.post({owner: refusal(request, error)})
+        else:
+            self._workers.began(owner, request)
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         self._tell(Progress(stage, done, total))

@@ -11,24 +11,23 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmcore.bridge import Finish, Load, StepEvents, Submit
+from llmcore.bridge import Load, StepEvents, Submit
 from llmcore.errors import RequestError
 from llmcore.kv.group import KVGroup
 from llmcore.kv.space import KVSpace
 from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.sched.departures import Departures
-from llmcore.sched.events import Accepted, add_errors, by_owner
+from llmcore.sched.events import add_errors
 from llmcore.sched.flight import Flight, enqueue
 from llmcore.sched.foresight import Foresight
 from llmcore.sched.job import NO_ROW, Job
 from llmcore.sched.limits import check_submit, fitting
 from llmcore.sched.plan import StepPlan, StepResult
-from llmcore.sched.state import State
+from llmcore.sched.results import Results
+from llmcore.sched.state import State, Totals
 from llmcore.sched.table import RequestTable, Status
 from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
@@ -37,20 +36,6 @@ log = logging.getLogger(__name__)
 
 TRIALS = 3
 """Failed steps after which a request that could never be tried alone, for want of room, ends with an error."""
-
-NOT_FINITE = ("internal_error", "the model's output for this request was not finite")
-
-
-@dataclass
-class Totals:
-    """Counted since the start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    aborts: int = 0
 
 
 class Scheduler:
@@ -74,18 +59,28 @@ class Scheduler:
         self._state = State(limits, RequestTable(limits.max_running, limits.max_total_len), space, estimator, ahead)
         self._policy = policy
         self._departures = Departures(self._state)
+        self._results = Results(self._state, self._departures)
         self._flights: deque[Flight] = deque()
         self._suspects: deque[Job] = deque()
         self._arrivals = 0
         self._last_join = -limits.wait_steps
         self._passed_over = 0
         self._distrusted = False
-        self.totals = Totals()
 
     @property
     def idle(self) -> bool:
         """Nothing waits, runs or is on its way."""
         return not self._state.requests and not self._flights
+
+    @property
+    def totals(self) -> Totals:
+        """What was done since the start."""
+        return self._state.totals
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The limits, cut to what fits together."""
+        return self._state.limits
 
     @property
     def space(self) -> KVSpace:
@@ -172,19 +167,10 @@ class Scheduler:
         """Take a step's results; plans are committed in the order they were made. Returns events by owner."""
         if not self._flights or self._flights[0].plan is not plan:
             raise ValueError("plans are committed once, in the order in which they were made")
-        flight = self._flights.popleft()
-        table = self._state.table
-        stamp = time.monotonic()
-        self.totals.steps += 1
-        alive = table.epoch[plan.request] == flight.row_epoch
-        table.settled[plan.request[alive]] = (plan.start + plan.n_query)[alive]
-        rejected = self._reject(flight, result) if not result.finite.all() else []
-        at = np.flatnonzero((table.epoch[plan.sample_request] == flight.sample_epoch) & result.finite)
-        rows = plan.sample_request[at]
-        if self._suspects and self._suspects[0].row in rows:
+        suspect = self._suspects[0].row if self._suspects else NO_ROW
+        rows, events = self._results.take(self._flights.popleft(), result)
+        if suspect in rows:
             self._suspects.popleft()
-        events = self._accept(rows, result.tokens[at], at, result, stamp)
-        add_errors(events, rejected, NOT_FINITE, stamp)
         return events
 
     def fail(self, plan: StepPlan, message: str) -> dict[int, StepEvents]:
@@ -332,71 +318,6 @@ class Scheduler:
                 job.cached = int(state.table.taken[job.row])
                 self.totals.prompt_tokens += job.prompt.size
                 self.totals.cached_tokens += job.cached
-
-    # --- results -----------------------------------------------------------------------------------------------
-
-    def _accept(
-        self, rows: Int32, tokens: Int32, at: NDArray[np.intp], result: StepResult, stamp: float
-    ) -> dict[int, StepEvents]:
-        table = self._state.table
-        known = table.known[rows]
-        table.tokens[rows, known] = tokens
-        table.settled[rows] = known
-        table.known[rows] = known + 1
-        produced = known + 1 - table.prompt_len[rows]
-        stops = (table.stops[rows] == tokens[:, None]).any(axis=1)
-        for i in np.flatnonzero(table.many_stops[rows]):
-            stops[i] = int(tokens[i]) in table.job(int(rows[i])).submit.stop_ids
-        stops &= produced > table.min_new[rows]
-        finish = np.where(produced >= table.max_new[rows], Finish.LENGTH, Finish.RUNNING).astype(np.int32)
-        finish[stops] = Finish.STOP
-        self.totals.output_tokens += rows.size
-        events = by_owner(Accepted(rows, tokens, finish, at), table, result, stamp)
-        for i in np.flatnonzero(finish):
-            self._state.estimator.observe(int(produced[i]))
-            self._departures.end(table.job(int(rows[i])))
-        left = (table.status[rows] == Status.LEAVING) & (table.known[rows] == table.length[rows])
-        for row in rows[left].tolist():
-            self._departures.give_back(row)
-        return events
-
-    def _reject(self, flight: Flight, result: StepResult) -> list[Job]:
-        """End the rows whose logits were not finite, the oldest first; returns their jobs.
-
-        Where it is a prompt's first sample, its KV is not to be trusted: it leaves the cache with all below, and
-        whoever took it computes again. A request that took KV itself gets a second chance without.
-        """
-        plan, table = flight.plan, self._state.table
-        bad = np.flatnonzero(~result.finite)
-        rejected: list[Job] = []
-        for source in plan.sample_row[bad[np.argsort(table.arrival[plan.sample_request[bad]])]]:
-            at = bad[plan.sample_row[bad] == source]
-            rows = plan.sample_request[at]
-            rows = rows[table.epoch[rows] == flight.sample_epoch[at]]
-            if not rows.size:
-                continue
-            first = int(rows[0])
-            valid = int(table.entered[first])
-            if table.known[first] == table.prefill[first]:
-                valid = int(table.taken[first])
-                self._retract(first, valid, rows)
-                if valid and not table.job(first).private:
-                    for row in rows.tolist():
-                        table.job(row).private = True
-                        self._departures.recompute(row, valid)
-                    continue
-            jobs = [table.job(int(row)) for row in rows]
-            for job in jobs:
-                self._departures.end(job, valid)
-            rejected += jobs
-        return rejected
-
-    def _retract(self, row: int, start: int, spared: Int32) -> None:
-        state, table = self._state, self._state.table
-        content = table.content(row, int(table.known[row]))
-        takers = state.space.remove(table.job(row).submit.salt, content, start, table.running())
-        for taker in np.setdiff1d(takers, spared).tolist():
-            self._departures.recompute(taker, start)
 
     def _end_with_errors(self, jobs: Sequence[Job], message: str) -> dict[int, StepEvents]:
         events: dict[int, StepEvents] = {}

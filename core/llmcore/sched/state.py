@@ -11,6 +11,18 @@ from llmcore.sched.table import RequestTable
 
 
 @dataclass
+class Totals:
+    """Counted since the start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    aborts: int = 0
+
+
+@dataclass
 class State:
     """Running requests, their KV, the queue, who is not done, and the number of the next step."""
 
@@ -23,3 +35,4 @@ class State:
     requests: dict[tuple[int, int], dict[int, Job]] = field(default_factory=dict)
     """By (owner, id): the choices that have not ended; before they fork, only the first."""
     step: int = 0
+    totals: Totals = field(default_factory=Totals)

@@ -18,7 +18,8 @@ from llmcore.kv.group import KVGroup
 from llmcore.plugins import load
 from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.sched.plan import StepPlan, StepResult
-from llmcore.sched.scheduler import Scheduler, Totals
+from llmcore.sched.scheduler import Scheduler
+from llmcore.sched.state import Totals
 from llmcore.testing.simulated_device import SimulatedDevice, answer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -72,16 +71,17 @@ class PastFuture:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._capped = Capped(limits)
-        self._recent: deque[int] = deque(maxlen=HISTORY)
-        self._sorted = np.empty(0, np.int32)
+        self._recent = np.empty(HISTORY, np.int32)
+        self._observed = 0
+        self._sorted: Int32 | None = None
         self._random = np.random.default_rng(SEED)
 
     def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
         """A draw per request from the recent lengths above `produced`."""
-        if len(self._recent) < ENOUGH:
+        if self._observed < ENOUGH:
             return self._capped.totals(produced, max_new, ignore_eos, used)
-        if self._sorted.size != len(self._recent):
-            self._sorted = np.array(sorted(self._recent), np.int32)
+        if self._sorted is None:
+            self._sorted = np.sort(self._recent[: self._observed])
         low = self._sorted.searchsorted(produced, side="right")
         longer = self._sorted.size - low
         pick = low + (self._random.random(produced.size) * longer).astype(np.int64)
@@ -94,8 +94,9 @@ class PastFuture:
 
     def observe(self, produced: int) -> None:
         """One more recent answer of `produced` tokens."""
-        self._recent.append(produced)
-        self._sorted = np.empty(0, np.int32)
+        self._recent[self._observed % HISTORY] = produced
+        self._observed += 1
+        self._sorted = None
 
 
 @hookimpl

@@ -70,7 +70,7 @@ class KVSpace:
         content = content[: self.floor(content.size)]
         start = content.size
         for group in self.groups:
-            known = group.match(salt, content)
+            known = group.manager.match(salt, content)
             if not np.array_equal(known, group.table[row, : known.size]):
                 return None
             start = min(start, known.size * group.granule)

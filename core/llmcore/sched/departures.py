@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmcore.sched.job import NO_ROW, Job
 from llmcore.sched.state import State
-from llmcore.sched.table import Status
+from llmcore.sched.table import RUNNING
 
 
 class Departures:
@@ -63,6 +63,6 @@ class Departures:
 
     def _let_go(self, row: int, valid: int) -> None:
         state = self._state
-        if state.table.status[row] == Status.RUNNING:
+        if state.table.status[row] == RUNNING:
             salt = state.table.job(row).submit.salt
             state.space.release(row, salt, state.table.content(row, valid))

@@ -15,7 +15,9 @@ from llmcore.sched.flight import Flight
 from llmcore.sched.job import Job
 from llmcore.sched.plan import StepResult
 from llmcore.sched.state import State
-from llmcore.sched.table import Status
+from llmcore.sched.table import LEAVING
+
+STOP, LENGTH = int(Finish.STOP), int(Finish.LENGTH)
 
 NOT_FINITE = ("internal_error", "the model's output for this request was not finite")
 
@@ -54,14 +56,14 @@ class Results:
         for i in np.flatnonzero(table.many_stops[rows]):
             stops[i] = int(tokens[i]) in table.job(int(rows[i])).submit.stop_ids
         stops &= produced > table.min_new[rows]
-        finish = np.where(produced >= table.max_new[rows], Finish.LENGTH, Finish.RUNNING).astype(np.int32)
-        finish[stops] = Finish.STOP
+        finish = np.where(produced >= table.max_new[rows], LENGTH, 0).astype(np.int32)
+        finish[stops] = STOP
         self._state.totals.output_tokens += rows.size
         events = by_owner(Accepted(rows, tokens, finish, at), table, result, stamp)
         for i in np.flatnonzero(finish):
             self._state.estimator.observe(int(produced[i]))
             self._departures.end(table.job(int(rows[i])))
-        left = (table.status[rows] == Status.LEAVING) & (table.known[rows] == table.length[rows])
+        left = (table.status[rows] == LEAVING) & (table.known[rows] == table.length[rows])
         for row in rows[left].tolist():
             self._departures.give_back(row)
         return events

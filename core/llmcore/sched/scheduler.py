@@ -28,7 +28,7 @@ from llmcore.sched.limits import check_submit, fitting
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.results import Results
 from llmcore.sched.state import State, Totals
-from llmcore.sched.table import RequestTable, Status
+from llmcore.sched.table import RESERVED, RequestTable
 from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
 
@@ -131,7 +131,7 @@ class Scheduler:
         """A snapshot: requests, the first group's slots in tokens, the future peak as last foreseen, and totals."""
         state = self._state
         group = state.space.groups[0]
-        running = int(np.count_nonzero(state.table.status > Status.RESERVED))
+        running = int(np.count_nonzero(state.table.status > RESERVED))
         return Load(
             running=running,
             waiting=len(state.queue),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 
 from llmcore.protocols import Int32, Int64
@@ -15,15 +13,9 @@ STOP_COLUMNS = 8
 NO_TOKEN = -1
 
 
-class Status(IntEnum):
-    """What a place among the running is used for."""
-
-    FREE = 0
-    RESERVED = 1
-    """For a fork that does not run yet."""
-    RUNNING = 2
-    LEAVING = 3
-    """Sent back to the queue; its last step has not been read."""
+FREE, RESERVED, RUNNING, LEAVING = range(4)
+"""What a place among the running is used for: RESERVED for a fork that does not run yet; who is LEAVING was sent back
+to the queue, but its last step has not been read. Plain numbers, because steady decoding looks at them."""
 
 
 class RequestTable:
@@ -78,7 +70,7 @@ class RequestTable:
     def running(self) -> Int32:
         """Running rows, oldest first."""
         if self._running is None:
-            rows = np.flatnonzero(self.status == Status.RUNNING)
+            rows = np.flatnonzero(self.status == RUNNING)
             self._running = rows[np.argsort(self.arrival[rows])].astype(np.int32)
         return self._running
 
@@ -93,7 +85,7 @@ class RequestTable:
         row = self._free.pop()
         job.row = row
         job.reserved = [self._free.pop() for _ in range(job.forks)]
-        self.status[job.reserved] = Status.RESERVED
+        self.status[job.reserved] = RESERVED
         self._describe(row, job)
         self.tokens[row, : job.size] = job.tokens()
         self.prefill[row] = self.length[row] = self.known[row] = job.size
@@ -113,14 +105,14 @@ class RequestTable:
 
     def leave(self, row: int) -> None:
         """The job goes back to the queue once its last step was read."""
-        self.status[row] = Status.LEAVING
+        self.status[row] = LEAVING
         self._running = None
 
     def free(self, row: int) -> None:
         """Give up a place and those reserved for the job's forks; results on their way are dropped."""
         job = self.job(row)
         for place in (*job.reserved[::-1], row):
-            self.status[place] = Status.FREE
+            self.status[place] = FREE
             self.epoch[place] += 1
             self.jobs[place] = None
             self._free.append(place)
@@ -135,7 +127,7 @@ class RequestTable:
     def _describe(self, row: int, job: Job) -> None:
         submit = job.submit
         self.jobs[row] = job
-        self.status[row] = Status.RUNNING
+        self.status[row] = RUNNING
         self.arrival[row] = job.arrival
         self.owner[row] = job.owner
         self.request[row] = submit.id

@@ -11,7 +11,7 @@ from llmcore.protocols import Int32, Int64, WaitingRequest
 from llmcore.sched.foresight import Foresight
 from llmcore.sched.job import NO_ROW, Job
 from llmcore.sched.state import State
-from llmcore.sched.table import RequestTable, Status
+from llmcore.sched.table import RESERVED, RUNNING, RequestTable
 
 WORTH_WAITING = 64
 """Tokens that another request is about to compute for which a candidate waits; or half of its own."""
@@ -113,7 +113,7 @@ class StepView:
             return False
         if self._foresight is None:
             self._foresight = Foresight(state)
-        alone = not (table.status > Status.RESERVED).any()
+        alone = not (table.status > RESERVED).any()
         if not self._foresight.fits(job, hit, alone=alone):
             return False
         table.place(job, hit.tokens)
@@ -129,6 +129,6 @@ class StepView:
         if job.waits not in self._waits:
             row, epoch, tokens = job.waits
             table = self._state.table
-            computing = table.epoch[row] == epoch and table.status[row] == Status.RUNNING
+            computing = table.epoch[row] == epoch and table.status[row] == RUNNING
             self._waits[job.waits] = bool(computing and table.computed[row] < tokens)
         return self._waits[job.waits]

@@ -104,7 +104,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         fingerprint=fingerprint,
         report=tuple(summary(parts.loaded, device, kv_tokens * parts.token_bytes, timings)),
     )
-    return Engine(scheduler, runner, device, facts)
+    return Engine(scheduler, runner, device, facts, loaded.config.fixed_angles_up_to)
 
 
 def _granules(parts: _Parts) -> tuple[int, ...]:

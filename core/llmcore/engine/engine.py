@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 
 from llmcore.bridge import Load, StepEvents, Submit
@@ -33,10 +34,18 @@ class DeviceLost(LlmcoreError):
 
 
 class Engine:
-    """A scheduler and a runner. `facts` says what was built."""
+    """A scheduler and a runner. `facts` says what was built; `fixed_angles_up_to` is the ModelConfig's."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, device: Device, facts: ModelFacts) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        device: Device,
+        facts: ModelFacts,
+        fixed_angles_up_to: int | None = None,
+    ) -> None:
         self.facts = facts
+        self._fixed_angles_up_to = fixed_angles_up_to
         self._scheduler = scheduler
         self._runner = runner
         self._device = device
@@ -50,7 +59,7 @@ class Engine:
     def submit(self, request: Submit, owner: int = 0) -> None:
         """Queue a request. Raises RequestError if it is wrong or can never fit."""
         self._check(request)
-        self._scheduler.submit(request, owner)
+        self._scheduler.submit(self._salted(request), owner)
 
     def abort(self, request_id: int, owner: int = 0) -> None:
         """End every choice of a request; one that has ended already is no error."""
@@ -108,6 +117,13 @@ class Engine:
         logger.error("step %d of %d rows failed", plan.number, plan.request.size, exc_info=error)
         if self._device.sticky(error):
             raise DeviceLost(f"the device has failed: {error}") from error
+
+    def _salted(self, request: Submit) -> Submit:
+        """KV with angles of its prompt's length is shared only among prompts of that length."""
+        length = len(request.prompt) // 4
+        if self._fixed_angles_up_to is None or length <= self._fixed_angles_up_to:
+            return request
+        return msgspec.structs.replace(request, salt=request.salt + b"/prompt:%d" % length)
 
     def _check(self, request: Submit) -> None:
         vocabulary = self.facts.vocab_size

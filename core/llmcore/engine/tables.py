@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from llmcore.layers.layout import zeros
 from llmcore.protocols import Device, Int32
 from llmcore.sched.plan import Admitted, TableWrites
 
@@ -99,7 +100,7 @@ class Tables:
         where = device.torch_device
 
         def table(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=where)
+            return zeros(shape, dtype, where)
 
         if max_requests * max_len >= 1 << 31:
             raise ValueError(f"{max_requests} requests of {max_len} tokens are more than int32 can number")

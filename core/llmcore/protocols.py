@@ -216,9 +216,9 @@ class KVManager(Protocol):
     """The prefix cache of one KV group: it names granules, core counts them.
 
     Content ids are int64: token ids, or interned ids (>= 2**32) of other content. Only whole granules enter. Core
-    calls `insert` with all that is valid of a request's KV right before the request lets go of it, so a policy may
-    take what is in use out of its order and put it back then. A request that holds a granule of the tree holds
-    everything above it.
+    calls `insert` (or, where less of it is valid, `match`) with what a request holds right before the request lets
+    go of it, so a policy may take what is in use out of its order and put it back then. A request that holds a
+    granule of the tree holds everything above it.
     """
 
     caching: bool

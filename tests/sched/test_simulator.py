@@ -90,6 +90,29 @@ def test_the_same_scenario_runs_the_same_way() -> None:
     assert first == second
 
 
+def test_what_a_twin_put_into_the_cache_can_be_evicted_after_a_failure() -> None:
+    scenario = Scenario(
+        seed=703569, requests=30, granules=(1, 2), slots=128, batch_tokens=64, chunk_tokens=64, poisoned=0.4
+    )
+    simulate(FCFS, scenario, estimator=ESTIMATORS["conservative"])
+    simulate(FCFS, scenario, estimator=Capped)
+
+
+def test_the_last_choice_to_write_a_shared_granule_needs_no_copy() -> None:
+    scenario = Scenario(
+        seed=4973,
+        requests=5,
+        granules=(4, 16),
+        slots=48,
+        max_running=3,
+        batch_tokens=64,
+        longest_prompt=5,
+        longest_answer=8,
+        arrivals=0.1,
+    )
+    assert simulate(FCFS, scenario, estimator=Conservative).totals.preemptions == 0
+
+
 def test_shared_prefixes_are_found() -> None:
     totals = simulate(FCFS, Scenario(seed=1, requests=40)).totals
     assert totals.cached_tokens > totals.prompt_tokens // 10

@@ -101,7 +101,7 @@ class KVSpace:
         """Have enough free in every group for `rows` to grow from `starts` to `lengths` tokens."""
         for group in self.groups:
             lack = group.lack(rows, lengths)
-            need = int(lack.sum()) + int(np.count_nonzero(self._borrowed(group, rows, starts)))
+            need = int(lack.sum()) + self._copies(group, rows, starts)
             if not group.make_free(need):
                 return False
             # Whole runs for those who need a granule, as far as that costs the cache little.
@@ -147,6 +147,16 @@ class KVSpace:
             for row in np.flatnonzero(group.held):
                 counted[group.row(int(row))] += 1
             assert (counted == group.pool.holders).all(), f"rows of {group.name!r} and the counts disagree"
+
+    def _copies(self, group: KVGroup, rows: Int32, starts: Int32) -> int:
+        """Granules that `rows` need for copies; whoever is the last to hold one writes in place."""
+        if group.granule == 1:
+            return 0
+        borrowed = np.flatnonzero(self._borrowed(group, rows, starts))
+        granules, writers = np.unique(
+            group.table[rows[borrowed], starts[borrowed] // group.granule], return_counts=True
+        )
+        return int(writers.sum() - np.count_nonzero(writers == group.pool.holders[granules]))
 
     @staticmethod
     def _borrowed(group: KVGroup, rows: Int32, starts: Int32) -> NDArray[np.bool_]:

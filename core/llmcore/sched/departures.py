@@ -62,7 +62,11 @@ class Departures:
         state.queue.give_back(job)
 
     def _let_go(self, row: int, valid: int) -> None:
-        state = self._state
-        if state.table.status[row] == RUNNING:
-            salt = state.table.job(row).submit.salt
-            state.space.release(row, salt, state.table.content(row, valid))
+        state, table = self._state, self._state.table
+        if table.status[row] != RUNNING:
+            return
+        salt = table.job(row).submit.salt
+        if valid < self.valid(row):
+            # A twin may have put more of what it holds into the cache: pass by there too before letting go.
+            state.space.match(salt, table.content(row, int(table.known[row])))
+        state.space.release(row, salt, table.content(row, valid))

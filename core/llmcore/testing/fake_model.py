@@ -51,7 +51,7 @@ class FakeModel(nn.Module):
         self._layout.write(kv, state.slots, key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1))
         hashes = torch.cat([self._hashes(kv, meta) for meta in (state.decode, state.prefill)])
         ends = torch.cat((state.decode["q_start"][1:], state.prefill["q_start"][1:] + step.n_decode)) - 1
-        hidden = torch.zeros(len(step.tokens), _DIGITS + 1)
+        hidden = torch.zeros(len(step.tokens), _DIGITS + 1, device=hashes.device)
         hidden[ends.long()] = _digits(hashes, _DIGITS + 1)
         if config.nan_token is not None:
             hidden[step.tokens == config.nan_token] = torch.nan
@@ -60,7 +60,7 @@ class FakeModel(nn.Module):
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """The answer stands well above a pseudo-random rest."""
         hashes = _number(hidden)
-        vocabulary = torch.arange(self.config.vocab_size)
+        vocabulary = torch.arange(self.config.vocab_size, device=hidden.device)
         scores = ((hashes[:, None] * 31 + vocabulary * 40503) % 997).float() / 125
         scores.scatter_(1, (hashes % _ANSWERS)[:, None], 11.0)
         return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)
@@ -68,12 +68,12 @@ class FakeModel(nn.Module):
     def _hashes(self, kv: tuple[Tensor, ...], meta: Mapping[str, Tensor]) -> Tensor:
         """[R] int64 of each row's whole content, as the tables and the layout give it back."""
         length = meta["kv_len"].long()
-        row = torch.arange(len(length)).repeat_interleave(length)
-        place = torch.arange(len(row)) - (length.cumsum(0) - length)[row]
+        row = torch.arange(len(length), device=length.device).repeat_interleave(length)
+        place = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
         granule = self._layout.granule
         slots = meta["table"][meta["request"][row], place // granule].long() * granule + place % granule
         key, value = self._layout.gather(kv, slots)
-        total = torch.zeros(len(length), dtype=torch.int64)
+        total = torch.zeros(len(length), dtype=torch.int64, device=length.device)
         total.index_add_(0, row, _mix(_number(key[:, 0]), _number(value[:, 0])))
         return (total * 48271 + self.salt.long()) % _MODULUS
 
@@ -121,11 +121,11 @@ def _mix(token: Any, position: Any) -> Any:
 
 def _digits(numbers: Tensor, count: int = _DIGITS) -> Tensor:
     """[N, count] base-128 digits, as floats."""
-    powers = _BASE ** torch.arange(count)
+    powers = _BASE ** torch.arange(count, device=numbers.device)
     return (numbers.long()[:, None] // powers % _BASE).float()
 
 
 def _number(digits: Tensor) -> Tensor:
     """[N] int64, the reverse of `_digits`; 0 where digits are NaN."""
-    powers = _BASE ** torch.arange(digits.shape[1])
+    powers = _BASE ** torch.arange(digits.shape[1], device=digits.device)
     return (digits.nan_to_num().long() * powers).sum(1)

@@ -23,20 +23,23 @@ ACCELERATOR = Machine(info=DeviceInfo("x", "x1"), memory=GIB, step_tokens=8192, 
 CPU = Machine(info=DeviceInfo("cpu"), memory=64 * GIB, step_tokens=2048, kv=4 * GIB)
 
 
-def test_an_accelerator_gives_kv_what_the_rest_leaves() -> None:
+def test_an_accelerator_gives_kv_what_the_rest_leaves_and_requests_can_hold() -> None:
     config = make_config(mem_fraction=0.5, batch_max_tokens=10, running_max_req_size=4, max_req_total_len=100)
     budget = predict(MODEL, SHAPES, config, ACCELERATOR, KV_TOKEN)
     assert budget.parameters == 140_100
     assert budget.weights == 280_200
     assert budget.tables == 4 * 100 * 4
     assert budget.activations == 10 * (6 * 100 + 3 * 400) * 2 + 4 * 1000 * 4 * 2
-    assert budget.pool == GIB // 2 - 280_200 - budget.activations - 1600 - GRAPH_BYTES
-    assert budget.kv_tokens == budget.pool // 128
+    assert budget.kv_tokens == 400 and budget.pool == 400 * 128
     assert budget.longest == 100 and budget.fits
+    more = make_config(mem_fraction=0.5, batch_max_tokens=10, running_max_req_size=400)
+    budget = predict(MODEL, SHAPES, more, ACCELERATOR, KV_TOKEN)
+    assert budget.pool == GIB // 2 - 280_200 - budget.activations - 400 * 16384 * 4 - GRAPH_BYTES
+    assert budget.kv_tokens == budget.pool // 128
 
 
 def test_a_cpu_grants_a_pool_of_its_own() -> None:
-    budget = predict(MODEL, SHAPES, make_config(), CPU, KV_TOKEN)
+    budget = predict(MODEL, SHAPES, make_config(running_max_req_size=10_000), CPU, KV_TOKEN)
     assert (budget.pool, budget.kv_tokens, budget.graphs) == (4 * GIB, 4 * GIB // 128, 0)
 
 

@@ -75,7 +75,10 @@ def predict(
         graphs, usable = GRAPH_BYTES, int(machine.memory * config.memory.mem_fraction)
         pool = max(0, usable - parameters * item - activations - tables - graphs)
         limit = f"what is left of {config.memory.mem_fraction:.0%} of the memory"
+    most = config.memory.running_max_req_size * allowed
     tokens = pool // kv_token
+    if tokens > most:
+        tokens, pool, limit = most, most * kv_token, "what running_max_req_size requests can hold"
     if config.memory.max_total_token_num is not None:
         tokens, limit = config.memory.max_total_token_num, "max_total_token_num"
         pool = tokens * kv_token

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llmcore.budget import Machine, predict
 from llmcore.config import Config
 from llmcore.engine.engine import Engine
 from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
@@ -71,6 +72,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     """
     started = time.monotonic()
     device = pick_device(registry, config.model.device)
+    machine = machine_of(device, config)
     device.reset_peak()
     loaded = load_model(config, registry, device, progress)
     read = time.monotonic()
@@ -92,6 +94,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     )
     registry.call("on_model_built", report=report)
     timings = {"model loaded in": read - started, "ready in": time.monotonic() - started}
+    budget = predict(loaded.config, loaded.shapes, config, machine, parts.token_bytes)
     facts = ModelFacts(
         architecture=loaded.config.architecture,
         vocab_size=loaded.config.vocab_size,
@@ -102,7 +105,11 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         eos_ids=loaded.config.eos_ids,
         generation=loaded.generation,
         fingerprint=fingerprint,
-        report=tuple(summary(parts.loaded, device, kv_tokens * parts.token_bytes, timings)),
+        report=(
+            *summary(loaded, device, timings),
+            ("predicted", memory_text(budget.weights, budget.pool, budget.kv_tokens)),
+            ("measured", memory_text(loaded.weight_bytes, kv_tokens * parts.token_bytes, kv_tokens)),
+        ),
     )
     return Engine(scheduler, runner, device, facts, loaded.config.fixed_angles_up_to)
 
@@ -146,7 +153,18 @@ def _fingerprint(parts: _Parts) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def summary(loaded: Loaded, device: Device, kv_bytes: int, timings: Mapping[str, float]) -> Sequence[tuple[str, str]]:
+def machine_of(device: Device, config: Config) -> Machine:
+    """What a prediction needs to know, before anything takes memory."""
+    kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
+    return Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
+
+
+def memory_text(weights: int, kv: int, tokens: int) -> str:
+    """Bytes of weights and KV, and the tokens these are, as the summary shows them."""
+    return f"weights {weights / 2**20:,.0f} MiB, KV {kv / 2**20:,.0f} MiB for {tokens:,} tokens"
+
+
+def summary(loaded: Loaded, device: Device, timings: Mapping[str, float]) -> Sequence[tuple[str, str]]:
     """The start-up summary as (label, text)."""
     parameters = loaded.weight_bytes // loaded.build.dtype.itemsize
     kernels: dict[str, list[str]] = {}
@@ -159,6 +177,5 @@ def summary(loaded: Loaded, device: Device, kv_bytes: int, timings: Mapping[str,
         ("model", f"{config.architecture}, {parameters / 1e6:,.1f} M parameters, {config.dtype}"),
         ("device", f"{device.info.type} {device.info.name}".strip()),
         ("kernels", ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(kernels.items()))),
-        ("memory", f"weights {loaded.weight_bytes / 2**20:,.0f} MiB, KV {kv_bytes / 2**20:,.0f} MiB"),
         ("start", ", ".join(f"{label} {seconds:.1f} s" for label, seconds in timings.items())),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,13 +29,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: its generation_config.json."""
+    """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: its generation_config.json;
+    `shapes`: of the checkpoint's tensors, or of the parameters where there is no checkpoint.
+    """
 
     model: Any
     config: ModelConfig
     build: Build
     weight_bytes: int
     generation: dict[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 def pick_device(registry: Registry, name: str) -> Device:
@@ -65,10 +68,13 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))
     model, build = build_model(family, model_config, config, registry, device)
     if dummy:
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         size = dummy_weights(model)
     else:
-        size = _fill(model, checkpoint, load(family.weights)(model_config), progress)
-    return Loaded(model, model_config, build, size, generation)
+        names = load(family.weights)(model_config)
+        shapes = {name: shape for name, (shape, _) in checkpoint.sizes().items() if names.targets(name)}
+        size = _fill(model, checkpoint, names, progress)
+    return Loaded(model, model_config, build, size, generation, shapes)
 
 
 def build_model(

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from llmcore.cli import main
 from llmcore.cli.chat import converse
 from llmcore.cli.openai_client import Message, Server
 from llmcore.errors import ConfigError, LlmcoreError
@@ -113,6 +114,20 @@ def test_a_servers_errors_are_its_words(url: str) -> None:
         list(server.reply([{"role": "user", "content": "x"}], {"temperature": 9}))
     with pytest.raises(LlmcoreError, match="the engine has stopped"):
         list(server.reply([{"role": "user", "content": "break"}], {}))
+
+
+def test_settings_mean_nothing_to_a_server(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["chat", "--url", url, "--data_type", "fp32"])
+    assert end.value.code == 2
+    assert "--data_type has no effect on a server" in capsys.readouterr().err
+
+
+def test_nobody_to_talk_to(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["chat"])
+    assert end.value.code == 2
+    assert "give --model_dir PATH, or --url" in capsys.readouterr().err
 
 
 def test_nobody_there() -> None:

@@ -15,7 +15,7 @@ from llmcore.cli.display import Stages
 from llmcore.cli.openai_client import Message, Server
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.cli.sampling import from_model, given, sampling_options
-from llmcore.config import Config, check_model_dir
+from llmcore.config import Config, Origins, check_model_dir
 from llmcore.errors import ConfigError, LlmcoreError
 
 Reply = Callable[[Sequence[Message]], Iterator[str]]
@@ -45,6 +45,7 @@ def command(resolved: Resolved, model: str | None, url: str | None, system: str 
     """
     with ExitStack() as stack:
         if url is not None:
+            _refuse_settings(resolved.origins)
             partner = _over_http(url, model or resolved.config.model.model_name, given(sampling))
         else:
             partner = _in_process(stack, with_model(resolved.config, model), given(sampling))
@@ -105,6 +106,15 @@ def _over_http(url: str, model: str | None, options: dict[str, Any]) -> Partner:
     if "stop" in options:
         options["stop"] = list(options["stop"])
     return Partner(server.model, lambda messages: server.reply(messages, options))
+
+
+def _refuse_settings(origins: Origins) -> None:
+    """A server has its own settings: those of the command line would do nothing."""
+    idle = [
+        where for name, where in origins.items() if where.startswith("--") and name not in ("model_name", "plugins")
+    ]
+    if idle:
+        raise ConfigError(f"{idle[0]} has no effect on a server that is reached by --url; leave it out.")
 
 
 def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Partner:

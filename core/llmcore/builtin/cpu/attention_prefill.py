@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
 from llmcore.layers import ReferenceAttention, spec_of, token_slots
 
+SHORT = 256
+"""KV of this many tokens is attended to in f32: there it takes no longer, and half types lose the most."""
+
 
 @dataclass(frozen=True)
 class _Row:
-    """Queries first to last of a step; None for `slots` and `mask` where the row is a whole prompt."""
+    """Queries first to last of a step, computed in `dtype`; `slots` and `mask` are None for a whole prompt."""
 
     first: int
     last: int
+    dtype: torch.dtype
     slots: torch.Tensor | None
     mask: torch.Tensor | None
 
@@ -55,11 +59,11 @@ class Prefill:
             self._rows = self._where(meta, q.dtype)
         for row in self._rows:
             own = slice(row.first, row.last)
-            keys, values = (k_new[own], v_new[own]) if row.slots is None else (self._read(kv, row.slots))
+            keys, values = (k_new[own], v_new[own]) if row.slots is None else self._read(kv, row.slots)
             y = F.scaled_dot_product_attention(
-                q[own].transpose(0, 1).unsqueeze(0),
-                keys.transpose(0, 1).unsqueeze(0),
-                values.transpose(0, 1).unsqueeze(0),
+                q[own].to(row.dtype).transpose(0, 1).unsqueeze(0),
+                keys.to(row.dtype).transpose(0, 1).unsqueeze(0),
+                values.to(row.dtype).transpose(0, 1).unsqueeze(0),
                 row.mask,
                 is_causal=row.slots is None,
                 scale=self.spec.scale,
@@ -74,17 +78,18 @@ class Prefill:
         return keys, values
 
     def _where(self, meta: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[_Row]:
-        borders, window = meta["q_start"].tolist(), self.spec.window
+        borders, window, exact = meta["q_start"].tolist(), self.spec.window, torch.float32
         rows = []
         for i, (request, length) in enumerate(zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True)):
             first, last = borders[i], borders[i + 1]
             n = last - first
             if n == length and (window is None or window >= n):
-                rows.append(_Row(first, last, None, None))
+                rows.append(_Row(first, last, exact if length <= SHORT else dtype, None, None))
                 continue
             start = 0 if window is None else max(0, length - n + 1 - window)
             slots = token_slots(meta["table"][request], start, length, self.granule)
-            rows.append(_Row(first, last, slots, self._mask(n, length - start, dtype)))
+            kind = exact if len(slots) <= SHORT else dtype
+            rows.append(_Row(first, last, kind, slots, self._mask(n, len(slots), kind)))
         return rows
 
     def _mask(self, n: int, length: int, dtype: torch.dtype) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ from llmcore.engine.tables import Tables
 from llmcore.kv.group import KVGroup
 from llmcore.layers.layout import Layout
 from llmcore.ops.sample import VARIANTS
-from llmcore.plugins import load
+from llmcore.plugins import made
 from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
 from llmcore.sched.limits import estimator_name
@@ -128,21 +128,21 @@ def _fitted(parts: _Parts) -> tuple[SchedulerLimits, int]:
 
 def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
     settings, registry, limits = parts.config.scheduling, parts.registry, parts.limits
-    manager = registry.find(KVManagerSpec, "none" if settings.disable_dynamic_prompt_cache else settings.kv_manager)
+    manager = "none" if settings.disable_dynamic_prompt_cache else settings.kv_manager
     groups = [
         KVGroup(
             name=name,
             total=kv_tokens // layout.granule,
             rows=limits.max_running,
             max_len=limits.max_total_len,
-            manager=load(manager.make)(layout.granule),
+            manager=made(registry, KVManagerSpec, manager, layout.granule),
             granule=layout.granule,
         )
         for name, layout in parts.layouts.items()
     ]
-    policy = load(registry.find(SchedulerSpec, settings.scheduler).make)(limits)
+    policy = made(registry, SchedulerSpec, settings.scheduler, limits)
     foresight = estimator_name(settings.length_estimator, settings.router_token_ratio)
-    estimator = load(registry.find(LengthEstimatorSpec, foresight).make)(limits)
+    estimator = made(registry, LengthEstimatorSpec, foresight, limits)
     return Scheduler(limits, groups, policy, estimator, ahead=parts.device.ahead)
 
 

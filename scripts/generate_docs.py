@@ -9,6 +9,7 @@ from pathlib import Path
 from llmcore.cli.options import group_title
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
+from page_of_objects import objects_page
 from pages_from_plugins import hooks_page, known_plugins
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,6 +71,7 @@ def _cell(text: str) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/options.md": options_page,
     "docs/hooks.md": hooks_page,
+    "docs/objects.md": objects_page,
     "core/llmcore/known_plugins.json": known_plugins,
 }
 

@@ -44,7 +44,10 @@ def test_my_plugin_keeps_the_contracts():
 ```
 
 A plugin that fails to import, misspells a hook or returns something else than it should takes no part, and
-`llmcore plugins` says why; named with `--plugins`, it ends the start."""
+`llmcore plugins` says why, and so does the log of a server; named with `--plugins`, it ends the start.
+
+What the functions you name are handed and give back (contexts, views, protocols, layers) is in
+[objects.md](objects.md)."""
 
 
 def hooks_page() -> str:

@@ -334,16 +334,20 @@ def test_a_config_error_at_startup_passes_and_nothing_else_does(site: Site) -> N
     build_registry(config("b")).call("on_startup", config="no such port")
 
 
+class Layer(str):
+    named_parameters = ()  # all that the registry looks at
+
+
 def test_layers_pass_through_every_plugin_in_the_order_of_names(site: Site) -> None:
-    wrap = HEAD + "@hookimpl\ndef build_layer(layer, info):\n    return f'{name}({{layer}})'\n"
+    wrap = HEAD + "@hookimpl\ndef build_layer(layer, info):\n    return type(layer)(f'{name}({{layer}})')\n"
     site.install("b", wrap.format(name="b"))
     site.install("a", wrap.format(name="a"))
     site.install("none", HEAD + "@hookimpl\ndef build_layer(layer):\n    return None\n")
     info = LayerInfo("layers.0", 0, None)  # type: ignore[arg-type]
-    assert build_registry(config()).wrap_layer("x", info) == "b(a(x))"
+    assert build_registry(config()).wrap_layer(Layer("x"), info) == "b(a(x))"
     site.install("bad", HEAD + "@hookimpl\ndef build_layer(layer):\n    raise ValueError('boom')\n")
     with pytest.raises(PluginError, match=r"plugin 'bad' failed in build_layer of 'layers.0': ValueError: boom"):
-        build_registry(config()).wrap_layer("x", info)
+        build_registry(config()).wrap_layer(Layer("x"), info)
 
 
 # --- modes -----------------------------------------------------------------------------------------------------

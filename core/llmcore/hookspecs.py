@@ -179,7 +179,8 @@ def register_options() -> Iterable[OptionSpec]:  # type: ignore[empty-body]
 
     Called: once per process at start-up, before options are parsed.
     Returns: OptionSpecs with names nobody else uses.
-    Chosen by: the operator; values reach every hook in `config.plugin_options`.
+    Chosen by: the operator. Values are in `plugin_options` of the config that `on_startup`, a dialect's `front` and
+    `LLM` have; what gets no config reads what `on_startup` kept in its module, in the same process.
     """
 
 

@@ -102,10 +102,10 @@ def plugin_rows(registry: Registry) -> list[PluginRow]:
 
 
 def _plugin_row(registry: Registry, info: PluginInfo, active: bool) -> PluginRow:
-    failures = [f"{f.stage}: {f.error}; {f.fix}" for f in registry.failures if f.plugin == info]
+    failures = [f"{f.stage}: {f.error.rstrip('.')}; {f.fix}" for f in registry.failures if f.plugin == info]
     declined = [f"{KIND_NAMES[type(d.spec)]} {d.spec.name}: {d.reason}" for d in registry.declined if d.plugin == info]
     brings = {
-        KIND_NAMES[kind]: tuple(spec.name for spec, plugin in registry.specs(kind) if plugin == info)
+        KIND_NAMES[kind]: tuple(_called(spec) for spec, plugin in registry.specs(kind) if plugin == info)
         for kind in CONTRIBUTIONS.values()
     }
     state = "active" if active else "failed" if failures else "off"
@@ -119,6 +119,10 @@ def _plugin_row(registry: Registry, info: PluginInfo, active: bool) -> PluginRow
         brings={kind: names for kind, names in brings.items() if names},
         notes=(*failures, *declined),
     )
+
+
+def _called(spec: specs.Spec) -> str:
+    return f"{spec.op}={spec.name}" if isinstance(spec, specs.KernelSpec) else spec.name
 
 
 def hook_rows(registry: Registry | None = None) -> list[HookRow]:

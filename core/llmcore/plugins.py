@@ -17,8 +17,8 @@ from typing import Any
 from llmcore import __version__
 from llmcore.config import Config
 from llmcore.errors import ConfigError, PluginError, did_you_mean
-from llmcore.registry import Declined, Failure, Registry
-from llmcore.specs import ImportString, PluginInfo
+from llmcore.registry import KIND_NAMES, Declined, Failure, Registry, fix_for
+from llmcore.specs import ImportString, KVManagerSpec, LengthEstimatorSpec, PluginInfo, SchedulerSpec
 
 __all__ = [
     "BUILTINS",
@@ -32,7 +32,10 @@ __all__ = [
     "discover",
     "import_plugin",
     "load",
+    "made",
 ]
+
+Made = KVManagerSpec | LengthEstimatorSpec | SchedulerSpec
 
 GROUP = "llmcore"
 """Entry-point group of plugins."""
@@ -101,9 +104,14 @@ def discover(named: Sequence[str] | None) -> tuple[PluginInfo, ...]:
 
 
 def build_registry(config: Config) -> Registry:
-    """What the config's plugins contribute. Raises PluginError if one failed that the user named, or two clash."""
+    """What the config's plugins contribute. Raises PluginError if one failed that the user named, or two clash.
+
+    Other failures are logged by the process that discovers, once for all those it hands the list to.
+    """
     registry = collect(config)
     registry.check()
+    if not config.discovered:
+        registry.warn()
     return registry
 
 
@@ -156,6 +164,18 @@ def load(target: ImportString) -> Any:
             raise PluginError(f"cannot load {target!r}: {value!r} has no attribute {part!r}")
         value = getattr(value, part)
     return value
+
+
+def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> Any:
+    """What the `make` of the contribution called `name` makes. PluginError with its plugin if that raises."""
+    spec = registry.find(kind, name)
+    plugin = next(plugin for other, plugin in registry.specs(kind) if other is spec)
+    try:
+        return load(spec.make)(*arguments)
+    except Exception as error:
+        what = f"{KIND_NAMES[kind]} {name!r} of plugin {plugin.name!r} failed to start"
+        text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        raise PluginError(f"{what}: {text}; {fix_for(plugin, error)}") from error
 
 
 def _info(point: EntryPoint) -> PluginInfo:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar, cast
@@ -18,7 +19,8 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from llmcore import hookspecs, specs
-from llmcore.errors import ConfigError, PluginError, did_you_mean
+from llmcore.config import plugin_settings
+from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean
 from llmcore.specs import API_VERSION, LayerInfo, ModelSpec, PluginInfo, Spec
 
 log = logging.getLogger("llmcore.plugins")
@@ -74,6 +76,9 @@ class Declined:
     plugin: PluginInfo
     reason: str
 
+    def __str__(self) -> str:
+        return f"plugin {self.plugin.name!r}: {KIND_NAMES[type(self.spec)]} {self.spec.name!r} is {self.reason}"
+
 
 def fix_for(plugin: PluginInfo, error: BaseException) -> str:
     """What to do about a plugin that raised `error`."""
@@ -94,6 +99,7 @@ class Registry:
         self.order = tuple(order)
         """Plugins that the user named, in order of preference."""
         self._specs: dict[type[Spec], list[tuple[Spec, PluginInfo]]] = {}
+        self._told: set[tuple[str, str]] = set()
         self.manager = pluggy.PluginManager("llmcore")
         self.manager.add_hookspecs(hookspecs)
 
@@ -107,6 +113,7 @@ class Registry:
             stage = "registration"
             self.manager.register(module, name=info.name)
             self._check_names(info)
+            _check_marks(module)
             taken: list[tuple[Spec, PluginInfo]] = []
             for hook in CONTRIBUTIONS:
                 stage = hook
@@ -120,7 +127,7 @@ class Registry:
 
     def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
         """Record that a plugin failed and take it out; fatal if the user asked for it by name."""
-        text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, LlmcoreError) else f"{type(error).__name__}: {error}"
         failure = Failure(info, stage, text, fix_for(info, error), info.name in self.order)
         self.failures.append(failure)
         if self.manager.has_plugin(info.name):
@@ -132,6 +139,11 @@ class Registry:
         fatal = [str(failure) for failure in self.failures if failure.fatal]
         if fatal:
             raise PluginError("\n".join(fatal))
+
+    def warn(self) -> None:
+        """Log who takes no part, and what is not used of those who do."""
+        for entry in (*self.failures, *self.declined):
+            log.warning("%s", entry)
 
     def _check_names(self, info: PluginInfo) -> None:
         try:
@@ -148,7 +160,7 @@ class Registry:
             return []
         expected = CONTRIBUTIONS[hook]
         good: list[Spec] = []
-        for spec in (spec for result in caller() for spec in result):
+        for spec in (spec for result in caller() for spec in _listed(result)):
             if not isinstance(spec, expected):
                 raise PluginError(f"returned a {type(spec).__name__}, needs {expected.__name__}")
             if not _NAME.fullmatch(spec.name):
@@ -158,6 +170,8 @@ class Registry:
                 reason = f"written for plugin interface {spec.api}, this core speaks {API_VERSION}: upgrade {older}"
                 self.declined.append(Declined(spec, info, reason))
                 continue
+            if isinstance(spec, specs.OptionSpec):
+                plugin_settings([spec])
             good.append(spec)
         return good
 
@@ -168,6 +182,8 @@ class Registry:
             if _identity(other) == _identity(spec):
                 clash = f"{KIND_NAMES[type(spec)]} {spec.name!r} is also registered by plugin {owner.name!r}"
                 fix = f"leave one out: --plugins=-{info.name} or --plugins=-{owner.name}"
+                if owner == info:
+                    fix = f"rename one, or {fix_for(info, PluginError()).partition(', or ')[2]}"
                 self.failures.append(Failure(info, "registration", clash, fix, fatal=True))
                 return
         kept.append((spec, info))
@@ -237,8 +253,8 @@ class Registry:
     # --- hooks that observe or build ---------------------------------------------------------------------------
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Call an `on_*` hook of every plugin; what one raises is logged with its name, ConfigError in on_startup
-        passes."""
+        """Call an `on_*` hook of every plugin; what one raises is logged with its name, the first time with a
+        traceback. A ConfigError in on_startup passes."""
         for info in self.implementers(hook):
             caller = self.caller(hook, info.name)
             assert caller is not None
@@ -247,7 +263,10 @@ class Registry:
             except Exception as error:
                 if hook == "on_startup" and isinstance(error, ConfigError):
                     raise
-                log.exception("plugin %r (%s %s) failed in %s", info.name, info.dist, info.version, hook)
+                first = (info.name, hook) not in self._told
+                self._told.add((info.name, hook))
+                text = f"plugin {info.name!r} ({info.dist} {info.version}) failed in {hook}"
+                log.error("%s: %s: %s", text, type(error).__name__, error, exc_info=first)
 
     def wrap_layer(self, layer: Any, info: LayerInfo) -> Any:
         """`layer` after every plugin's `build_layer`, in the order of their names; PluginError names who failed."""
@@ -260,7 +279,29 @@ class Registry:
                 text = f"{type(error).__name__}: {error}; {fix_for(plugin, error)}"
                 raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}") from error
             layer = results[-1] if results else layer
+            if not hasattr(layer, "named_parameters"):
+                text = f"it returned a {type(layer).__name__}, needs a torch.nn.Module or None"
+                raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}")
         return layer
+
+
+def _check_marks(module: object) -> None:
+    """PluginError if the module has functions that look like hooks and are none, or no hook at all."""
+    marked = [name for name in hookspecs.HOOKS if hasattr(getattr(module, name, None), "llmcore_impl")]
+    unmarked = [
+        name for name in hookspecs.HOOKS if name not in marked and inspect.isfunction(getattr(module, name, None))
+    ]
+    if unmarked:
+        raise PluginError(f"{', '.join(unmarked)}: not marked with @hookimpl of llmcore.api")
+    if not marked:
+        raise PluginError("it has no hook: mark its functions with @hookimpl of llmcore.api")
+
+
+def _listed(result: object) -> Iterable[Spec]:
+    """What a hook returned, which must be several specs."""
+    if isinstance(result, Spec):
+        raise PluginError(f"returned one {type(result).__name__}; yield it, or return a list")
+    return cast("Iterable[Spec]", result)
 
 
 def _identity(spec: Spec) -> tuple[str, ...]:

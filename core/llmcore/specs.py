@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 API_VERSION = 1
 """Version of the plugin interface that this core speaks; a spec of an unknown version is declined."""
@@ -70,6 +70,21 @@ class Requires:
     buckets: frozenset[int] = frozenset()
     shape: Mapping[str, frozenset[int | float | str | bool | None]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("dtypes", "layouts", "granules", "buckets"):
+            object.__setattr__(self, name, frozenset(_several(getattr(self, name), name)))
+        object.__setattr__(self, "shape", {name: frozenset(_several(v, name)) for name, v in self.shape.items()})
+        unknown = self.dtypes - set(get_args(DType))
+        if unknown:
+            raise ValueError(f"dtypes: {', '.join(sorted(unknown))} is none of {', '.join(get_args(DType))}")
+
+
+def _several(value: Any, name: str) -> Any:
+    """`value`, which must not be one string where several are meant."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} is one string, {value!r}; put it into a tuple or a set")
+    return value
+
 
 # --- contributions ---------------------------------------------------------------------------------------------
 
@@ -95,6 +110,9 @@ class ModelSpec(Spec):
     read_config: ImportString
     build: ImportString
     weights: ImportString
+
+    def __post_init__(self) -> None:
+        _several(self.architectures, "architectures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,12 +233,18 @@ class CommandSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class OptionSpec(Spec):
-    """An option of `llmcore serve` that a plugin brings; read as ``config.plugin_options[name]``."""
+    """An option of `llmcore serve` that a plugin brings; read as ``config.plugin_options[name]``.
+
+    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default.
+    """
 
     type: type = str
     default: Any = None
     choices: tuple[str, ...] = ()
     multiple: bool = False
+
+    def __post_init__(self) -> None:
+        _several(self.choices, "choices")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +261,8 @@ class MetricSinkSpec(Spec):
 class KVGroupSpec:
     """Layers that store KV alike. Head counts are per model, not per rank.
 
-    `reach`: "all", "window:N", "state" (fixed bytes per sequence) or "prompt" (cross attention).
+    `reach`: "all"; "window:N", "state" (fixed bytes per sequence) and "prompt" (cross attention) are for later, and
+    this version keeps everything whatever it says. What a query sees is AttnSpec.window.
     """
 
     name: str

@@ -41,6 +41,8 @@ class CountingCPU:
 
     info = DeviceInfo("cpu", name="counting-cpu")
     ahead = 0
+    step_tokens = 2048
+    measured = False
 
     def __init__(self):
         import torch
@@ -51,6 +53,9 @@ class CountingCPU:
     def free_memory(self):
         return 1 << 30
 
+    def kv_budget(self, fraction):
+        return 1 << 28
+
     def peak_memory(self):
         return 0
 
@@ -59,6 +64,12 @@ class CountingCPU:
 
     def pinned(self, tensor):
         return tensor
+
+    def to_host(self, tensor):
+        return tensor
+
+    def sticky(self, error):
+        return False
 
     def event(self):
         return Passed()

@@ -1,6 +1,14 @@
-"""Options of `llmcore serve`: `--probe_layers 3` and `--probe_format csv`, read when the process starts."""
+"""Options of `llmcore serve`: `--probe_layers 3` and `--probe_format csv`.
+
+Only `on_startup` is handed the config. It keeps what the other hooks and the code that specs name need.
+"""
+
+import logging
 
 from llmcore.api import ConfigError, OptionSpec, hookimpl
+
+log = logging.getLogger("my_plugin")
+OPTIONS = {}
 
 
 @hookimpl
@@ -11,5 +19,12 @@ def register_options():
 
 @hookimpl
 def on_startup(config):
-    if config.plugin_options.get("probe_layers", 0) < 0:
+    OPTIONS.update(config.plugin_options)
+    if OPTIONS["probe_layers"] < 0:
         raise ConfigError("--probe_layers is negative; give 0 to probe nothing")
+
+
+@hookimpl
+def build_layer(layer, info):
+    if info.index < OPTIONS["probe_layers"]:
+        log.warning("%s is a %s", info.name, type(layer).__name__)

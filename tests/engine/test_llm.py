@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +91,14 @@ def test_bad_requests(make_llm: MakeLLM, prompts: list[list[int]], options: dict
         llm.generate(prompts, **options)
     assert llm.generate([[3]], temperature=0.0)[0].token_ids == fake_answer([3], 16)
     settled(llm)
+
+
+def test_options_of_plugins_have_their_defaults_and_can_be_given(make_llm: MakeLLM) -> None:
+    plugins = [str(Path(__file__).parents[2] / "docs/examples/register_options.py")]
+    options = make_llm(plugins=plugins, probe_layers=2).config.plugin_options
+    assert options == {"probe_layers": 2, "probe_format": "csv"}
+    with pytest.raises(ConfigError, match="--probe_layers is negative"):
+        make_llm(plugins=plugins, probe_layers=-1)
 
 
 def test_unknown_options_are_named(make_llm: MakeLLM) -> None:

@@ -15,6 +15,8 @@ from llmcore import __version__
 from llmcore.config import debug_requested
 from llmcore.errors import ConfigError, LlmcoreError, did_you_mean
 
+log = logging.getLogger("llmcore.cli")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -87,7 +89,8 @@ class Root(click.Group):
         found: dict[str, tuple[str, str]] = {}
         for spec, plugin in collect(named_plugins()).specs(CommandSpec):
             if spec.name in COMMANDS:
-                raise ConfigError(f"plugin {plugin.name} brings a command {spec.name!r}, which core has already")
+                log.warning("plugin %r brings a command %r, which core has: it must rename it", plugin.name, spec.name)
+                continue
             found[spec.name] = (spec.command, spec.summary)
         return found
 

@@ -199,7 +199,9 @@ def _registry(tokens: Sequence[str]) -> Registry:
         elif token.startswith("--config="):
             file = token.partition("=")[2]
     config = named_plugins(given, file)
-    return build_registry(with_plugins(config, discover(config.plugins.plugins)))
+    registry = build_registry(with_plugins(config, discover(config.plugins.plugins)))
+    registry.warn()
+    return registry
 
 
 def with_model(config: Config, argument: str | None) -> Config:

@@ -84,9 +84,12 @@ def resolve_config(
     return config, complete
 
 
-def make_config(**values: Any) -> Config:
-    """A checked Config for use in process, from settings by name; neither the environment nor a file is read."""
-    return resolve_config(values, {}, {})[0]
+def make_config(extra: Iterable[OptionSpec] = (), /, **values: Any) -> Config:
+    """A checked Config for use in process, from settings by name; neither the environment nor a file is read.
+
+    `extra`: the options that plugins bring.
+    """
+    return resolve_config(values, {}, {}, extra=extra)[0]
 
 
 def with_plugins(config: Config, discovered: Sequence[PluginInfo]) -> Config:

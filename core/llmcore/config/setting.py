@@ -160,7 +160,7 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
                 group="plugin_options",
                 kind=spec.type,
                 help=spec.summary,
-                default=spec.default,
+                default=tuple(spec.default or ()) if spec.multiple else spec.default,
                 multiple=spec.multiple,
                 choices=spec.choices,
             )

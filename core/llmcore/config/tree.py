@@ -166,3 +166,8 @@ class Config:
     plugins: Plugins = Plugins()
     plugin_options: Mapping[str, Any] = field(default_factory=dict)
     discovered: tuple[PluginInfo, ...] = ()
+
+    def __post_init__(self) -> None:
+        # A config that came from another process has lists where tuples were.
+        brought = {k: tuple(v) if isinstance(v, list) else v for k, v in self.plugin_options.items()}
+        object.__setattr__(self, "plugin_options", brought)

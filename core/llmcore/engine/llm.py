@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from llmcore.bridge import Load, SamplingParams, Submit
-from llmcore.config import Config, check_model_dir, make_config
+from llmcore.config import Config, check_model_dir, make_config, with_plugins
 from llmcore.engine.answers import Collector, Generated
 from llmcore.engine.build import build_engine
 from llmcore.engine.local import LocalBridge
@@ -24,7 +24,7 @@ from llmcore.engine.model import Progress
 from llmcore.errors import RequestError
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
-from llmcore.specs import TokenizerSpec
+from llmcore.specs import OptionSpec, TokenizerSpec
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import TextRules
@@ -46,7 +46,8 @@ class Limits:
 
 
 class LLM:
-    """A model to generate with. Settings are those of `llmcore serve` by name, e.g. ``LLM(dir, data_type="fp32")``.
+    """A model to generate with. Settings are those of `llmcore serve` by name, e.g. ``LLM(dir, data_type="fp32")``,
+    options of plugins among them.
 
     Raises ConfigError that says what to do. Use it as a context manager, or `close` it.
     """
@@ -60,7 +61,10 @@ class LLM:
         **settings: Any,
     ) -> None:
         chosen = {} if plugins is None else {"plugins": list(plugins)}
-        self._start(make_config(model_dir=str(model_dir), **chosen, **settings), progress)
+        registry = build_registry(make_config(**chosen))
+        brought = [spec for spec, _ in registry.specs(OptionSpec)]
+        config = make_config(brought, model_dir=str(model_dir), **chosen, **settings)
+        self._start(with_plugins(config, registry.offered), progress)
 
     @classmethod
     def from_config(cls, config: Config, progress: Progress | None = None) -> Self:

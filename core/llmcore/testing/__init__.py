@@ -23,7 +23,10 @@ _FAKE = ("fake_answer", "write_fake_model")
 
 
 def registry_of(*plugins: str) -> Registry:
-    """The registry of the named plugins (or paths to plugin files) and the built-ins. Raises PluginError."""
+    """The registry of the named plugins (or paths to plugin files) and the built-ins.
+
+    Raises ConfigError for a name nobody has installed, PluginError if one of them fails.
+    """
     return build_registry(Config(plugins=Plugins(plugins=plugins)))
 
 

@@ -38,12 +38,12 @@ CHECKS: Mapping[str, str] = {
 
 
 def check_plugin(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> dict[str, int]:
-    """Run the check of every hook that `plugin` implements; how many things each checked."""
+    """Run the check of every hook that `plugin` implements, `on_startup` first; how many things each checked."""
     if plugin not in [info.name for info in registry.plugins]:
         known = ", ".join(info.name for info in registry.plugins)
         raise AssertionError(f"plugin {plugin!r} takes no part; there are {known}")
     found = {}
-    for hook in HOOKS:
+    for hook in sorted(HOOKS, key=lambda hook: hook != "on_startup"):
         if plugin in [info.name for info in registry.implementers(hook)]:
             check: Check = load(CHECKS[hook])
             found[hook] = check(registry, plugin, samples)
@@ -53,6 +53,8 @@ def check_plugin(registry: Registry, plugin: str, samples: Sequence[Path] = ()) 
 def contributed(registry: Registry, plugin: str, kind: type[S]) -> list[S]:
     """What `plugin` contributes of one kind; AssertionError if that is nothing."""
     found = [spec for spec, owner in registry.specs(kind) if owner.name == plugin]
+    declined = [str(d) for d in registry.declined if d.plugin.name == plugin and isinstance(d.spec, kind)]
+    assert not declined, "; ".join(declined)
     assert found, f"plugin {plugin!r} contributes no {kind.__name__}"
     return found
 

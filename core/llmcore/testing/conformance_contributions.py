@@ -11,7 +11,7 @@ import msgspec
 from llmcore import specs
 from llmcore.bridge import Load
 from llmcore.config import settings
-from llmcore.protocols import Checkpoint, RequestRecord, Tokenizer
+from llmcore.protocols import Checkpoint, Device, RequestRecord, Tokenizer
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE
 from llmcore.testing.conformance import contributed, loaded
@@ -59,10 +59,18 @@ def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Pa
     return len(devices)
 
 
+def _members(protocol: type) -> list[str]:
+    """Attributes and methods of a protocol, by name."""
+    names = (*protocol.__annotations__, *vars(protocol))
+    return sorted({name for name in names if not name.startswith("_")})
+
+
 def _check_device(spec: specs.DeviceSpec) -> None:
     import torch
 
     device = loaded(spec.make, f"make of {spec.name}")()
+    lacks = [name for name in _members(Device) if not hasattr(device, name)]
+    assert not lacks, f"{spec.name} lacks {', '.join(lacks)} of protocols.Device"
     assert device.torch_device.type == device.info.type, f"{spec.name}: info.type is not the torch device's"
     assert device.ahead >= 0 and device.free_memory() > 0, f"{spec.name}: ahead or free_memory() is negative"
     device.reset_peak()

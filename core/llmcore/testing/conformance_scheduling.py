@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from llmcore import specs
 from llmcore.plugins import load
-from llmcore.protocols import Int32, Int64, KVManager, LengthEstimator, SchedulerLimits
+from llmcore.protocols import (
+    Decision,
+    Int32,
+    Int64,
+    KVManager,
+    LengthEstimator,
+    SchedulerLimits,
+    SchedulerPolicy,
+    SchedulerView,
+)
 from llmcore.registry import Registry
+from llmcore.sched.validate import fault
+from llmcore.sched.view import StepView
 from llmcore.testing.conformance import contributed, loaded
 from llmcore.testing.simulator import Scenario, simulate
 
@@ -150,5 +162,35 @@ def check_register_schedulers(registry: Registry, plugin: str, samples: Sequence
     for spec in schedulers:
         make = loaded(spec.make, f"make of {spec.name}")
         for scenario in SCENARIOS:
-            simulate(make, scenario)
+            watched: list[_Watched] = []
+            simulate(lambda limits: _watch(make(limits), limits, watched), scenario)  # noqa: B023 - called at once
+            wrong = [fault for policy in watched for fault in policy.faults]
+            assert not wrong, f"{spec.name} would be overruled: {wrong[0]}"
     return len(schedulers)
+
+
+class _Watched:
+    """A policy that keeps a list of what core would overrule, because core itself only logs that and goes on."""
+
+    def __init__(self, policy: SchedulerPolicy, limits: SchedulerLimits) -> None:
+        self.policy = policy
+        self.limits = limits
+        self.faults: list[str] = []
+
+    def plan(self, view: SchedulerView) -> Decision:
+        """The policy's own decision."""
+        try:
+            decision = self.policy.plan(view)
+            wrong = fault(decision, cast("StepView", view), self.limits.max_running)
+        except Exception as error:
+            self.faults.append(f"plan() raised {error!r}")
+            raise
+        if wrong is None and not np.size(decision.rows) and not decision.admit and view.running.size:
+            wrong = "it plans nothing though requests could run"
+        self.faults += [wrong] if wrong else []
+        return decision
+
+
+def _watch(policy: SchedulerPolicy, limits: SchedulerLimits, watched: list[_Watched]) -> SchedulerPolicy:
+    watched.append(_Watched(policy, limits))
+    return watched[-1]

@@ -52,6 +52,7 @@ def read_config(hf):
     head_size = hf.get("head_dim") or hf["hidden_size"] // heads
     kv_heads = hf.get("num_key_value_heads") or heads
     layout = {"kv_heads": kv_heads, "key_size": head_size, "value_size": head_size}
+    eos, rope = hf.get("eos_token_id"), read_rope(hf, head_size)
     return ArceeConfig(
         architecture="ArceeForCausalLM",
         vocab_size=hf["vocab_size"],
@@ -59,13 +60,15 @@ def read_config(hf):
         num_layers=layers,
         max_position=hf["max_position_embeddings"],
         dtype=read_dtype(hf),
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        fixed_angles_up_to=rope.fixed_angles_up_to,
         kv_groups=(KVGroupSpec(name="all", layers=tuple(range(layers)), **layout),),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
         inner=hf["intermediate_size"],
         eps=hf["rms_norm_eps"],
-        rope=read_rope(hf, head_size),
+        rope=rope,
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from llmcore.errors import ConfigError
-from llmcore.layers.rope import read_rope, scaled
+from llmcore.layers.build import Build
+from llmcore.layers.rope import Rope, read_rope, scaled
+from llmcore.specs import DeviceInfo, KVGroupSpec, ModelConfig
+from llmcore.testing import registry_of
 from llmcore.testing.family import SMALL
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -80,3 +84,23 @@ def test_lengths() -> None:
 def test_errors(scaling: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_rope({"rope_parameters": scaling}, 64)
+
+
+def test_angles_that_depend_on_the_prompt_must_be_declared() -> None:
+    dynamic = read_rope({"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, 32)
+    config = ModelConfig(
+        architecture="Test",
+        vocab_size=8,
+        hidden_size=32,
+        num_layers=1,
+        max_position=400,
+        dtype="f32",
+        kv_groups=(KVGroupSpec(name="all", layers=(0,), kv_heads=1, key_size=32, value_size=32),),
+    )
+    build = Build(
+        registry=registry_of("ops"), config=config, device=DeviceInfo("cpu"), torch_device=torch.device("cpu")
+    )
+    with pytest.raises(ConfigError, match=r"ModelConfig\(fixed_angles_up_to=rope.fixed_angles_up_to\)"):
+        Rope(build, dynamic)
+    build.config = replace(config, fixed_angles_up_to=dynamic.fixed_angles_up_to)
+    Rope(build, dynamic)

@@ -67,10 +67,20 @@ def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
 
 
 class Rope(nn.Module):
-    """cos and sin of each token's angles, as op `rope` takes them."""
+    """cos and sin of each token's angles, as op `rope` takes them.
+
+    Raises ConfigError where angles depend on the prompt's length and the ModelConfig does not say so: prompts of other
+    lengths would get cached keys that are not theirs.
+    """
 
     def __init__(self, build: Build, config: RopeConfig) -> None:
         super().__init__()
+        fixed, said = config.fixed_angles_up_to, build.config.fixed_angles_up_to
+        if fixed is not None and (said is None or said > fixed):
+            raise ConfigError(
+                f"the angles of rope {config.kind!r} depend on a prompt's length beyond {fixed} tokens; the family's "
+                "read_config must say so: ModelConfig(fixed_angles_up_to=rope.fixed_angles_up_to)"
+            )
         self.rotated = config.rotated
         self._frequencies = KINDS[config.kind].make(config, build.torch_device)
 

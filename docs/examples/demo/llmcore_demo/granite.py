@@ -41,7 +41,7 @@ def read_config(hf):
     heads, layers = hf["num_attention_heads"], hf["num_hidden_layers"]
     size = hf["hidden_size"] // heads
     kv_heads = hf.get("num_key_value_heads") or heads
-    eos = hf.get("eos_token_id")
+    eos, rope = hf.get("eos_token_id"), read_rope(hf, size)
     return GraniteConfig(
         architecture="GraniteForCausalLM",
         vocab_size=hf["vocab_size"],
@@ -49,7 +49,8 @@ def read_config(hf):
         num_layers=layers,
         max_position=hf["max_position_embeddings"],
         dtype=read_dtype(hf),
-        eos_ids=() if eos is None else (eos,),
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        fixed_angles_up_to=rope.fixed_angles_up_to,
         kv_groups=(
             KVGroupSpec(name="all", layers=tuple(range(layers)), kv_heads=kv_heads, key_size=size, value_size=size),
         ),
@@ -58,7 +59,7 @@ def read_config(hf):
         head_size=size,
         inner=hf["intermediate_size"],
         eps=hf["rms_norm_eps"],
-        rope=read_rope(hf, size),
+        rope=rope,
         tied=hf.get("tie_word_embeddings", False),
         embedding=hf.get("embedding_multiplier", 1.0),
         residual=hf.get("residual_multiplier", 1.0),
@@ -98,7 +99,14 @@ class Block(torch.nn.Module):
     def __init__(self, build, config, rope, index):
         super().__init__()
         hidden, heads, size = config.hidden_size, config.heads, config.head_size
-        spec = AttnSpec(heads=heads, kv_heads=config.kv_heads, key_size=size, value_size=size, scale=config.attention)
+        ranks = build.mesh.size("attn_tp")
+        spec = AttnSpec(
+            heads=heads // ranks,
+            kv_heads=config.kv_heads // ranks,
+            key_size=size,
+            value_size=size,
+            scale=config.attention,
+        )
         self.factor = config.residual
         self.input_layernorm = RMSNorm(build, hidden, config.eps)
         self.self_attn = Attention(

@@ -24,7 +24,7 @@ PLUGINS = sorted(
 RANKS = (
     ("specs",),
     (
-        *("errors", "bridge", "protocols", "hookspecs", "config", "budget", "wire", "child"),
+        *("errors", "bridge", "subscribers", "protocols", "hookspecs", "config", "budget", "wire", "child"),
         *("weights.map", "weights.dtypes"),
     ),
     ("registry", "plugins", "resolve", "modes", "inspect"),

@@ -6,25 +6,20 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from queue import SimpleQueue
 
-from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.bridge import Abort, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
 from llmcore.engine.engine import Engine
 from llmcore.errors import RequestError
+from llmcore.subscribers import Subscribers
 
 logger = logging.getLogger(__name__)
 
 _OWNER = 0
 _IDLE_SECONDS = 1.0
-_SNAPSHOT_SECONDS = 0.1
 
-
-@dataclass
-class _Open:
-    """A request that has not ended: where its events go, and which choices still run."""
-
-    sink: Sink
-    choices: set[int]
+Message = Submit | Abort | FinishChoice | SimpleQueue[Load]
+"""What the engine's thread is asked for; a queue wants a snapshot."""
 
 
 class LocalBridge:
@@ -32,36 +27,36 @@ class LocalBridge:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._inbox: deque[Submit | Abort | FinishChoice] = deque()
-        self._open: dict[int, _Open] = {}
+        self._inbox: deque[Message] = deque()
+        self._posting = threading.Lock()
+        self._over = False
+        self._requests = Subscribers(lambda request: self._post(Abort(request)))
         self._wake = threading.Event()
         self._closing = False
-        self._failure: str | None = None
-        self._load = engine.load()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Queue `request`. What is wrong with it comes as an event; RequestError (503) when the engine is gone."""
-        if self._failure is not None or self._closing:
-            message = self._failure or "the engine is closed"
-            raise RequestError(message, code="engine_failed", status=503)
-        self._open[request.id] = _Open(sink, set(range(request.n)))
+        self._requests.open(request, sink)
         self._post(request)
 
     def abort(self, request_id: int) -> None:
         """End every choice of a request."""
-        if self._open.pop(request_id, None) is not None:
+        if self._requests.close(request_id):
             self._post(Abort(request_id))
 
     def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
         """End one choice at its first `n_tokens` tokens."""
-        if self._close_choice(request_id, choice):
+        if self._requests.close_choice(request_id, choice):
             self._post(FinishChoice(request_id, choice, n_tokens))
 
     def load(self) -> Load:
-        """A snapshot, at most a tenth of a second old."""
-        return self._load
+        """A snapshot in which everything that was asked for before is done; waits for the running step."""
+        answer: SimpleQueue[Load] = SimpleQueue()
+        if threading.current_thread() is self._thread or not self._post(answer):
+            return self._engine.load()
+        return answer.get()
 
     def close(self) -> None:
         """End the thread; what is open gets an error."""
@@ -69,31 +64,40 @@ class LocalBridge:
         self._wake.set()
         self._thread.join()
 
-    def _post(self, message: Submit | Abort | FinishChoice) -> None:
-        self._inbox.append(message)
+    def _post(self, message: Message) -> bool:
+        """False where the thread is over and nobody will read it."""
+        with self._posting:
+            if self._over:
+                return False
+            self._inbox.append(message)
         self._wake.set()
+        return True
 
     def _run(self) -> None:
-        due = 0.0
+        message = "the engine was closed"
         try:
-            while not self._closing:
-                self._drain()
-                if self._engine.idle:
-                    self._load = self._engine.load()
-                    self._wake.wait(_IDLE_SECONDS)
-                    self._wake.clear()
-                    continue
-                for events in self._engine.step():
-                    if _OWNER in events:
-                        self._deliver(events[_OWNER])
-                if time.monotonic() >= due:
-                    due = time.monotonic() + _SNAPSHOT_SECONDS
-                    self._load = self._engine.load()
-            self._fail_all("the engine was closed")
+            self._serve()
         except Exception as error:
             logger.exception("the engine failed")
-            self._failure = f"the engine failed: {error}"
-            self._fail_all(self._failure)
+            message = f"the engine failed: {error}"
+        self._requests.refuse(("engine_failed", message))
+        self._requests.end_all()
+        with self._posting:
+            self._over = True
+        for waiting in self._inbox:
+            if isinstance(waiting, SimpleQueue):
+                waiting.put(self._engine.load())
+
+    def _serve(self) -> None:
+        while not self._closing:
+            self._drain()
+            if self._engine.idle:
+                self._wake.wait(_IDLE_SECONDS)
+                self._wake.clear()
+                continue
+            for events in self._engine.step():
+                if _OWNER in events:
+                    self._deliver(events[_OWNER])
 
     def _drain(self) -> None:
         while self._inbox:
@@ -105,6 +109,8 @@ class LocalBridge:
                     self._engine.abort(message.id)
                 case FinishChoice():
                     self._engine.finish(message.id, message.choice, message.n_tokens)
+                case SimpleQueue():
+                    message.put(self._engine.load())
 
     def _submit(self, request: Submit) -> None:
         try:
@@ -114,33 +120,7 @@ class LocalBridge:
 
     def _deliver(self, events: StepEvents) -> None:
         for request, event in explode(events):
-            entry = self._open.get(request)
-            if entry is None or event.choice not in entry.choices:
-                continue
-            if event.finish is not Finish.RUNNING:
-                self._close_choice(request, event.choice)
-            try:
-                entry.sink(event)
-            except Exception:
-                logger.exception("the sink of a request failed")
-                self.abort(request)
-
-    def _close_choice(self, request: int, choice: int) -> bool:
-        entry = self._open.get(request)
-        if entry is None or choice not in entry.choices:
-            return False
-        entry.choices.discard(choice)
-        if not entry.choices:
-            self._open.pop(request, None)
-        return True
-
-    def _fail_all(self, message: str) -> None:
-        for entry in list(self._open.values()):
-            for choice in sorted(entry.choices):
-                entry.sink(
-                    ChoiceEvent(choice=choice, tokens=(), finish=Finish.ERROR, error=("engine_failed", message))
-                )
-        self._open.clear()
+            self._requests.deliver(request, event)
 
 
 def refusal(request: Submit, error: RequestError) -> StepEvents:

@@ -1,0 +1,106 @@
+"""Whose events go where: the requests that a bridge has open."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmcore.bridge import ChoiceEvent, Finish, Sink, Submit
+from llmcore.errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+_BUG = ("internal_error", "The server failed to handle this request.")
+
+
+@dataclass
+class _Open:
+    """A request that has not ended: where its events go, and which choices still run."""
+
+    sink: Sink
+    choices: set[int]
+
+
+class Subscribers:
+    """Sinks of open requests. For any thread; `deliver` and `end_all` call sinks, so only the bridge's own does that.
+
+    `abort` tells the engine that a request is over, whatever it still computes.
+    """
+
+    def __init__(self, abort: Callable[[int], object]) -> None:
+        self._abort = abort
+        self._open: dict[int, _Open] = {}
+        self._lock = threading.Lock()
+        self._refusal: tuple[str, str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing is opened any more."""
+        return self._refusal is not None
+
+    def open(self, request: Submit, sink: Sink) -> None:
+        """Events of `request` go to `sink` from now on. Raises RequestError (503) after `refuse`."""
+        with self._lock:
+            if self._refusal is not None:
+                raise RequestError(self._refusal[1], code=self._refusal[0], status=503)
+            self._open[request.id] = _Open(sink, set(range(request.n)))
+
+    def close(self, request: int) -> bool:
+        """Nothing more goes to the sink of `request`; whether it was open."""
+        with self._lock:
+            return self._open.pop(request, None) is not None
+
+    def close_choice(self, request: int, choice: int) -> bool:
+        """The same for one choice."""
+        return self._sink(request, choice, last=True) is not None
+
+    def deliver(self, request: int, event: ChoiceEvent) -> None:
+        """Hand an event to its request, if that still listens. A sink that raises loses its request, nobody else's."""
+        sink = self._sink(request, event.choice, last=event.finish is not Finish.RUNNING)
+        if sink is not None:
+            self._call(request, sink, event)
+
+    def refuse(self, error: tuple[str, str]) -> None:
+        """From now on `open` raises `error`, a (code, message); the first call counts."""
+        with self._lock:
+            self._refusal = self._refusal or error
+
+    def end_all(self) -> None:
+        """After `refuse`: everything that is open ends with its error."""
+        with self._lock:
+            ending, self._open = self._open, {}
+        for request, entry in ending.items():
+            self._abort(request)
+            for choice in sorted(entry.choices):
+                self._call(request, entry.sink, ended_by(choice, self._refusal or _BUG))
+
+    def _sink(self, request: int, choice: int, *, last: bool) -> Sink | None:
+        with self._lock:
+            entry = self._open.get(request)
+            if entry is None or choice not in entry.choices:
+                return None
+            if last:
+                entry.choices.discard(choice)
+                if not entry.choices:
+                    del self._open[request]
+            return entry.sink
+
+    def _call(self, request: int, sink: Sink, event: ChoiceEvent) -> None:
+        try:
+            sink(event)
+        except Exception:
+            logger.exception("the sink of a request failed")
+            if self.close(request):
+                self._abort(request)
+            if event.error is None:
+                self._call(request, sink, ended_by(event.choice, _BUG))
+
+
+def ended_by(choice: int, error: tuple[str, str]) -> ChoiceEvent:
+    """The event that ends a choice with an error, (code, message)."""
+    return ChoiceEvent(choice=choice, tokens=(), finish=Finish.ERROR, error=error)

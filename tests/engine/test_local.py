@@ -1,0 +1,81 @@
+"""LocalBridge: figures that are true when they are asked for, and nobody left waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from llmcore.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.engine.llm import LLM
+from llmcore.errors import RequestError
+from llmcore.testing import fake_answer
+from llmcore.text.stream import ChoiceText
+
+MakeLLM = Callable[..., LLM]
+
+
+def submit(number: int, **more: object) -> Submit:
+    sampling = SamplingParams(temperature=0.0)
+    return Submit(**{"id": number, "prompt": b"\3\0\0\0", "max_new_tokens": 5, "sampling": sampling, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_load_right_after_generate_is_that_of_an_idle_engine(make_llm: MakeLLM, ahead: int) -> None:
+    llm = make_llm(ahead=ahead)
+    text = llm.generate([[3, 4]], temperature=0.0)[0].text
+    for stop in ((), text[3:5]):
+        for _ in range(10):
+            llm.generate([[3, 4]] * 3, temperature=0.0, stop=stop)
+            load = llm.load()
+            assert (load.running, load.waiting, load.kv_live) == (0, 0, 0)
+
+
+def test_a_sink_may_ask_for_the_load(make_llm: MakeLLM) -> None:
+    bridge, seen, done = make_llm()._bridge, [], threading.Event()
+
+    def sink(event: ChoiceEvent) -> None:
+        seen.append(bridge.load().running)
+        if event.finish is not Finish.RUNNING:
+            done.set()
+
+    bridge.submit(submit(1), sink)
+    assert done.wait(10)
+    assert seen == [1, 1, 1, 1, 0]
+
+
+def test_who_cannot_read_his_answer_gets_an_error(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = make_llm()
+    with monkeypatch.context() as broken:
+        broken.setattr(ChoiceText, "feed", lambda *_: 1 / 0)
+        with pytest.raises(RequestError, match="failed to handle"):
+            llm.generate([[3]], temperature=0.0)
+    assert "ZeroDivisionError" in caplog.text
+    assert llm.generate([[3]], temperature=0.0)[0].token_ids == fake_answer([3], 16)
+    assert llm.load().running == 0
+
+
+def test_whoever_submits_while_the_engine_closes_hears_of_it(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    accepted, ended = [], []
+
+    def sink(event: ChoiceEvent) -> None:
+        if event.finish is not Finish.RUNNING:
+            ended.append(event)
+
+    def keep_submitting() -> None:
+        with pytest.raises(RequestError, match="closed"):
+            for number in range(1, 100_000):
+                llm._bridge.submit(submit(number, max_new_tokens=1), sink)
+                accepted.append(number)
+
+    thread = threading.Thread(target=keep_submitting)
+    thread.start()
+    while len(accepted) < 50:
+        pass
+    llm._bridge.close()
+    thread.join(10)
+    assert len(ended) == len(accepted)
+    assert llm.load().kv_total == 2000, "a closed engine still has figures"

@@ -24,7 +24,8 @@ class Finish(enum.IntEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is drawn. Defaults sample from the model's own distribution; temperature 0 is greedy.
+    """How the next token is drawn. Defaults sample from the model's own distribution; temperature 0
+    (below 1e-5) is greedy.
 
     Presence and frequency penalties follow OpenAI's definitions, over generated tokens; `repetition_penalty` is
     Hugging Face's (divide a positive logit, multiply a negative one), over generated tokens and, with

@@ -117,9 +117,17 @@ def _fill(model: Any, checkpoint: Checkpoint, weights: Any, progress: Progress) 
 
 
 def _eos_ids(config: Config, model: ModelConfig, generation: dict[str, Any]) -> tuple[int, ...]:
-    """What the operator says; else the model's, generation_config's beside config.json's."""
+    """What the operator says; else the model's, generation_config's beside config.json's.
+
+    Raises ConfigError for an id of the operator's outside the vocabulary; the model's own such ids are left out.
+    """
+    for token in config.model.eos_id:
+        if token >= model.vocab_size:
+            raise ConfigError(
+                f"--eos_id {token} is not in the vocabulary; the model's ids end at {model.vocab_size - 1}"
+            )
     if config.model.eos_id:
         return tuple(config.model.eos_id)
     named = generation.get("eos_token_id")
     more = named if isinstance(named, list) else [] if named is None else [named]
-    return tuple(dict.fromkeys((*model.eos_ids, *more)))
+    return tuple(token for token in dict.fromkeys((*model.eos_ids, *more)) if token < model.vocab_size)

@@ -16,6 +16,9 @@ from llmcore.protocols import Device, Int32
 from llmcore.sched.plan import Admitted, TableWrites
 
 FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+COLDEST = 1e-5
+"""Temperatures below this are greedy, as in LightLLM: scores divided by much less would leave float32."""
+
 INTS = ("top_k", "seed_low", "seed_high", "choice", "repeat_from", "count_from")
 
 
@@ -153,7 +156,10 @@ class Tables:
 
 def _floats(admitted: list[Admitted]) -> NDArray[np.float32]:
     rows = [
-        (s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+        (
+            s.temperature if s.temperature >= COLDEST else 0.0,
+            *(s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty),
+        )
         for s in (a.sampling for a in admitted)
     ]
     return np.ascontiguousarray(np.array(rows, np.float32).T)

@@ -66,6 +66,7 @@ class WireBridge:
         self._refusal: tuple[str, str] | None = None
         self._seen = 0.0
         self._stopping = threading.Event()
+        self._informed = threading.Event()
         self.state = State(ready=True)
         self._to_engine(Hello(launch.mailbox))
 
@@ -107,8 +108,12 @@ class WireBridge:
         return self._mailbox.dropped
 
     def announce(self) -> None:
-        """Tell the supervisor that connections are accepted."""
+        """Tell the supervisor that this worker can serve."""
         self._tell(WorkerReady())
+
+    def await_state(self, seconds: float) -> None:
+        """Until the supervisor's first word is there; before it, figures and metrics would be empty."""
+        self._informed.wait(seconds)
 
     def report(self, record: RequestRecord) -> None:
         """Pass the figures of a finished request on to the metric sinks."""
@@ -156,6 +161,7 @@ class WireBridge:
                     steps.append(message)
                 case State():
                     self.state = message
+                    self._informed.set()
                 case EngineGone():
                     self._refusal = _LOST
                     self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)

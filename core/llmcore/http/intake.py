@@ -118,8 +118,9 @@ def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, 
 
 
 def eos_ids(front: Front) -> tuple[int, ...]:
-    """The ids that end an answer: `--eos_id`, or the model's."""
-    return front.config.model.eos_id or front.facts.eos_ids or front.tokenizer.eos_ids
+    """The ids that end an answer: `--eos_id`, or the model's, or those of its tokenizer that it can produce."""
+    ids = front.config.model.eos_id or front.facts.eos_ids or front.tokenizer.eos_ids
+    return tuple(token for token in ids if token < front.facts.vocab_size)
 
 
 def split_stops(front: Front, stops: Sequence[str]) -> tuple[StopStrings | None, tuple[int, ...]]:
@@ -127,7 +128,7 @@ def split_stops(front: Front, stops: Sequence[str]) -> tuple[StopStrings | None,
     ids: list[int] = []
     for stop in stops:
         encoded = front.tokenizer.encode(stop, add_special_tokens=False)
-        if len(encoded) == 1 and encoded[0] in front.tokenizer.special_ids:
+        if len(encoded) == 1 and encoded[0] in front.tokenizer.special_ids and encoded[0] < front.facts.vocab_size:
             ids.append(encoded[0])
     return (StopStrings(stops) if stops else None), tuple(ids)
 

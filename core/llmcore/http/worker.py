@@ -33,6 +33,9 @@ GRACE_SECONDS = 5.0
 """How long open requests may go on after a SIGTERM that no supervisor announced."""
 
 
+STATE_SECONDS = 2.0
+"""How long to wait for the supervisor's first word before serving without it."""
+
 CONNECTIONS = 4096
 """Connections of one worker, unless more requests than that may run; further ones wait to be accepted."""
 
@@ -74,6 +77,7 @@ def serve(launch: WorkerLaunch) -> int:
     hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
     hub.start()
     bridge.announce()
+    bridge.await_state(STATE_SECONDS)
     server.run(late=bridge.end_all)
     deaf = not hub.is_alive()
     bridge.stop()

@@ -142,7 +142,10 @@ def _children_of(pid: int) -> list[int]:
 
 
 def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""  # it has just ended
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ class Sampled(Struct, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Fraction = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None

@@ -1,0 +1,25 @@
+"""What a model directory and the settings make of each other before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from llmcore.engine.llm import LLM
+from llmcore.errors import ConfigError
+from llmcore.testing import fake_answer, write_fake_model
+
+
+def test_an_eos_id_that_the_model_cannot_produce(make_llm: Callable[..., LLM]) -> None:
+    with pytest.raises(ConfigError, match=r"--eos_id 275 .* end at 274"):
+        make_llm(eos_id=[3, 275])
+    assert make_llm(eos_id=[3, 274]).facts.eos_ids == (3, 274)
+
+
+def test_eos_ids_of_the_checkpoint_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
+    directory = write_fake_model(tmp_path / "model")
+    (directory / "generation_config.json").write_text('{"eos_token_id": [275, 9999, 256]}')
+    with LLM(directory, device="cpu", max_total_token_num=5000) as llm:
+        assert llm.facts.eos_ids == (257, 256)
+        assert llm.generate([[1, 2]], temperature=0.0)[0].token_ids == fake_answer([1, 2], 16)

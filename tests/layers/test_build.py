@@ -15,6 +15,7 @@ from llmcore.modes import Pins
 from llmcore.ops import add_rms_norm
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, PluginInfo
+from llmcore.testing import registry_of
 from llmcore.testing.family import LoadedModel, Row, registry_for_tests, small_model
 from llmcore.weights.load import dummy_weights
 from llmcore.weights.map import Shard
@@ -212,3 +213,38 @@ def test_build_layer_wraps_every_block(tmp_path: Path) -> None:
     small_model("LlamaForCausalLM").save_pretrained(tmp_path)
     LoadedModel(tmp_path, registry=registry)
     assert seen == ["layers.0", "layers.1", "layers.2"]
+
+
+WRAPPING = """
+import torch
+from llmcore.api import hookimpl
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.factor = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x, step):
+        hidden, residual = self.inner(x, step)
+        return hidden * self.factor, residual
+
+
+@hookimpl
+def build_layer(layer, info):
+    return Scaled(Scaled(layer)) if info.index != 1 else None
+"""
+
+
+def test_weights_find_a_block_that_a_plugin_wrapped(tmp_path: Path) -> None:
+    path = tmp_path / "wrapping.py"
+    path.write_text(WRAPPING)
+    model = tmp_path / "model"
+    small_model("LlamaForCausalLM").save_pretrained(model)
+    rows = [Row(0, (5, 6, 7, 8), 0, 4)]
+    for dummy in (False, True):
+        plain = LoadedModel(model, dummy=dummy)
+        wrapped = LoadedModel(model, dummy=dummy, registry=registry_of("llama", str(path)))
+        assert wrapped.model.wrapped == {"layers.0": "layers.0.inner.inner", "layers.2": "layers.2.inner.inner"}
+        assert torch.equal(wrapped.step(rows), plain.step(rows))

@@ -23,6 +23,7 @@ class Decoder(nn.Module):
     `block(i)` makes layer i, called as ``block((hidden, residual), step) -> (hidden, residual)``. `layers`: which of
     them this process holds (default: all). Without `embedding` the hidden states come in from the stage before;
     without `norm` and `head` they go out to the next. `attention_kernels`: by KV group, what the runner plans.
+    `wrapped`: where a block is that a plugin wrapped, e.g. "layers.0" -> "layers.0.inner"; weights find it there.
     """
 
     def __init__(
@@ -39,9 +40,18 @@ class Decoder(nn.Module):
         self.config: ModelConfig = build.config
         self.embed_tokens, self.norm, self.lm_head = embedding, norm, head
         held = range(build.config.num_layers) if layers is None else layers
-        self.layers = nn.ModuleDict({str(i): build.layer(block(i), f"layers.{i}", i) for i in held})
+        self.wrapped: dict[str, str] = {}
+        self.layers = nn.ModuleDict({str(i): self._layer(build, block(i), i) for i in held})
         self.attention_kernels: Mapping[str, AttentionKernels] = build.attention_kernels
         self._blocks = tuple(self.layers.values())
+
+    def _layer(self, build: Build, block: nn.Module, index: int) -> nn.Module:
+        name = f"layers.{index}"
+        layer = build.layer(block, name, index)
+        for path, module in layer.named_modules():
+            if module is block and path:
+                self.wrapped[name] = f"{name}.{path}"
+        return layer
 
     def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
         """Through the layers; `hidden` and `residual` are the stage before's, or given embeddings."""

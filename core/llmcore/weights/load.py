@@ -63,11 +63,12 @@ def dummy_weights(model: nn.Module, seed: int = 0) -> int:
     """
     total = 0
     modules = dict(model.named_modules())
-    for name, parameter in model.named_parameters():
-        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()) + seed)
-        fill = getattr(modules[name.rpartition(".")[0]], "fill_dummy", _normal)
-        fill(parameter.data, generator)
+    for path, parameter in model.named_parameters():
         total += parameter.nbytes
+        if (name := _family_name(model, path)) is not None:
+            generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()) + seed)
+            fill = getattr(modules[path.rpartition(".")[0]], "fill_dummy", _normal)
+            fill(parameter.data, generator)
     finish(model)
     return total
 
@@ -81,6 +82,16 @@ def finish(model: nn.Module) -> None:
 
 def _normal(tensor: torch.Tensor, generator: torch.Generator) -> None:
     tensor.normal_(0.0, 0.02, generator=generator)
+
+
+def _family_name(model: nn.Module, path: str) -> str | None:
+    """What the family calls a parameter, in whatever plugins wrapped its block; None if it is a wrapper's own."""
+    wrapped: Mapping[str, str] = getattr(model, "wrapped", {})
+    block = ".".join(path.split(".")[:2])
+    if block not in wrapped:
+        return path
+    inside = f"{wrapped[block]}."
+    return f"{block}.{path.removeprefix(inside)}" if path.startswith(inside) else None
 
 
 # --- the plan --------------------------------------------------------------------------------------------------
@@ -104,7 +115,9 @@ class _Plan:
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self.model, self.mesh = model, mesh
         self.pieces: dict[str, list[_Piece]] = {}
-        self.parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+        self.paths = {_family_name(model, path): path for path, _ in model.named_parameters()}
+        self.paths.pop(None, None)
+        self.parameters = {name: model.get_parameter(path).data for name, path in self.paths.items() if name}
         self.placements = dict(_placements(model))
         self.elsewhere: Callable[[str], bool] = getattr(model, "elsewhere", lambda name: False)
         self.lacking = {(name, part) for name in self.parameters for part in self._placement(name).parts or (None,)}
@@ -138,8 +151,8 @@ class _Plan:
         """Let parameters that the checkpoint lacks share memory with others, as the family allows."""
         for name, source in rules.items():
             if (name, None) in self.lacking and source in self.parameters:
-                module, _, leaf = name.rpartition(".")
-                setattr(self.model.get_submodule(module), leaf, self.model.get_parameter(source))
+                module, _, leaf = self.paths[name].rpartition(".")
+                setattr(self.model.get_submodule(module), leaf, self.model.get_parameter(self.paths[source]))
                 self.lacking.discard((name, None))
 
     def check(self) -> None:
@@ -175,8 +188,9 @@ _WHOLE = Placement()
 
 def _placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
     for prefix, module in model.named_modules():
-        for name, placement in getattr(module, "placements", {}).items():
-            yield f"{prefix}.{name}" if prefix else name, placement
+        for leaf, placement in getattr(module, "placements", {}).items():
+            if (name := _family_name(model, f"{prefix}.{leaf}" if prefix else leaf)) is not None:
+                yield name, placement
 
 
 def _whole(into: torch.Tensor, placement: Placement, mesh: Mesh) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from llmcore.config import Config
 from llmcore.engine.engine import Engine
 from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
-from llmcore.engine.profile import run_worst_case
+from llmcore.engine.profile import run_worst_case, take_workspaces
 from llmcore.engine.runner import GroupKV, Runner
 from llmcore.engine.sampling import RowSampler
 from llmcore.engine.tables import Tables
@@ -79,6 +79,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     limits = scheduler_limits(config, loaded.config, device)
     parts = _Parts(config, registry, device, loaded, limits)
     tables = Tables(device, limits.max_running, limits.max_total_len, _granules(parts))
+    take_workspaces(loaded.model.attention_kernels, limits)
     if device.measured and config.memory.max_total_token_num is None:
         run_worst_case(parts.runner(tables, 1), device, limits, _granules(parts))
     parts.limits, kv_tokens = _fitted(parts)

@@ -1,15 +1,46 @@
-"""The largest step that can come, run once, so that what it needs is measured and not guessed."""
+"""The largest step that can come: kernels take their room for it, and it is run once, so that what it needs is
+measured and not guessed."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from llmcore.bridge import SamplingParams
 from llmcore.engine.runner import Runner
-from llmcore.protocols import Device, Int32, SchedulerLimits
+from llmcore.errors import PluginError
+from llmcore.layers.build import AttentionKernels
+from llmcore.protocols import AttentionKernel, AttnLimits, Device, Int32, SchedulerLimits
 from llmcore.sched.plan import Admitted, StepPlan, TableWrites
+from llmcore.specs import TOKEN_BUCKETS
 
 _EVERYTHING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1, logprobs=20)
+
+
+def take_workspaces(groups: Mapping[str, AttentionKernels], limits: SchedulerLimits) -> None:
+    """Have every attention kernel take what it needs for the largest step of its token bucket, once.
+
+    Raises PluginError for a kernel that cannot.
+    """
+    for name, kernels in groups.items():
+        for pair in zip(TOKEN_BUCKETS, kernels.decode, kernels.prefill, strict=True):
+            (_, last), *both = pair
+            tokens = min(limits.batch_tokens, last or limits.batch_tokens)
+            most = AttnLimits(rows=min(limits.max_running, tokens), tokens=tokens, kv_len=limits.max_total_len)
+            for kernel in both:
+                _take_workspace(kernel, most, name)
+
+
+def _take_workspace(kernel: AttentionKernel, most: AttnLimits, group: str) -> None:
+    try:
+        kernel.workspace(most)
+    except Exception as error:
+        what = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
+        raise PluginError(
+            f"attention kernel {what} of KV group {group!r} cannot take its workspace for {most}: "
+            f"{type(error).__name__}: {error}; pin another with --kernel, or lower --batch_max_tokens"
+        ) from error
 
 
 def run_worst_case(runner: Runner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> None:

@@ -1,0 +1,67 @@
+"""What is taken before the first step: workspaces for the largest one of every bucket, and that step itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llmcore.engine.profile import take_workspaces, worst_plan
+from llmcore.errors import PluginError
+from llmcore.layers import AttentionKernels
+from llmcore.protocols import AttnLimits, SchedulerLimits
+from llmcore.specs import TOKEN_BUCKETS
+
+LIMITS = SchedulerLimits(
+    max_running=100,
+    max_input_len=999,
+    max_total_len=1000,
+    batch_tokens=2048,
+    chunk_tokens=2048,
+    wait_steps=0,
+    token_ratio=None,
+    capped_new_tokens=16,
+    chunked=True,
+)
+
+
+class Kernel:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[AttnLimits] = []
+
+    def workspace(self, limits: AttnLimits) -> None:
+        self.told.append(limits)
+
+
+def kernels() -> AttentionKernels:
+    one, other = (tuple(Kernel() for _ in TOKEN_BUCKETS) for _ in range(2))
+    return AttentionKernels(one, other)  # type: ignore[arg-type]
+
+
+def test_every_kernel_takes_its_workspace_once() -> None:
+    groups = {"a": kernels(), "b": kernels()}
+    take_workspaces(groups, LIMITS)
+    for group in groups.values():
+        for side in group:
+            told = [kernel.told for kernel in side]  # type: ignore[attr-defined]
+            assert [[(most.tokens, most.rows, most.kv_len) for most in seen] for seen in told] == [
+                [(1, 1, 1000)],
+                [(16, 16, 1000)],
+                [(64, 64, 1000)],
+                [(256, 100, 1000)],
+                [(2048, 100, 1000)],
+            ]
+
+
+def test_a_kernel_that_cannot_is_named() -> None:
+    group = kernels()
+    group.prefill[2].workspace = lambda most: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(PluginError, match=r"Kernel of KV group 'kv' cannot .* division by zero; pin another"):
+        take_workspaces({"kv": group}, LIMITS)
+
+
+def test_the_worst_step_uses_the_budget_and_every_place() -> None:
+    plan = worst_plan(LIMITS, (1, 4))
+    assert plan.n_tokens == 2048 and plan.request.size == 100
+    assert int(plan.n_query.max()) <= LIMITS.max_input_len
+    assert [write.index.size for write in plan.writes] == [2048, int(np.ceil(plan.n_query / 4).sum())]

@@ -115,7 +115,6 @@ def test_errors_name_the_fix(values: dict[str, Any], message: str) -> None:
         ({"enable-prefix-caching": True}, "prefix cache is always on"),
         ({"splitfuse_mode": True}, "--disable_chunked_prefill turns it off"),
         ({"max_total_token_num": 10, "mem_fraction": 0.5}, "--mem_fraction has no effect"),
-        ({"device": "cpu", "mem_fraction": 0.5}, "--mem_fraction has no effect"),
         ({"disable_log_stats": True, "log_stats_interval": 5}, "--log_stats_interval has no effect"),
         ({"router_token_ratio": 0, "router_max_new_token_len": 5}, "--router_max_new_token_len has no effect"),
         ({"model_dir": "m.gguf", "trust_remote_code": True}, "a GGUF file carries no code"),

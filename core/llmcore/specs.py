@@ -326,14 +326,6 @@ class PluginInfo:
 
 
 @dataclass(frozen=True)
-class Owned:
-    """A spec together with the plugin that contributed it."""
-
-    spec: Spec
-    plugin: PluginInfo
-
-
-@dataclass(frozen=True)
 class LayerInfo:
     """Which layer `build_layer` is asked about."""
 

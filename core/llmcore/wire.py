@@ -19,7 +19,7 @@ import zmq
 
 from llmcore.bridge import Abort, FinishChoice, Load, StepEvents, Submit
 from llmcore.config import Config
-from llmcore.protocols import RequestRecord
+from llmcore.protocols import RequestRecord, Tokenizer
 
 HEARTBEAT_SECONDS = 0.25
 """How often a worker sends `Heartbeat` to the engine, and the engine `Snapshot` to the supervisor."""
@@ -41,8 +41,8 @@ class Addresses(msgspec.Struct, frozen=True):
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine knows of the loaded model and the HTTP side needs. Lengths and sizes are in tokens.
 
-    `generation`: the model's generation_config.json. `fingerprint`: of the resolved kernels. `report`: lines of the
-    start-up summary, as (label, text).
+    `eos_ids`: the operator's, else the model's. `generation`: its generation_config.json. `fingerprint`: of the
+    resolved kernels. `report`: lines of the start-up summary, as (label, text).
     """
 
     architecture: str
@@ -55,6 +55,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     generation: dict[str, Any] = {}
     fingerprint: str = ""
     report: tuple[tuple[str, str], ...] = ()
+
+    def end_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The ids that end an answer: `eos_ids`, or else the tokenizer's, as far as the model can produce them."""
+        return self.eos_ids or tuple(token for token in tokenizer.eos_ids if token < self.vocab_size)
 
 
 # --- launch structs: what a child reads from its descriptor ----------------------------------------------------------

@@ -65,3 +65,12 @@ def test_lengths_are_cut_to_what_fits_unless_they_were_asked_for() -> None:
     for memory in (Memory(max_req_total_len=4096), Memory(max_req_input_len=100)):
         with pytest.raises(ConfigError, match="does not fit"):
             fit(config(memory), limits, 100)
+
+
+def test_a_fraction_of_memory_that_the_device_does_not_ask_for_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    limits = scheduler_limits(config(), MODEL, Small())
+    kv_capacity(config(), limits, Small(), 32)
+    kv_capacity(config(Memory(max_total_token_num=7, mem_fraction=0.5)), limits, Small(), 32)
+    assert not caplog.text
+    kv_capacity(config(Memory(mem_fraction=0.5)), limits, Small(), 32)
+    assert "--mem_fraction has no effect: on cpu" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
@@ -23,3 +24,16 @@ def test_eos_ids_of_the_checkpoint_outside_the_vocabulary_are_left_out(tmp_path:
     with LLM(directory, device="cpu", max_total_token_num=5000) as llm:
         assert llm.facts.eos_ids == (257, 256)
         assert llm.generate([[1, 2]], temperature=0.0)[0].token_ids == fake_answer([1, 2], 16)
+
+
+def test_without_eos_ids_of_its_own_a_model_ends_where_its_tokenizer_says(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    facts = msgspec.structs.replace(llm.facts, eos_ids=())
+    assert facts.end_ids(llm.tokenizer) == llm.tokenizer.eos_ids != ()
+    assert msgspec.structs.replace(facts, vocab_size=9).end_ids(llm.tokenizer) == ()
+
+
+def test_settings_of_a_server_have_no_effect_in_process(make_llm: Callable[..., LLM]) -> None:
+    for name in ("port", "httpserver_workers", "server-port"):
+        with pytest.raises(ConfigError, match=f"{name} is a setting of the server"):
+            make_llm(**{name: 1})

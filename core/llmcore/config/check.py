@@ -130,8 +130,6 @@ def _without_effect(config: Config) -> Iterator[tuple[str, str]]:
     memory, scheduling, server = config.memory, config.scheduling, config.server
     if memory.max_total_token_num is not None:
         yield "mem_fraction", "max_total_token_num already says how many tokens fit"
-    elif config.model.device == "cpu":
-        yield "mem_fraction", "on a CPU the pool is the smaller of 4 GiB and a quarter of what is available"
     if server.disable_log_stats:
         yield "log_stats_interval", "disable_log_stats is set"
     if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:

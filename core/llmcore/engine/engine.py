@@ -96,7 +96,9 @@ class Engine:
             self._flying.append(self._runner.launch(plan))
         except Exception as error:  # noqa: BLE001 - whatever a model raises, _note logs it
             self._note(plan, error)
-            events = [self._read() for _ in tuple(self._flying)]
+            events = []
+            while self._flying:  # one that cannot be read takes all after it along
+                events.append(self._read())
             return [*events, self._scheduler.fail(plan, _FAILED)]
         return []
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
-from llmcore.config import Config
+from llmcore.budget import total_len
+from llmcore.config import Config, Memory
 from llmcore.errors import ConfigError
 from llmcore.protocols import Device, SchedulerLimits
 from llmcore.specs import ModelConfig
 
-DEFAULT_TOTAL_LEN = 16384
+log = logging.getLogger(__name__)
 
 
 def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> SchedulerLimits:
     """Limits before it is known what fits. Raises ConfigError where settings and model contradict each other."""
     memory, scheduling = config.memory, config.scheduling
-    total = memory.max_req_total_len or min(DEFAULT_TOTAL_LEN, model.max_position)
+    total = total_len(config, model)
     if total > model.max_position:
         raise ConfigError(
             f"--max_req_total_len {total} is more than the {model.max_position} positions of this model; lower it, or "
@@ -51,6 +53,8 @@ def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_b
     """Tokens of KV: what the operator asked for, else what the device grants; `token_bytes`: of one token's KV."""
     if config.memory.max_total_token_num is not None:
         return config.memory.max_total_token_num
+    if not device.measured and config.memory.mem_fraction != Memory.mem_fraction:
+        log.warning("--mem_fraction has no effect: on %s KV takes what the device grants.", device.info.type)
     budget = device.kv_budget(config.memory.mem_fraction)
     tokens = budget // token_bytes
     if tokens < 1:

@@ -16,14 +16,16 @@ import msgspec
 import numpy as np
 
 from llmcore.bridge import Load, SamplingParams, Submit
-from llmcore.config import Config, check_model_dir, make_config, with_plugins
+from llmcore.config import Config, check_model_dir, make_config, settings, with_plugins
+from llmcore.config.setting import canonical, names
 from llmcore.engine.answers import Collector, Generated
 from llmcore.engine.build import build_engine
 from llmcore.engine.local import LocalBridge
 from llmcore.engine.model import Progress
-from llmcore.errors import RequestError
+from llmcore.errors import ConfigError, RequestError
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
+from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, TokenizerSpec
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
@@ -64,18 +66,19 @@ class LLM:
         registry = build_registry(make_config(**chosen))
         brought = [spec for spec, _ in registry.specs(OptionSpec)]
         config = make_config(brought, model_dir=str(model_dir), **chosen, **settings)
-        self._start(with_plugins(config, registry.offered), progress)
+        _refuse_server_settings(settings)
+        self._start(with_plugins(config, registry.offered), registry, progress)
 
     @classmethod
     def from_config(cls, config: Config, progress: Progress | None = None) -> Self:
         """The same from a whole Config; `progress` is told how far loading has come."""
         llm = cls.__new__(cls)
-        llm._start(config, progress)
+        llm._start(config, build_registry(config), progress)
         return llm
 
-    def _start(self, config: Config, progress: Progress | None) -> None:
+    def _start(self, config: Config, registry: Registry, progress: Progress | None) -> None:
         self.config = config
-        self._registry = build_registry(config)
+        self._registry = registry
         self._registry.call("on_startup", config=config)
         self._converted = tempfile.TemporaryDirectory(prefix="llmcore-")
         self.tokenizer: Tokenizer = self._open_tokenizer(check_model_dir(config))
@@ -159,7 +162,7 @@ class LLM:
 
     def _rules(self, limits: Limits, stop: str | Sequence[str]) -> TextRules:
         stop = [stop] if isinstance(stop, str) else stop
-        eos = () if limits.ignore_eos else self.facts.eos_ids
+        eos = () if limits.ignore_eos else self.facts.end_ids(self.tokenizer)
         return TextRules(
             stops=StopStrings(stop) if stop else None,
             stop_ids=frozenset((*eos, *limits.stop_token_ids)),
@@ -214,6 +217,13 @@ class LLM:
     def _chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         text = self.tokenizer.chat(messages, add_generation_prompt=True)
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _refuse_server_settings(given: Iterable[str]) -> None:
+    """There is no server, so these would do nothing."""
+    server = names(setting for setting in settings() if setting.group == "server")
+    if idle := [name for name in given if canonical(name) in server]:
+        raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 
 
 def _packed(prompt: Sequence[int]) -> bytes:

@@ -119,8 +119,7 @@ def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, 
 
 def eos_ids(front: Front) -> tuple[int, ...]:
     """The ids that end an answer: `--eos_id`, or the model's, or those of its tokenizer that it can produce."""
-    ids = front.config.model.eos_id or front.facts.eos_ids or front.tokenizer.eos_ids
-    return tuple(token for token in ids if token < front.facts.vocab_size)
+    return front.facts.end_ids(front.tokenizer)
 
 
 def split_stops(front: Front, stops: Sequence[str]) -> tuple[StopStrings | None, tuple[int, ...]]:

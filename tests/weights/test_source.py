@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,3 +133,23 @@ def test_what_a_config_may_lack() -> None:
         read_model(REGISTRY, {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}})
     with pytest.raises(ConfigError, match="unknown architecture"):
         read_model(REGISTRY, {"architectures": ["NoSuchModel"]})
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"vocab_size": "many"}, "does not suit LlamaForCausalLM .*'many'"),
+        ({"vocab_size": 0}, "gives 0 for vocab_size"),
+        ({"num_attention_heads": 0}, "does not suit LlamaForCausalLM"),
+        ({"num_hidden_layers": -1}, "gives -1 for num_layers"),
+        ({"rope_scaling": "linear"}, "does not suit LlamaForCausalLM"),
+        ({"eos_token_id": "</s>"}, "eos_token_id .* '</s>' .* token id"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures .* list"),
+    ],
+)
+def test_values_no_model_has(changed: dict[str, Any], says: str) -> None:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 9, **sizes}
+    assert read_model(REGISTRY, config)[1].vocab_size == 9
+    with pytest.raises(ConfigError, match=says):
+        read_model(REGISTRY, {**config, **changed})

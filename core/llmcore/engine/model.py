@@ -130,4 +130,6 @@ def _eos_ids(config: Config, model: ModelConfig, generation: dict[str, Any]) -> 
         return tuple(config.model.eos_id)
     named = generation.get("eos_token_id")
     more = named if isinstance(named, list) else [] if named is None else [named]
+    if wrong := [token for token in more if not isinstance(token, int)]:
+        raise ConfigError(f"eos_token_id in generation_config.json is {wrong[0]!r} and has to be a token id")
     return tuple(token for token in dict.fromkeys((*model.eos_ids, *more)) if token < model.vocab_size)

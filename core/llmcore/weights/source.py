@@ -65,9 +65,12 @@ def open_checkpoint(registry: Registry, path: Path, *, weights: bool = True) -> 
 
 def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = None) -> tuple[ModelSpec, ModelConfig]:
     """The family for a Hugging Face config and what it reads from it; `dtype`: a spelling of `--data_type`."""
-    architectures = list(hf.get("architectures") or ())
+    architectures = hf.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ConfigError(f"architectures in the model's config.json is {architectures!r} and has to be a list")
     spec = registry.model_for(architectures)
-    if method := (hf.get("quantization_config") or {}).get("quant_method"):
+    quantization = hf.get("quantization_config")
+    if isinstance(quantization, Mapping) and (method := quantization.get("quant_method")):
         raise ConfigError(
             f"the weights are quantized with {method!r}, for which no plugin brings a method; "
             f"use the model's unquantized checkpoint"
@@ -76,7 +79,24 @@ def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = No
         config: ModelConfig = load(spec.read_config)(hf)
     except KeyError as error:
         raise ConfigError(f"the model's config lacks {error}, which {architectures[0]} needs") from error
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the model's config.json does not suit {architectures[0]} ({type(error).__name__}: {error}); "
+            "download it again"
+        ) from error
+    _check_sizes(config)
     return spec, config if dtype is None else replace(config, dtype=data_type(dtype))
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    """Refuse what no model has, before anything is divided by it or as large."""
+    sizes = {name: getattr(config, name) for name in ("vocab_size", "hidden_size", "num_layers", "max_position")}
+    sizes |= {f"KV heads of {group.name}": group.kv_heads for group in config.kv_groups if group.layers}
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"the model's config.json gives {value} for {name}; it has to be at least 1")
+    if wrong := [token for token in config.eos_ids if not isinstance(token, int)]:
+        raise ConfigError(f"eos_token_id in the model's config.json is {wrong[0]!r} and has to be a token id")
 
 
 def _what_is_wrong(path: Path, registry: Registry) -> str:

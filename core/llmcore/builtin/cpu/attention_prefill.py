@@ -1,4 +1,4 @@
-"""attn.gqa.prefill on a CPU: one scaled_dot_product_attention per row; a whole prompt needs no gather and no mask."""
+"""attn.gqa.prefill on a CPU: scaled_dot_product_attention per block of queries; a whole prompt in one, without mask."""
 
 from __future__ import annotations
 
@@ -14,16 +14,30 @@ from llmcore.layers import ReferenceAttention, spec_of, token_slots
 SHORT = 256
 """KV of this many tokens is attended to in f32: there it takes no longer, and half types lose the most."""
 
+BLOCK = 256
+"""Queries that share a mask: more would compute more of what the mask throws away, fewer enter torch too often."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Queries first to last of a row over the tokens low to high of what it reads; no mask where each sees all."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+    mask: torch.Tensor | None = None
+
 
 @dataclass(frozen=True)
 class _Row:
-    """Queries first to last of a step, computed in `dtype`; `slots` and `mask` are None for a whole prompt."""
+    """Queries first to last of a step, computed in `dtype`; `slots` is None for a whole prompt, causal in one call."""
 
     first: int
     last: int
     dtype: torch.dtype
     slots: torch.Tensor | None
-    mask: torch.Tensor | None
+    blocks: tuple[_Block, ...]
 
 
 class Prefill:
@@ -59,17 +73,19 @@ class Prefill:
             self._rows = self._where(meta, q.dtype)
         for row in self._rows:
             own = slice(row.first, row.last)
-            keys, values = (k_new[own], v_new[own]) if row.slots is None else self._read(kv, row.slots)
-            y = F.scaled_dot_product_attention(
-                q[own].to(row.dtype).transpose(0, 1).unsqueeze(0),
-                keys.to(row.dtype).transpose(0, 1).unsqueeze(0),
-                values.to(row.dtype).transpose(0, 1).unsqueeze(0),
-                row.mask,
-                is_causal=row.slots is None,
-                scale=self.spec.scale,
-                enable_gqa=True,
-            )
-            out[own] = y[0].transpose(0, 1)
+            read = (k_new[own], v_new[own]) if row.slots is None else self._read(kv, row.slots)
+            queries, keys, values = (x.to(row.dtype).transpose(0, 1).unsqueeze(0) for x in (q[own], *read))
+            for block in row.blocks:
+                y = F.scaled_dot_product_attention(
+                    queries[:, :, block.first : block.last],
+                    keys[:, :, block.low : block.high],
+                    values[:, :, block.low : block.high],
+                    block.mask,
+                    is_causal=row.slots is None,
+                    scale=self.spec.scale,
+                    enable_gqa=True,
+                )
+                out[row.first + block.first : row.first + block.last] = y[0].transpose(0, 1)
         return out
 
     def _read(self, kv: tuple[torch.Tensor, ...], slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,19 +94,29 @@ class Prefill:
         return keys, values
 
     def _where(self, meta: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[_Row]:
-        borders, window, exact = meta["q_start"].tolist(), self.spec.window, torch.float32
+        borders, window = meta["q_start"].tolist(), self.spec.window
         rows = []
         for i, (request, length) in enumerate(zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True)):
             first, last = borders[i], borders[i + 1]
             n = last - first
-            if n == length and (window is None or window >= n):
-                rows.append(_Row(first, last, exact if length <= SHORT else dtype, None, None))
-                continue
             start = 0 if window is None else max(0, length - n + 1 - window)
+            kind = torch.float32 if length - start <= SHORT else dtype
+            if n == length and (window is None or window >= n):
+                rows.append(_Row(first, last, kind, None, (_Block(0, n, 0, n),)))
+                continue
             slots = token_slots(meta["table"][request], start, length, self.granule)
-            kind = exact if len(slots) <= SHORT else dtype
-            rows.append(_Row(first, last, kind, slots, self._mask(n, len(slots), kind)))
+            rows.append(_Row(first, last, kind, slots, self._blocks(n, length - start, kind)))
         return rows
+
+    def _blocks(self, n: int, length: int, dtype: torch.dtype) -> tuple[_Block, ...]:
+        """The last n of `length` tokens, each over the tokens that one of its queries sees."""
+        blocks = []
+        for first in range(0, n, BLOCK):
+            last = min(first + BLOCK, n)
+            high = length - n + last
+            low = 0 if self.spec.window is None else max(0, length - n + first + 1 - self.spec.window)
+            blocks.append(_Block(first, last, low, high, self._mask(last - first, high - low, dtype)))
+        return tuple(blocks)
 
     def _mask(self, n: int, length: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Additive [n, length] for the last n of `length` tokens; None where each sees all."""

@@ -1,4 +1,4 @@
-"""attn.gqa.prefill on a CPU: scaled_dot_product_attention per block of queries; a whole prompt in one, without mask."""
+"""attn.gqa.prefill on a CPU: scaled_dot_product_attention per block of queries; a whole prompt in one call."""
 
 from __future__ import annotations
 

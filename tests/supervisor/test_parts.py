@@ -83,6 +83,7 @@ class TestRunDirectory:
     @pytest.fixture(autouse=True)
     def _elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr("llmcore.supervisor.rundir.IPC_ROOT", tmp_path)
 
     def test_is_private_and_goes(self, tmp_path: Path) -> None:
         directory = RunDirectory("ipc:///tmp/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -239,13 +240,20 @@ def test_a_hung_engine_is_killed_and_its_stacks_are_kept(model: Path) -> None:
         Path(kept).unlink(missing_ok=True)
 
 
-def test_a_killed_supervisor_leaves_no_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def run_directory(server: RunningServer) -> Path:
+    """Where a running server keeps its sockets."""
+    files = (Path(os.readlink(file)) for file in Path(f"/proc/{server.process.pid}/fd").iterdir())
+    (directory,) = (file.parent for file in files if file.name == "lock")
+    return directory
+
+
+def test_a_killed_supervisor_leaves_no_process(model: Path) -> None:
     with fresh(model, httpserver_workers=2) as server:
-        children = server.children()
+        children, directory = server.children(), run_directory(server)
         server.process.kill()
         server.process.wait()
         until(lambda: all(gone(pid) for pid in children.values()), 2)
+    shutil.rmtree(directory)  # the next server would do it, a minute later
 
 
 # --- how it stops ------------------------------------------------------------------------------------------------
@@ -280,15 +288,20 @@ def test_a_second_sigterm_ends_at_once(model: Path) -> None:
         assert all(gone(pid) for pid in children.values())
 
 
-def test_nothing_is_left_in_the_temporary_directory(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("zmq_mode", "sockets_there"), [("ipc:///tmp/", True), ("tcp://", False)])
+def test_its_private_directory_goes_with_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zmq_mode: str, sockets_there: bool
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with fresh(model) as server:
-        (directory,) = tmp_path.glob("llmcore-*")
+    elsewhere = tmp_path / ("far" * 40)
+    elsewhere.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    with fresh(model, zmq_mode=zmq_mode) as server:
+        directory = run_directory(server)
+        assert directory.parent == (Path("/tmp") if sockets_there else elsewhere)
         assert directory.stat().st_mode & 0o777 == 0o700
+        assert (directory / "engine").exists() == sockets_there
         assert server.stop() == 0
-    assert list(tmp_path.glob("llmcore-*")) == []
+    assert not directory.exists()
 
 
 def test_messages_over_loopback_ports(model: Path) -> None:

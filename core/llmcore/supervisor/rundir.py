@@ -10,22 +10,27 @@ import tempfile
 import time
 from pathlib import Path
 
+IPC_ROOT = Path("/tmp")
+"""As `--zmq_mode ipc:///tmp/` says, whatever TMPDIR is: the path of a socket has room for 107 bytes."""
+
 _PREFIX = "llmcore-"
 _LOCK = "lock"
 _YOUNG_SECONDS = 60.0
 
 
 class RunDirectory:
-    """A directory under the system's temporary one with mode 0700 and a name nobody can guess; gone after `remove`.
+    """A directory with mode 0700 and a name nobody can guess, under /tmp or, where it holds no sockets, the system's
+    temporary one; gone after `remove`.
 
     What a killed server left behind is removed when the next one starts: its lock is free then, whatever process
     namespace it lived in.
     """
 
     def __init__(self, zmq_mode: str) -> None:
-        remove_stale()
         self._tcp = zmq_mode.startswith("tcp")
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        root = Path(tempfile.gettempdir()) if self._tcp else IPC_ROOT
+        remove_stale(root)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
@@ -56,9 +61,9 @@ class RunDirectory:
         os.close(self._lock)
 
 
-def remove_stale() -> None:
-    """Delete this user's run directories whose server is gone."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+def remove_stale(root: Path) -> None:
+    """Delete this user's run directories under `root` whose server is gone."""
+    for path in root.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             status = path.parent.stat()
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_SECONDS:

@@ -77,7 +77,7 @@ class Subscribers:
         for request, entry in ending.items():
             self._abort(request)
             for choice in sorted(entry.choices):
-                self._call(request, entry.sink, ended_by(choice, self._refusal or _BUG))
+                self._call(request, entry.sink, _ended_by(choice, self._refusal or _BUG))
 
     def _sink(self, request: int, choice: int, *, last: bool) -> Sink | None:
         with self._lock:
@@ -98,9 +98,9 @@ class Subscribers:
             if self.close(request):
                 self._abort(request)
             if event.error is None:
-                self._call(request, sink, ended_by(event.choice, _BUG))
+                self._call(request, sink, _ended_by(event.choice, _BUG))
 
 
-def ended_by(choice: int, error: tuple[str, str]) -> ChoiceEvent:
+def _ended_by(choice: int, error: tuple[str, str]) -> ChoiceEvent:
     """The event that ends a choice with an error, (code, message)."""
     return ChoiceEvent(choice=choice, tokens=(), finish=Finish.ERROR, error=error)

@@ -121,7 +121,7 @@ def test_events_reach_their_own_request_until_it_ends(engine: Engine) -> None:
     until(lambda: two[-1].finish is STOP)
     assert [event.tokens for event in one] == [(5,), (7,)]
     assert [token for event in two for token in event.tokens] == [6, 8, 10]
-    assert engine.bridge.open_requests == 0
+    assert len(engine.bridge._requests) == 0
 
 
 def test_an_aborted_request_hears_nothing_more(engine: Engine) -> None:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -19,6 +18,7 @@ import zmq
 from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
 from llmcore.errors import RequestError
 from llmcore.protocols import RequestRecord
+from llmcore.subscribers import Subscribers
 from llmcore.wire import (
     HEARTBEAT_SECONDS,
     EngineGone,
@@ -42,14 +42,6 @@ _LOST = ("engine_failed", "The engine has stopped; the request can be sent again
 _ENDING = ("server_overloaded", "The server is shutting down; send the request again later.")
 
 
-@dataclass
-class _Open:
-    """A request that has not ended: where its events go, and which choices still run."""
-
-    sink: Sink
-    choices: set[int]
-
-
 class WireBridge:
     """`bridge.Bridge` over the wire, for one worker."""
 
@@ -62,8 +54,7 @@ class WireBridge:
         self._engine = Outlet(self._context, launch.addresses.engine)
         self._control = Outlet(self._context, launch.addresses.control)
         self._sending = threading.Lock()
-        self._open: dict[int, _Open] = {}
-        self._refusal: tuple[str, str] | None = None
+        self._requests = Subscribers(lambda request: self._to_engine(Abort(request)))
         self._seen = 0.0
         self._stopping = threading.Event()
         self._informed = threading.Event()
@@ -74,21 +65,19 @@ class WireBridge:
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Queue `request`. Raises RequestError (503) when the engine is gone or does not keep up."""
-        if self._refusal is not None:
-            raise RequestError(self._refusal[1], code=self._refusal[0], status=503)
-        self._open[request.id] = _Open(sink, set(range(request.n)))
+        self._requests.open(request, sink)
         if not self._to_engine(request):
-            self._open.pop(request.id, None)
+            self._requests.close(request.id)
             raise RequestError("The server has too much to do; try again later.", code="server_overloaded", status=503)
 
     def abort(self, request_id: int) -> None:
         """End every choice of a request."""
-        if self._open.pop(request_id, None) is not None:
+        if self._requests.close(request_id):
             self._to_engine(Abort(request_id))
 
     def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
         """End one choice at its first `n_tokens` tokens."""
-        if self._close_choice(request_id, choice):
+        if self._requests.close_choice(request_id, choice):
             self._to_engine(FinishChoice(request_id, choice, n_tokens))
 
     def load(self) -> Load:
@@ -96,11 +85,6 @@ class WireBridge:
         return self.state.load
 
     # --- what the worker needs beside it
-
-    @property
-    def open_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self._open)
 
     @property
     def dropped(self) -> int:
@@ -125,8 +109,8 @@ class WireBridge:
         while not self._stopping.is_set():
             self._mailbox.wait(HEARTBEAT_SECONDS)
             self._handle(self._mailbox.drain())
-            if self._refusal is not None and self._open:
-                self._fail_all(self._refusal)
+            if self._requests.refused:
+                self._requests.end_all()
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_SECONDS
                 self._to_engine(Heartbeat(self._seen))
@@ -137,7 +121,7 @@ class WireBridge:
 
     def end_all(self) -> None:
         """End what is open with an error, within a heartbeat, and refuse what comes. From any thread."""
-        self._refusal = self._refusal or _ENDING
+        self._requests.refuse(_ENDING)
 
     def stop(self) -> None:
         """End `run` within a heartbeat."""
@@ -163,53 +147,14 @@ class WireBridge:
                     self.state = message
                     self._informed.set()
                 case EngineGone():
-                    self._refusal = _LOST
+                    self._requests.refuse(_LOST)
                     self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)
                 case Shutdown():
                     self._on_shutdown(message.grace)
         if steps:
             for request, event in merge(steps):
-                self._deliver(request, event)
+                self._requests.deliver(request, event)
             self._seen = steps[-1].stamp
-
-    def _deliver(self, request: int, event: ChoiceEvent) -> None:
-        entry = self._open.get(request)
-        if entry is None or event.choice not in entry.choices:
-            return
-        if event.finish is not Finish.RUNNING:
-            self._close_choice(request, event.choice)
-        self._call(request, entry.sink, event)
-
-    def _call(self, request: int, sink: Sink, event: ChoiceEvent) -> None:
-        """A sink that raises loses its request and nobody else's."""
-        try:
-            sink(event)
-        except Exception:
-            logger.exception("the sink of a request failed")
-            self.abort(request)
-            if event.error is None:
-                error = ("internal_error", "The server failed to handle this request.")
-                self._call(request, sink, ended_by(event.choice, error))
-
-    def _close_choice(self, request: int, choice: int) -> bool:
-        entry = self._open.get(request)
-        if entry is None or choice not in entry.choices:
-            return False
-        entry.choices.discard(choice)
-        if not entry.choices:
-            self._open.pop(request, None)
-        return True
-
-    def _fail_all(self, error: tuple[str, str]) -> None:
-        for request, entry in list(self._open.items()):
-            self._to_engine(Abort(request))
-            for choice in sorted(entry.choices):
-                self._deliver(request, ended_by(choice, error))
-
-
-def ended_by(choice: int, error: tuple[str, str]) -> ChoiceEvent:
-    """The event that ends a choice with an error, (code, message)."""
-    return ChoiceEvent(choice=choice, tokens=(), finish=Finish.ERROR, error=error)
 
 
 def merge(steps: Sequence[StepEvents]) -> Iterable[tuple[int, ChoiceEvent]]:

@@ -108,6 +108,11 @@ def test_errors_name_the_fix(values: dict[str, Any], message: str) -> None:
         make_config(**values)
 
 
+def test_an_unknown_name_in_a_file_is_found_there() -> None:
+    with pytest.raises(ConfigError, match=r"^prot in server.yaml: there is no setting 'prot'. Did you mean port"):
+        resolve_config({}, {}, {"prot": 1}, yaml_name="server.yaml")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

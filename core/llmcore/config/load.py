@@ -108,7 +108,10 @@ def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
         if canonical(name) in RETIRED:
             log.warning("%s has no effect: %s.", where, RETIRED[canonical(name)])
             continue
-        setting = find_setting(name, known)
+        try:
+            setting = find_setting(name, known)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error} `llmcore serve --help-all` lists all.") from error
         if setting.name in found:
             raise ConfigError(f"{found[setting.name][2]} and {where} are the same setting; give one of them.")
         found[setting.name] = (setting, raw, where)

@@ -183,5 +183,5 @@ def find_setting(name: str, among: Iterable[Setting]) -> Setting:
     known = names(among)
     found = known.get(canonical(name))
     if found is None:
-        raise ConfigError(f"There is no setting {name!r}.{did_you_mean(canonical(name), known)}")
+        raise ConfigError(f"there is no setting {name!r}.{did_you_mean(canonical(name), known)}")
     return found

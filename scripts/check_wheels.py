@@ -54,10 +54,10 @@ def clean_environment(folder: Path) -> Path:
 
 
 def listed(bin_folder: Path) -> set[str]:
-    """Distributions that `llmcore plugins --json` names."""
+    """Distributions that `llmcore plugins --json` names, as far as they work."""
     command = [str(bin_folder / "llmcore"), "plugins", "--json"]
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return {plugin["dist"] for plugin in rows}
+    return {plugin["dist"] for plugin in rows if plugin["state"] == "active"}
 
 
 def main(wheels: Path) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from llmcore.config import check_model_dir, make_config
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
 from llmcore.testing import fake_answer, write_fake_model
@@ -37,3 +38,11 @@ def test_settings_of_a_server_have_no_effect_in_process(make_llm: Callable[..., 
     for name in ("port", "httpserver_workers", "server-port"):
         with pytest.raises(ConfigError, match=f"{name} is a setting of the server"):
             make_llm(**{name: 1})
+
+
+def test_a_directory_by_a_relative_path_has_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_fake_model(tmp_path / "model")
+    (tmp_path / "link").symlink_to(directory)
+    monkeypatch.chdir(directory)
+    for path, name in ((".", "model"), ("../link", "link"), (f"{directory}/", "model")):
+        assert check_model_dir(make_config(model_dir=path)) == tmp_path / name

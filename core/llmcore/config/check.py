@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,17 +22,18 @@ def check_config(config: Config, origins: Origins) -> list[str]:
 
 
 def check_model_dir(config: Config) -> Path:
-    """The directory (or GGUF file) to serve; ConfigError says what is missing and what to do."""
+    """The directory (or GGUF file) to serve, absolute; ConfigError says what is missing and what to do."""
     if config.model.model_dir is None:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
     path = Path(config.model.model_dir).expanduser()
     if path.is_dir():
         if not any(path.iterdir()):
             raise ConfigError(f"--model_dir {path} is empty; it should hold config.json, a tokenizer and the weights.")
-        return path
+        # "." has a name too, and a link keeps its own
+        return Path(os.path.abspath(path))
     if path.is_file():
         if path.suffix == ".gguf":
-            return path
+            return Path(os.path.abspath(path))
         raise ConfigError(f"--model_dir {path} is a file; give the directory that holds it, or a .gguf file.")
     hint = "Check the path."
     if not path.is_absolute() and len(path.parts) == 2:

@@ -99,7 +99,7 @@ def test_several_values(raw: Any) -> None:
         ({"chunked_prefill_size": 20, "disable_chunked_prefill": True}, "contradict"),
         ({"kv_manager": "radix", "disable_dynamic_prompt_cache": True}, "contradict"),
         ({"router_token_ratio": 0.5, "length_estimator": "past_future"}, "stands for --length_estimator capped"),
-        ({"kernel": ["rms_norm"]}, "write op=kernel"),
+        ({"kernel": ["rms_norm"]}, "form op=kernel"),
         ({"eos_id": -1}, "out of range"),
     ],
 )
@@ -220,3 +220,24 @@ def test_every_setting_is_described_and_reads_its_own_default(setting: Setting) 
 def _touch(path: Path) -> Path:
     path.write_bytes(b"x")
     return path
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "meant"),
+    [
+        (None, None, "past_future"),
+        ("capped", None, "capped"),
+        (None, 0.0, "conservative"),
+        (None, 0.5, "capped"),
+        ("capped", 0.5, "capped"),
+    ],
+)
+def test_ratio_and_estimator_agree(name: str | None, ratio: float | None, meant: str) -> None:
+    config = make_config(length_estimator=name, router_token_ratio=ratio)
+    assert config.scheduling.estimator == meant
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("past_future", 0.5), ("capped", 0.0), ("conservative", 0.5)])
+def test_ratio_and_estimator_that_clash_are_an_error(name: str, ratio: float) -> None:
+    with pytest.raises(ConfigError, match="--router_token_ratio"):
+        make_config(length_estimator=name, router_token_ratio=ratio)

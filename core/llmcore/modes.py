@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llmcore.config import parse_pin
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, device_misfit
@@ -40,7 +41,7 @@ def apply_modes(
             label = f"{kind} {what}".strip()
             raise ConfigError(f"{owner} pins {label} to {other!r}, {source} to {value!r}; give one of them")
 
-    for op, kernel in map(_parse_pin, kernels):
+    for op, kernel in map(parse_pin, kernels):
         registry.find(OpSpec, op)
         pin("kernel", op, kernel, f"--kernel {op}={kernel}")
     for name in names:
@@ -90,10 +91,3 @@ def _mode(name: str, registry: Registry, device: DeviceInfo, ops: Collection[str
             raise ConfigError(f"--mode {name} does not fit: {misfit}; modes that fit: {fitting}")
     guess = did_you_mean(name, [mode.name for mode, _ in misfits])
     raise ConfigError(f"there is no mode {name!r}; modes that fit: {fitting}.{guess}")
-
-
-def _parse_pin(text: str) -> tuple[str, str]:
-    op, separator, kernel = text.partition("=")
-    if not (op and separator and kernel):
-        raise ConfigError(f"--kernel {text!r} is no pin: it needs the form op=kernel, e.g. linear={REFERENCE}")
-    return op, kernel

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmcore.api import ConfigError, RequestError
+from llmcore.api import RequestError
 from llmcore.builtin.estimators import Capped, Conservative
-from llmcore.sched.limits import estimator_name
 from llmcore.sched.peak import FuturePeak
 
 Make = Any
@@ -103,23 +102,3 @@ def test_running_requests_leave_room_for_a_chunk(bench: Make) -> None:
     for _ in range(4):
         b.step()
     assert b.scheduler.load().running == 4
-
-
-@pytest.mark.parametrize(
-    ("given_name", "ratio", "meant"),
-    [
-        (None, None, "past_future"),
-        ("capped", None, "capped"),
-        (None, 0.0, "conservative"),
-        (None, 0.5, "capped"),
-        ("capped", 0.5, "capped"),
-    ],
-)
-def test_ratio_and_estimator_agree(given_name: str | None, ratio: float | None, meant: str) -> None:
-    assert estimator_name(given_name, ratio) == meant
-
-
-@pytest.mark.parametrize(("given_name", "ratio"), [("past_future", 0.5), ("capped", 0.0), (None, 1.5)])
-def test_ratio_and_estimator_that_clash_are_an_error(given_name: str | None, ratio: float) -> None:
-    with pytest.raises(ConfigError, match="--router_token_ratio"):
-        estimator_name(given_name, ratio)

@@ -3,7 +3,7 @@
 Nothing outside this package reads the environment.
 """
 
-from llmcore.config.check import check_config, check_model_dir
+from llmcore.config.check import check_config, check_model_dir, parse_pin
 from llmcore.config.load import (
     Origins,
     debug_requested,
@@ -34,6 +34,7 @@ __all__ = [
     "environment",
     "find_setting",
     "make_config",
+    "parse_pin",
     "plugin_settings",
     "read_yaml",
     "resolve_config",

@@ -41,6 +41,14 @@ def check_model_dir(config: Config) -> Path:
     raise ConfigError(f"--model_dir {path} does not exist. {hint}")
 
 
+def parse_pin(text: str) -> tuple[str, str]:
+    """(op, kernel) of a value of `--kernel`. Raises ConfigError."""
+    op, _, kernel = text.partition("=")
+    if not (op and kernel):
+        raise ConfigError(f"--kernel {text!r} is no pin: it needs the form op=kernel, e.g. rms_norm=torch")
+    return op, kernel
+
+
 def _given(origins: Origins, name: str) -> bool:
     return origins.get(name, "default") != "default"
 
@@ -99,19 +107,15 @@ def _prefix_cache(config: Config, origins: Origins) -> str | None:
 
 def _estimator(config: Config, origins: Origins) -> str | None:
     ratio, name = config.scheduling.router_token_ratio, config.scheduling.length_estimator
-    if ratio is None or name is None:
-        return None
-    implied = "conservative" if ratio == 0 else "capped"
-    if name == implied:
+    implied = config.scheduling.estimator
+    if name in (None, implied):
         return None
     return f"--router_token_ratio {ratio} stands for --length_estimator {implied}, but {name} is given; leave one out."
 
 
 def _pins(config: Config, origins: Origins) -> str | None:
     for pin in config.kernels.kernel:
-        op, _, kernel = pin.partition("=")
-        if not op or not kernel:
-            return f"--kernel {pin} is not a pin; write op=kernel, for instance rms_norm=torch."
+        parse_pin(pin)
     return None
 
 

@@ -134,6 +134,13 @@ class Scheduling:
     router_max_new_token_len: int = option(1024, "Cap of a foreseen answer, in tokens.", unit="tokens", low=1)
     router_max_wait_tokens: int = option(0, "New requests join every n-th step (0: any step).", low=0)
 
+    @property
+    def estimator(self) -> str:
+        """The length estimator that is asked for: a ratio of 0 means `conservative`, one above it `capped`."""
+        if self.router_token_ratio is None:
+            return self.length_estimator or "past_future"
+        return "capped" if self.router_token_ratio > 0 else "conservative"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:

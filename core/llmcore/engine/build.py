@@ -23,7 +23,6 @@ from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import made
 from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
-from llmcore.sched.limits import estimator_name
 from llmcore.sched.scheduler import Scheduler
 from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, ModelReport, SchedulerSpec
 from llmcore.wire import ModelFacts
@@ -142,8 +141,7 @@ def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
         for name, layout in parts.layouts.items()
     ]
     policy = made(registry, SchedulerSpec, settings.scheduler, limits)
-    foresight = estimator_name(settings.length_estimator, settings.router_token_ratio)
-    estimator = made(registry, LengthEstimatorSpec, foresight, limits)
+    estimator = made(registry, LengthEstimatorSpec, settings.estimator, limits)
     return Scheduler(limits, groups, policy, estimator, ahead=parts.device.ahead)
 
 

@@ -1,4 +1,4 @@
-"""What can be served at all: limits that fit together, requests that fit the limits, the estimator they ask for."""
+"""What can be served at all: limits that fit together, requests that fit the limits."""
 
 from __future__ import annotations
 
@@ -66,23 +66,6 @@ def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, gua
                 + ", or start the server with a larger --max_total_token_num",
                 "max_new_tokens",
             )
-
-
-def estimator_name(length_estimator: str | None, token_ratio: float | None) -> str:
-    """The length estimator that `--length_estimator` and `--router_token_ratio` ask for; ConfigError if they clash.
-
-    A ratio of 0 is `conservative`; above 0 it is LightLLM's rule, which is `capped` with that ratio.
-    """
-    if token_ratio is None:
-        return length_estimator or "past_future"
-    if not 0 <= token_ratio <= 1:
-        raise ConfigError(f"--router_token_ratio is a share of the KV slots, 0 to 1, not {token_ratio}")
-    meant = "capped" if token_ratio > 0 else "conservative"
-    if length_estimator not in (None, meant):
-        raise ConfigError(
-            f"--router_token_ratio {token_ratio} means --length_estimator {meant}, not {length_estimator}; give one"
-        )
-    return meant
 
 
 def _too_long(message: str, param: str) -> None:

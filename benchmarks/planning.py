@@ -18,6 +18,7 @@ from llmcore.bridge import Submit
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
+from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
@@ -32,7 +33,9 @@ def make_scheduler(running: int, slots: int) -> Scheduler:
         max_running=running, max_input_len=8_000, max_total_len=16_384, batch_tokens=8_192, chunk_tokens=8_192
     )
     group = KVGroup(total=slots, rows=running, max_len=16_384, manager=RadixCache())
-    return Scheduler(limits, [group], FCFS(limits), PastFuture(limits), ahead=1)
+    group.manager = GuardedManager(group, "radix")
+    estimator = GuardedEstimator(PastFuture(limits), "past_future")
+    return Scheduler(limits, [group], FCFS(limits), estimator, ahead=1)
 
 
 class Load:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from llmcore.budget import Machine, predict
 from llmcore.config import Config
 from llmcore.engine.engine import Engine
+from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
 from llmcore.engine.profile import run_worst_case, take_workspaces
@@ -140,9 +141,12 @@ def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
         )
         for name, layout in parts.layouts.items()
     ]
+    for group in groups:
+        group.manager = GuardedManager(group, manager)
     policy = made(registry, SchedulerSpec, settings.scheduler, limits)
     estimator = made(registry, LengthEstimatorSpec, settings.estimator, limits)
-    return Scheduler(limits, groups, policy, estimator, ahead=parts.device.ahead)
+    guarded = GuardedEstimator(estimator, settings.estimator)
+    return Scheduler(limits, groups, policy, guarded, ahead=parts.device.ahead)
 
 
 def _fingerprint(parts: _Parts) -> str:

@@ -120,13 +120,13 @@ class KVGroup:
     def match(self, salt: bytes, content: Int64) -> Int32:
         """Granules of the longest cached prefix of `content`."""
         found = self.manager.match(salt, content)
-        self._trust(found, kept=True)
+        self.check_named(found, kept=True)
         return found
 
     def insert(self, salt: bytes, content: Int64, row: int) -> Int32:
         """Offer a row's first granules, which hold `content` (whole granules), to the cache; returns those it took."""
         new = self.manager.insert(salt, content, self.table[row, : content.size // self.granule].copy())
-        self._trust(new, kept=False)
+        self.check_named(new, kept=False)
         self.pool.keep(new)
         return new
 
@@ -142,11 +142,12 @@ class KVGroup:
         return self.pool.free >= n
 
     def _forget(self, granules: Int32) -> Int32:
-        self._trust(granules, kept=True)
+        self.check_named(granules, kept=True)
         self.pool.forget(granules)
         return granules
 
-    def _trust(self, granules: Int32, *, kept: bool) -> None:
+    def check_named(self, granules: Int32, *, kept: bool) -> None:
+        """Raise RuntimeError if the manager names granules twice, or some that it has (`kept`) or has not."""
         if granules.size and not (self.pool.distinct(granules) and (self.pool.kept[granules] == kept).all()):
             raise RuntimeError(
                 f"the prefix cache of group {self.name!r} ({type(self.manager).__name__}) names granules twice, "

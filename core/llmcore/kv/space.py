@@ -30,7 +30,11 @@ class KVSpace:
     def __init__(self, groups: Sequence[KVGroup]) -> None:
         self.groups = tuple(groups)
         self.granule = math.lcm(*(group.granule for group in groups))
-        self.caching = all(group.manager.caching for group in groups)
+
+    @property
+    def caching(self) -> bool:
+        """Whether anything is kept for those who come later."""
+        return all(group.manager.caching for group in self.groups)
 
     def floor(self, tokens: int) -> int:
         """`tokens` cut to the coarsest granule."""

@@ -14,14 +14,20 @@ TOLERANCE = ROUNDING
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
-    """x [T, 2 size], gate first -> [T, size]."""
+    """x [T, 2 size], gate first -> [T, size]; rounded once."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate.float()).mul_(up).to(x.dtype)
+
+
+def rounded_twice(x: torch.Tensor) -> torch.Tensor:
+    """The same in the type of x: one token is all calls, and for many the f32 in between leaves the cache."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 def make(context: OpContext) -> Op:
-    """The reference."""
-    return reference
+    """The reference for 2 to 64 tokens, where rounding once costs nothing."""
+    return reference if context.bucket in (1, 2) else rounded_twice
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:

@@ -29,14 +29,6 @@ def register_kernels() -> Iterable[KernelSpec]:
         summary="three calls",
     )
     yield KernelSpec(
-        op="silu_and_mul",
-        name="cpu",
-        make=f"{_DIR}.silu_and_mul:make",
-        when=Requires(device="cpu", dtypes=frozenset({"bf16", "f16"})),
-        refuses=_rounding_twice_is_quicker,
-        summary="half types rounded once",
-    )
-    yield KernelSpec(
         op="sample",
         name="cpu",
         make=f"{_DIR}.sample:make",
@@ -73,11 +65,6 @@ def _no_onednn(context: OpContext) -> str | None:
 def _turns_part_of_a_head(context: OpContext) -> str | None:
     rotated, size = context.shape.get("rotated"), context.shape.get("size")
     return None if rotated == size else f"turns whole heads, not {rotated} of {size} elements"
-
-
-def _rounding_twice_is_quicker(context: OpContext) -> str | None:
-    """One token is all overhead; of many, the copy in f32 leaves the cache."""
-    return None if context.bucket in (1, 2) else "is for steps of 2 to 64 tokens"
 
 
 def _beyond_sdpa(context: OpContext) -> str | None:

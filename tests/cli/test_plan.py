@@ -42,6 +42,17 @@ def test_this_machine(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["budget"]["longest"] == found["max_position"] == 64
 
 
+def test_from_a_config_alone(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
+    code, _, err = plan(capsys, str(tmp_path), "--device", "cpu")
+    assert code == 2 and "--load_format dummy" in err
+    _, whole, _ = plan(capsys, str(model), "--device", "cpu")
+    code, found, _ = plan(capsys, str(tmp_path), "--device", "cpu", "--load_format", "dummy")
+    assert code == 0
+    for name in ("parameters", "weights", "kv_token", "longest"):
+        assert found["budget"][name] == whole["budget"][name]
+
+
 def test_a_machine_that_is_not_here(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found, _ = plan(capsys, "--model_dir", str(model), "--device", "sm90", "--memory", "80GiB")
     assert code == 0

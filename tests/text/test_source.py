@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from llmcore.builtin.tokenizers import register_tokenizers
+from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.specs import TokenizerSpec
 from llmcore.testing.tokenizer import write_tokenizer
@@ -47,7 +48,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_tokenizer_json_is_taken_as_it_is(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    assert source.prepare(BUILTIN, tmp_path, "fast", tmp_path / "out") == tmp_path
+    assert source.prepare(BUILTIN, Model(), tmp_path, tmp_path / "out") == tmp_path
     assert isinstance(source.open_tokenizer(BUILTIN, tmp_path, "auto"), FastTokenizer)
     assert not (tmp_path / "out").exists()
 
@@ -71,6 +72,21 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
         source.choose(BUILTIN, tmp_path, "fast")
 
 
+def test_dummy_weights_want_no_tokenizer_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, out, dummy = tmp_path / "model", tmp_path / "out", Model(load_format="dummy")
+    model.mkdir()
+    with pytest.raises(ConfigError, match="no tokenizer found"):
+        source.prepare(BUILTIN, Model(), model, out)
+    assert source.prepare(BUILTIN, dummy, model, out) == out
+    assert "model has no tokenizer; one id per byte stands in for it" in caplog.text
+    tokenizer = source.open_tokenizer(BUILTIN, out, "fast")
+    ids = tokenizer.encode("né 👋")
+    assert (len(ids), max(ids) < 256, tokenizer.decode(ids)) == (8, True, "né 👋")
+    assert "hi" in tokenizer.chat([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    write_tokenizer(model)
+    assert source.prepare(BUILTIN, dummy, model, out) == model
+
+
 def test_priority_decides(tmp_path: Path) -> None:
     better = TokenizerSpec(name="better", sniff=BUILTIN[0].sniff, load=BUILTIN[0].load, priority=60)
     write_tokenizer(tmp_path)
@@ -81,7 +97,7 @@ def test_a_conversion_in_a_child(tmp_path: Path, importable: str) -> None:
     model = tmp_path / "model.odd"
     model.write_text("content")
     odd = TokenizerSpec(name="odd", sniff=f"{importable}:is_odd", convert=f"{importable}:copying_converter")
-    out = source.prepare([*BUILTIN, odd], model, "fast", tmp_path / "out")
+    out = source.prepare([*BUILTIN, odd], Model(), model, tmp_path / "out")
     assert out == tmp_path / "out"
     assert (out / "converted_from").read_text() == "content"
     assert isinstance(source.open_tokenizer(BUILTIN, out, "fast"), FastTokenizer)
@@ -112,7 +128,7 @@ def test_transformers_converts_what_it_can(tmp_path: Path) -> None:
     (model / "vocab.txt").write_text("\n".join(vocabulary))
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
     (model / "config.json").write_text('{"model_type": "bert", "eos_token_id": 2}')
-    out = source.prepare(BUILTIN, model, "fast", tmp_path / "out")
+    out = source.prepare(BUILTIN, Model(), model, tmp_path / "out")
     tokenizer = source.open_tokenizer(BUILTIN, out, "fast")
     assert tokenizer.encode("hello world", add_special_tokens=False) == [5, 6, 7]
     assert tokenizer.eos_ids == (2,)

@@ -56,12 +56,19 @@ def command(resolved: Resolved, model: str | None, memory: str | None, as_json: 
 def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     """Read config and headers, ask the layouts for their sizes, predict. `memory`: bytes of the device, or None."""
     config, registry = resolved.config, resolved.registry
-    checkpoint = open_checkpoint(registry, check_model_dir(config))
+    dummy = config.model.load_format == "dummy"
+    checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
     family, model = read_model(registry, checkpoint.config(), config.model.data_type)
     machine = find_machine(registry, config.model.device, memory)
-    names = load(family.weights)(model)
-    sizes = {name: entry for name, entry in checkpoint.sizes().items() if names.targets(name)}
     pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
+    if dummy:
+        from llmcore.engine.explain import dry_model
+
+        built, _ = dry_model(family, model, registry, machine.info, pins)
+        sizes = {name: (tuple(parameter.shape), "drawn") for name, parameter in built.named_parameters()}
+    else:
+        names = load(family.weights)(model)
+        sizes = {name: entry for name, entry in checkpoint.sizes().items() if names.targets(name)}
     kv_token = sum(_kv_bytes(registry, group, pins.layout or group.layout, model) for group in model.kv_groups)
     budget = predict(model, {name: shape for name, (shape, _) in sizes.items()}, config, machine, kv_token)
     return Plan(model, machine, Counter(dtype for _, dtype in sizes.values()), budget)

@@ -13,7 +13,7 @@ from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import load
 from llmcore.registry import Registry
 from llmcore.resolve import Resolution
-from llmcore.specs import DeviceInfo
+from llmcore.specs import DeviceInfo, ModelConfig, ModelSpec
 from llmcore.weights.source import open_checkpoint, read_model
 
 
@@ -26,6 +26,16 @@ def resolutions_of(
     """
     checkpoint = open_checkpoint(registry, path, weights=False)
     family, config = read_model(registry, checkpoint.config(), dtype)
+    _, build = dry_model(family, config, registry, device, pins)
+    for variant in VARIANTS:
+        build.op("sample", variant=variant, vocab=config.vocab_size)
+    return build.resolutions
+
+
+def dry_model(
+    family: ModelSpec, config: ModelConfig, registry: Registry, device: DeviceInfo, pins: Pins
+) -> tuple[torch.nn.Module, DryBuild]:
+    """A model whose parameters have shapes and nothing else, and what it was built with."""
     build = DryBuild(
         registry=registry,
         config=config,
@@ -36,7 +46,4 @@ def resolutions_of(
     )
     make = load(family.build)
     build = replace(build, granules=settle_granules(build, make))
-    make(config, build)
-    for variant in VARIANTS:
-        build.op("sample", variant=variant, vocab=config.vocab_size)
-    return build.resolutions
+    return make(config, build), build

@@ -153,9 +153,8 @@ class LLM:
 
     def _open_tokenizer(self, model: Path) -> Tokenizer:
         specs = [spec for spec, _ in self._registry.specs(TokenizerSpec)]
-        mode, trust = self.config.model.tokenizer_mode, self.config.model.trust_remote_code
-        out = Path(self._converted.name)
-        return open_tokenizer(specs, prepare(specs, model, mode, out, trust_remote_code=trust), mode)
+        directory = prepare(specs, self.config.model, model, Path(self._converted.name))
+        return open_tokenizer(specs, directory, self.config.model.tokenizer_mode)
 
     def _ids_of(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -324,5 +324,4 @@ def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> st
     """The directory that workers load the tokenizer from, after a conversion where one is needed."""
     specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
     model, out = Path(config.model.model_dir or ""), directory / "tokenizer"
-    trust = config.model.trust_remote_code
-    return str(prepare(specs, model, config.model.tokenizer_mode, out, trust_remote_code=trust))
+    return str(prepare(specs, config.model, model, out))

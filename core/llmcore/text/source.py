@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import TokenizerSpec
 from llmcore.text.convert import convert
+from llmcore.text.stand_in import write_stand_in
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +38,18 @@ def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerS
     return chosen
 
 
-def prepare(
-    specs: Sequence[TokenizerSpec], model: Path, mode: str, out: Path, *, trust_remote_code: bool = False
-) -> Path:
-    """The directory that HTTP workers load their tokenizer from: the model's own, or `out` after a conversion."""
-    spec = choose(specs, model, mode)
+def prepare(specs: Sequence[TokenizerSpec], config: Model, model: Path, out: Path) -> Path:
+    """The directory that HTTP workers load the tokenizer of `model` from: itself, or `out`, which was written.
+
+    Dummy weights want no tokenizer of their own: without one, a byte-level one stands in.
+    """
+    if config.load_format == "dummy" and not any(load(spec.sniff)(model) for spec in specs):
+        log.warning("%s has no tokenizer; one id per byte stands in for it", model.name)
+        return write_stand_in(out)
+    spec = choose(specs, model, config.tokenizer_mode)
     if spec.convert is None:
         return model
-    return convert(spec.convert, model, out, trust_remote_code=trust_remote_code)
+    return convert(spec.convert, model, out, trust_remote_code=config.trust_remote_code)
 
 
 def open_tokenizer(specs: Sequence[TokenizerSpec], directory: Path, mode: str) -> Tokenizer:

@@ -82,7 +82,10 @@ class FinishChoice(msgspec.Struct, frozen=True, tag="finish"):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A snapshot of the engine. Slots are tokens of the first KV group; live + cached + free == total."""
+    """A snapshot of the engine. Slots are tokens of the first KV group; live + cached + free == total.
+
+    `cache`: what that group's prefix cache says of itself.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -97,6 +100,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_tokens: int = 0
     preemptions: int = 0
     aborts: int = 0
+    cache: dict[str, int] = {}
+
+    def figures(self) -> dict[str, float]:
+        """Everything as numbers by name; those of `cache` begin with `cache_`."""
+        plain: dict[str, float] = {name: getattr(self, name) for name in self.__struct_fields__ if name != "cache"}
+        return plain | {f"cache_{name}": value for name, value in self.cache.items()}
 
 
 class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True):

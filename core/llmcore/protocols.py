@@ -237,7 +237,7 @@ class KVManager(Protocol):
         """Drop up to `n` granules that `in_use` says no request holds, least recently used first; returns them."""
 
     def stats(self) -> Mapping[str, int]:
-        """Figures for `/metrics`: at least `granules` and `nodes`."""
+        """Figures for `/metrics`: at least `granules` and `nodes`. Asked several times a second, steps or not."""
 
 
 # --- attention -------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class MetricSink(Protocol):
         """One request ended, for whatever reason."""
 
     def snapshot(self, values: Mapping[str, float]) -> None:
-        """The engine's figures (bridge.Load as a mapping), about once a second."""
+        """The engine's figures (`bridge.Load.figures()`), about once a second."""
 
     def page(self) -> tuple[str, bytes] | None:
         """What `/metrics` answers, as (content type, body), or None; the first sink that has one is asked."""

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import msgspec
 from llmcore.bridge import Load
 from llmcore.builtin.prometheus.sink import PrometheusSink
 from llmcore.protocols import RequestRecord
@@ -52,14 +51,15 @@ def test_times_and_lengths() -> None:
 
 def test_snapshots_set_gauges_and_only_ever_raise_totals() -> None:
     sink = PrometheusSink()
-    sink.snapshot(msgspec.structs.asdict(Load(waiting=3, running=2, kv_live=10, kv_free=5, output_tokens=100)))
-    sink.snapshot(msgspec.structs.asdict(Load(waiting=1, kv_cached=7, output_tokens=130, preemptions=2)))
+    sink.snapshot(Load(waiting=3, running=2, kv_live=10, kv_free=5, output_tokens=100).figures())
+    sink.snapshot(Load(waiting=1, kv_cached=7, output_tokens=130, preemptions=2, cache={"nodes": 9}).figures())
     got = values(sink)
     assert got["llmcore_queue_size"] == 1
     assert got["llmcore_batch_current_size"] == 0
     assert (got["llmcore_kv_live"], got["llmcore_kv_cached"], got["llmcore_kv_free"]) == (0, 7, 0)
     assert got["llmcore_generated_tokens_total"] == 130
     assert got["llmcore_preemptions_total"] == 2
+    assert 'llmcore_prefix_cache{figure="nodes"} 9.0' in sink.page()[1].decode()
 
 
 def test_every_metric_says_what_it_is() -> None:

@@ -73,6 +73,18 @@ def test_a_prefix_cache_that_fails_is_dismissed(
     assert llm.generate([[5] * 42], temperature=0.0)[0].cached_tokens == 0
 
 
+def test_a_prefix_cache_speaks_of_itself_until_it_fails(make_llm: MakeLLM, tmp_path: Path) -> None:
+    llm = make_llm()
+    llm.generate([[5] * 40], temperature=0.0)
+    assert llm.load().cache["granules"] == llm.load().kv_cached > 40
+    file = tmp_path / "bad.py"
+    file.write_text(MANAGER.format(method="stats", answer="1 / 0", good=3))
+    llm = make_llm(kv_manager="bad", plugins=[str(file)])
+    llm.generate([[5] * 40], temperature=0.0)
+    sizes = [llm.load().cache["granules"] for _ in range(4)]
+    assert len(set(sizes)) == 1 and sizes[0] > 40, "they are there until somebody needs the room"
+
+
 @pytest.mark.parametrize("kind", ["fail_token", "nan_token"])
 def test_after_a_failed_step_a_cache_that_cannot_tell_what_it_holds_loses_it_all(
     make_llm: MakeLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str

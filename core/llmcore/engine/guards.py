@@ -83,7 +83,12 @@ class GuardedManager:
 
     def stats(self) -> Mapping[str, int]:
         """KVManager."""
-        return {"granules": self._left().size, "nodes": 0} if self._manager is None else self._manager.stats()
+        if self._manager is not None:
+            try:
+                return {name: int(value) for name, value in self._manager.stats().items()}
+            except Exception as error:  # noqa: BLE001 - a foreign policy may raise anything
+                self._dismiss(error)
+        return {"granules": self._left().size, "nodes": 0}
 
     def _ask(self, ask: Callable[[KVManager], Int32], otherwise: Callable[[], Int32], *, kept: bool) -> Int32:
         if self._manager is not None:
@@ -91,10 +96,13 @@ class GuardedManager:
                 granules = ask(self._manager)
                 self._group.check_named(granules, kept=kept)
                 return granules
-            except Exception:
-                self._manager, self.caching = None, False
-                log.exception("prefix cache %r has failed; from now on nothing is cached", self._name)
+            except Exception as error:  # noqa: BLE001 - a foreign policy may raise anything
+                self._dismiss(error)
         return otherwise()
+
+    def _dismiss(self, error: Exception) -> None:
+        self._manager, self.caching = None, False
+        log.error("prefix cache %r has failed; from now on nothing is cached", self._name, exc_info=error)
 
     def _left(self) -> Int32:
         return np.flatnonzero(self._group.pool.kept).astype(np.int32)

@@ -146,6 +146,7 @@ class Scheduler:
             output_tokens=self.totals.output_tokens,
             preemptions=self.totals.preemptions,
             aborts=self.totals.aborts,
+            cache=dict(group.manager.stats()),
         )
 
     # --- a step ------------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from llmcore.bridge import Load
 from llmcore.plugins import load as load_target
 from llmcore.protocols import MetricSink, RequestRecord
@@ -32,7 +30,7 @@ class Sinks:
 
     def snapshot(self, load: Load) -> None:
         """Pass the engine's figures on."""
-        values = msgspec.structs.asdict(load)
+        values = load.figures()
         self._each(lambda sink: sink.snapshot(values))
 
     def page(self) -> tuple[str, bytes]:

@@ -66,6 +66,9 @@ _TOTALS = {
 }
 """Name -> (field of bridge.Load that only grows, help)."""
 
+_CACHE = "cache_"
+"""How the prefix cache's own figures begin."""
+
 _OUTCOMES = {"stop": "request_success", "length": "request_success", "abort": "request_abort"}
 
 
@@ -83,6 +86,8 @@ class PrometheusSink:
         }
         self._gauges = {f: Gauge(f"llmcore_{n}", text, registry=self._registry) for n, (f, text) in _GAUGES.items()}
         self._totals = {f: Counter(f"llmcore_{n}", text, registry=self._registry) for n, (f, text) in _TOTALS.items()}
+        text = "What the prefix cache says of itself, by name."
+        self._cache = Gauge("llmcore_prefix_cache", text, ["figure"], registry=self._registry)
         self._before: dict[str, float] = {}
 
     def request_finished(self, record: RequestRecord) -> None:
@@ -104,6 +109,8 @@ class PrometheusSink:
         for field, counter in self._totals.items():
             counter.inc(max(0.0, values[field] - self._before.get(field, 0.0)))
             self._before[field] = values[field]
+        for field in (name for name in values if name.startswith(_CACHE)):
+            self._cache.labels(field.removeprefix(_CACHE)).set(values[field])
 
     def page(self) -> tuple[str, bytes]:
         """Prometheus' text format."""

@@ -11,6 +11,8 @@ from llmcore.config import check_model_dir, make_config
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
 from llmcore.testing import fake_answer, write_fake_model
+from llmcore.testing.family import small_model
+from llmcore.testing.tokenizer import write_tokenizer
 
 
 def test_an_eos_id_that_the_model_cannot_produce(make_llm: Callable[..., LLM]) -> None:
@@ -46,3 +48,13 @@ def test_a_directory_by_a_relative_path_has_its_own_name(tmp_path: Path, monkeyp
     monkeypatch.chdir(directory)
     for path, name in ((".", "model"), ("../link", "link"), (f"{directory}/", "model")):
         assert check_model_dir(make_config(model_dir=path)) == tmp_path / name
+
+
+def test_the_summary_counts_parameters_and_not_what_kernels_make_of_them(tmp_path: Path) -> None:
+    reference = small_model("LlamaForCausalLM", vocab_size=30_000, tie_word_embeddings=False)
+    reference.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    with LLM(tmp_path, device="cpu", max_total_token_num=100, max_req_total_len=64) as llm:
+        (_, text), *_ = llm.facts.report
+    millions = sum(parameter.numel() for parameter in reference.parameters()) / 1e6
+    assert millions > 1 and f"{millions:,.1f} M parameters" in text

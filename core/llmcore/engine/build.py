@@ -107,7 +107,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         generation=loaded.generation,
         fingerprint=fingerprint,
         report=(
-            *summary(loaded, device, timings),
+            *summary(loaded, device, budget.parameters, timings),
             ("predicted", memory_text(budget.weights, budget.pool, budget.kv_tokens)),
             ("measured", memory_text(loaded.weight_bytes, kv_tokens * parts.token_bytes, kv_tokens)),
         ),
@@ -167,9 +167,10 @@ def memory_text(weights: int, kv: int, tokens: int) -> str:
     return f"weights {weights / 2**20:,.0f} MiB, KV {kv / 2**20:,.0f} MiB for {tokens:,} tokens"
 
 
-def summary(loaded: Loaded, device: Device, timings: Mapping[str, float]) -> Sequence[tuple[str, str]]:
+def summary(
+    loaded: Loaded, device: Device, parameters: int, timings: Mapping[str, float]
+) -> Sequence[tuple[str, str]]:
     """The start-up summary as (label, text)."""
-    parameters = loaded.weight_bytes // loaded.build.dtype.itemsize
     kernels: dict[str, list[str]] = {}
     for resolution in loaded.build.resolutions:
         names = kernels.setdefault(resolution.context.op, [])

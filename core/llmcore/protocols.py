@@ -97,7 +97,6 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     eos_ids: tuple[int, ...]
-    bos_token: str | None
     special_ids: frozenset[int]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -20,7 +20,6 @@ class ByteTokenizer:
 
     vocab_size = 257
     eos_ids = (256,)
-    bos_token = None
     special_ids = frozenset({256})
 
     def __init__(self, path: Path):

@@ -30,7 +30,6 @@ class SlowTokenizer:
         self._size: int = processor.get_piece_size()
         self.vocab_size = max([self._size, *(token_id + 1 for token_id in self._names)])
         self.special_ids = frozenset(self._names) | {i for i in range(self._size) if processor.is_control(i)}
-        self.bos_token = companions.tokens.get("bos_token")
         self.eos_ids = companions.eos_ids or self._eos(companions)
         self._adds_bos = bool(settings.get("add_bos_token", True)) and processor.bos_id() >= 0
         self._template = ChatTemplate(companions.templates, companions.tokens)

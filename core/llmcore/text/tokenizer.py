@@ -51,7 +51,6 @@ class FastTokenizer:
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.longest = max(map(len, vocabulary), default=1)
         self.special_ids = frozenset(int(token["id"]) for token in added if token.get("special"))
-        self.bos_token = companions.tokens.get("bos_token")
         self.eos_ids = companions.eos_ids or self._ids_of(companions.tokens.get("eos_token"))
         self._template = ChatTemplate(companions.templates, companions.tokens)
         self._rule = piece_rule(description.get("decoder"))

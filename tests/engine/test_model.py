@@ -58,3 +58,11 @@ def test_the_summary_counts_parameters_and_not_what_kernels_make_of_them(tmp_pat
         (_, text), *_ = llm.facts.report
     millions = sum(parameter.numel() for parameter in reference.parameters()) / 1e6
     assert millions > 1 and f"{millions:,.1f} M parameters" in text
+
+
+@pytest.mark.parametrize("name", ["kv_manager", "scheduler", "length_estimator"])
+def test_a_policy_that_does_not_exist_is_named_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
+    directory = write_fake_model(tmp_path / "model")
+    (directory / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ConfigError, match=f"there is no {name.replace('_', ' ')} 'nope'"):
+        LLM(directory, **{name: "nope"})

@@ -21,7 +21,7 @@ from llmcore.engine.tables import Tables
 from llmcore.kv.group import KVGroup
 from llmcore.layers.layout import Layout
 from llmcore.ops.sample import VARIANTS
-from llmcore.plugins import made
+from llmcore.plugins import Made, made
 from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
 from llmcore.sched.scheduler import Scheduler
@@ -71,6 +71,8 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     `on_model_built` is called before it returns.
     """
     started = time.monotonic()
+    for kind, name in _policies(config):  # before anything takes long
+        registry.find(kind, name)
     device = pick_device(registry, config.model.device)
     machine = machine_of(device, config)
     device.reset_peak()
@@ -127,9 +129,19 @@ def _fitted(parts: _Parts) -> tuple[SchedulerLimits, int]:
     return fit(parts.config, parts.limits, kv_tokens), kv_tokens
 
 
+def _policies(config: Config) -> tuple[tuple[type[Made], str], ...]:
+    """The prefix cache, the scheduling policy and the length estimator that the settings ask for."""
+    settings = config.scheduling
+    return (
+        (KVManagerSpec, "none" if settings.disable_dynamic_prompt_cache else settings.kv_manager),
+        (SchedulerSpec, settings.scheduler),
+        (LengthEstimatorSpec, settings.estimator),
+    )
+
+
 def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
-    settings, registry, limits = parts.config.scheduling, parts.registry, parts.limits
-    manager = "none" if settings.disable_dynamic_prompt_cache else settings.kv_manager
+    registry, limits = parts.registry, parts.limits
+    (_, manager), (_, scheduling), (_, estimating) = _policies(parts.config)
     groups = [
         KVGroup(
             name=name,
@@ -143,9 +155,8 @@ def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
     ]
     for group in groups:
         group.manager = GuardedManager(group, manager)
-    policy = made(registry, SchedulerSpec, settings.scheduler, limits)
-    estimator = made(registry, LengthEstimatorSpec, settings.estimator, limits)
-    guarded = GuardedEstimator(estimator, settings.estimator)
+    policy = made(registry, SchedulerSpec, scheduling, limits)
+    guarded = GuardedEstimator(made(registry, LengthEstimatorSpec, estimating, limits), estimating)
     return Scheduler(limits, groups, policy, guarded, ahead=parts.device.ahead)
 
 

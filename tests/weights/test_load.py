@@ -135,7 +135,7 @@ def watch():
     while not stop:
         peak[0] = max(peak[0], anonymous())
         time.sleep(0.002)
-thread = threading.Thread(target=watch)
+thread = threading.Thread(target=watch, daemon=True)
 thread.start()
 model = LoadedModel(Path(sys.argv[1]), data_type=sys.argv[2], registry=registry, tokens=64, requests=1)
 stop.append(1)

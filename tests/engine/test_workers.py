@@ -36,6 +36,12 @@ class Rig:
             event = StepEvents(stamp=self.now, request=[7], choice=[0], count=[1], tokens=[1], finish=[int(finish)])
             self.workers.post({owner: event})
 
+    def look(self, seconds: float) -> None:
+        """Time passes, and the engine looks after its workers as often as it does between steps."""
+        for _ in range(round(seconds / 0.1)):
+            self.now += 0.1
+            self.workers.drop_late(self.abort)
+
     def received(self, owner: int) -> list[StepEvents]:
         assert self.boxes[owner].wait(2.0)
         return [message for message in self.boxes[owner].drain() if isinstance(message, StepEvents)]
@@ -46,6 +52,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     rig = Rig(tmp_path, context)
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: rig.now))
+    rig.workers.drop_late(rig.abort)  # from here on the test's clock counts
     for owner in range(2):
         rig.workers.heard(owner, 0.0)
     yield rig
@@ -63,10 +70,9 @@ def test_each_worker_gets_its_own(rig: Rig) -> None:
 
 
 def test_a_silent_worker_loses_its_requests(rig: Rig) -> None:
-    rig.now += 1.0
+    rig.look(1.0)
     rig.workers.heard(1, 0.0)
-    rig.now += 0.5
-    rig.workers.drop_late(rig.abort)
+    rig.look(0.5)
     assert rig.aborted == [(7, 0)]
     (last,) = rig.received(0)
     assert (last.request, last.choice, last.finish) == ([7, 7], [0, 1], [int(Finish.ABORT)] * 2)
@@ -77,11 +83,20 @@ def test_a_silent_worker_loses_its_requests(rig: Rig) -> None:
 def test_a_worker_behind_its_steps_loses_its_requests(rig: Rig) -> None:
     for _ in range(4):
         rig.post(0, 1)
-        rig.now += 0.5
+        rig.look(0.5)
         rig.workers.heard(0, 0.0)
         rig.workers.heard(1, rig.now)
-    rig.workers.drop_late(rig.abort)
     assert rig.aborted == [(7, 0)]
+
+
+def test_a_stall_of_the_engine_is_nobodys_silence(rig: Rig) -> None:
+    rig.post(0)
+    for _ in range(3):
+        rig.now += 60
+        rig.workers.drop_late(rig.abort)
+    assert rig.aborted == []
+    rig.look(1.0)
+    assert rig.aborted == [(7, 0), (7, 1)]
 
 
 def test_bytes_count_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +112,7 @@ def test_what_ended_is_not_ended_again(rig: Rig) -> None:
     rig.post(0, finish=Finish.STOP)
     rig.workers.ended(0, 7, 1)
     rig.workers.ended(1, 7)
-    rig.now += 9
-    rig.workers.drop_late(rig.abort)
+    rig.look(9)
     assert rig.aborted == []
 
 

@@ -26,11 +26,14 @@ AbortRequest = Callable[[int, int], None]
 
 @dataclass
 class _Worker:
-    """One worker. `unseen`: (stamp, bytes) of steps it has not confirmed; `open`: request -> its running choices."""
+    """One worker. `unseen`: (stamp, bytes, when) of steps not confirmed; `open`: request -> running choices.
+
+    `heard` and `when` are times of `Workers.clock`.
+    """
 
     outlet: Outlet
     heard: float
-    unseen: deque[tuple[float, int]] = field(default_factory=deque)
+    unseen: deque[tuple[float, int, float]] = field(default_factory=deque)
     unseen_bytes: int = 0
     open: dict[int, set[int]] = field(default_factory=dict)
 
@@ -41,17 +44,21 @@ class Workers:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._context = context
         self._workers: dict[int, _Worker] = {}
+        # What passes here between two looks counts for a heartbeat at most: where the engine itself stood still, in a
+        # long step or with the whole machine, a worker had no chance to be heard.
+        self.clock = 0.0
+        self._looked = time.monotonic()
 
     def add(self, owner: int, mailbox: str) -> None:
         """A worker said hello."""
-        self._workers[owner] = _Worker(Outlet(self._context, mailbox), time.monotonic())
+        self._workers[owner] = _Worker(Outlet(self._context, mailbox), self.clock)
 
     def heard(self, owner: int, seen: float) -> None:
         """A heartbeat: the worker has handled everything up to stamp `seen`."""
         worker = self._workers.get(owner)
         if worker is None:
             return
-        worker.heard = time.monotonic()
+        worker.heard = self.clock
         while worker.unseen and worker.unseen[0][0] <= seen:
             worker.unseen_bytes -= worker.unseen.popleft()[1]
 
@@ -80,16 +87,18 @@ class Workers:
                 if finish:
                     self.ended(owner, request, choice)
             size = worker.outlet.send(mine)
-            worker.unseen.append((mine.stamp, size or BEHIND_BYTES))
+            worker.unseen.append((mine.stamp, size or BEHIND_BYTES, self.clock))
             worker.unseen_bytes += size or BEHIND_BYTES
 
     def drop_late(self, abort: AbortRequest) -> None:
         """End every request of a worker that is silent or behind. Call it when the mailbox has been read."""
         now = time.monotonic()
+        self.clock += min(now - self._looked, HEARTBEAT_SECONDS)
+        self._looked = now
         for owner, worker in self._workers.items():
             if not worker.open:
                 continue
-            why = _lateness(worker, now)
+            why = _lateness(worker, self.clock)
             if why is not None:
                 logger.warning("worker %d %s; its %d requests are ended", owner, why, len(worker.open))
                 self._end_all(owner, worker, abort)
@@ -115,7 +124,7 @@ class Workers:
         worker.open.clear()
         worker.unseen.clear()
         worker.unseen_bytes = 0
-        worker.heard = time.monotonic()
+        worker.heard = self.clock
         worker.outlet.send(
             StepEvents(
                 stamp=time.monotonic(),
@@ -128,13 +137,13 @@ class Workers:
         )
 
 
-def _lateness(worker: _Worker, now: float) -> str | None:
+def _lateness(worker: _Worker, clock: float) -> str | None:
     """Why a worker cannot keep its requests, or None."""
     allowed = LATE_SECONDS + HEARTBEAT_SECONDS
-    if now - worker.heard > allowed:
-        return f"was silent for {now - worker.heard:.1f} s"
+    if clock - worker.heard > allowed:
+        return f"was silent for {clock - worker.heard:.1f} s"
     if worker.unseen_bytes > BEHIND_BYTES:
         return f"has {worker.unseen_bytes >> 20} MiB of events unread"
-    if worker.unseen and now - worker.unseen[0][0] > allowed:
-        return f"is {now - worker.unseen[0][0]:.1f} s behind"
+    if worker.unseen and clock - worker.unseen[0][2] > allowed:
+        return f"is {clock - worker.unseen[0][2]:.1f} s behind"
     return None

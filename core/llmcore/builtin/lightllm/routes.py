@@ -15,9 +15,6 @@ from llmcore.api.text import TextRules
 from llmcore.builtin.lightllm.requests import REFUSED, GenerateRequest, Parameters, TokensRequest
 from llmcore.builtin.lightllm.writers import StreamWriter, WholeWriter, encode_error
 
-_GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy, as in LightLLM."""
-
 
 def routes(front: Front) -> Iterable[Route]:
     """One resource per path."""
@@ -126,13 +123,12 @@ class ModelName:
 def sampling_params(given: Parameters, *, logprobs: bool) -> SamplingParams:
     """How tokens are drawn: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
     temperature = 1.0 if given.temperature is None else given.temperature
-    greedy = not given.do_sample or temperature < _GREEDY_BELOW
     if given.top_k == 0:
         raise RequestError(
             "parameters.top_k: 0 is no count; use -1 for no limit", param="parameters.top_k", code="invalid_value"
         )
     return SamplingParams(
-        temperature=0.0 if greedy else temperature,
+        temperature=temperature if given.do_sample else 0.0,
         top_p=1.0 if given.top_p is None else given.top_p,
         top_k=max(0, given.top_k or 0),
         min_p=given.min_p or 0.0,

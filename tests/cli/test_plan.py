@@ -63,7 +63,7 @@ def test_a_machine_that_is_not_here(model: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--device", "sm90"], "say how much memory it has: --memory 80GiB"),
+        (["--device", "sm61"], "say how much memory it has: --memory 80GiB"),
         (["--device", "sm9x"], "there is no device 'sm9x'"),
         (["--device", "cpu", "--memory", "80GiB"], "leave it out"),
         (["--memory", "much"], "'much' is no size"),

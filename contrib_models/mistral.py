@@ -10,21 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from llmcore.api import (
-    AttnSpec,
-    ConfigError,
-    KVGroupSpec,
-    ModelConfig,
-    ModelSpec,
-    Shard,
-    WeightMap,
-    hookimpl,
-    read_dtype,
-)
+from llmcore.api import AttnSpec, ConfigError, ModelSpec, Shard, WeightMap, hookimpl
 from llmcore.layers import (
     Attention,
     Build,
     Decoder,
+    DenseConfig,
     Embedding,
     GatedMLP,
     Hidden,
@@ -33,28 +24,26 @@ from llmcore.layers import (
     QKVLinear,
     RMSNorm,
     Rope,
-    RopeConfig,
     Step,
-    read_rope,
+    dense_weights,
+    read_dense,
 )
 from torch import nn
 
-KV = "sliding"
-"""The one KV group; what it reaches back to is the window."""
+DEFAULTS = {
+    "eos_token_id": 2,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+}
+"""What transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MistralConfig(ModelConfig):
+class MistralConfig(DenseConfig):
     """What a Mistral block reads. `window`: tokens a query sees including itself, None for all."""
 
-    heads: int
-    kv_heads: int
-    head_size: int
-    inner: int
-    eps: float
-    rope: RopeConfig
     window: int | None
-    tied: bool
 
 
 @hookimpl
@@ -73,50 +62,14 @@ def read_config(hf: Mapping[str, Any]) -> MistralConfig:
     """From config.json; a window that is not mentioned is 4096, as in transformers, and null is none."""
     if (activation := hf.get("hidden_act", "silu")) != "silu":
         raise ConfigError(f"MistralForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
-    heads, layers, window = (
-        int(hf["num_attention_heads"]),
-        int(hf["num_hidden_layers"]),
-        hf.get("sliding_window", 4096),
-    )
-    kv_heads = int(hf.get("num_key_value_heads") or 8)
-    head_size = int(hf.get("head_dim") or hf["hidden_size"] // heads)
-    eos, rope = hf.get("eos_token_id", 2), read_rope(hf, head_size)
-    group = KVGroupSpec(
-        name=KV,
-        layers=tuple(range(layers)),
-        kv_heads=kv_heads,
-        key_size=head_size,
-        value_size=head_size,
-        reach="all" if window is None else f"window:{window}",
-    )
-    return MistralConfig(
-        architecture="MistralForCausalLM",
-        vocab_size=int(hf["vocab_size"]),
-        hidden_size=int(hf["hidden_size"]),
-        num_layers=layers,
-        max_position=max(int(hf.get("max_position_embeddings") or 131072), rope.max_position),
-        dtype=read_dtype(hf),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
-        kv_groups=(group,),
-        fixed_angles_up_to=rope.fixed_angles_up_to,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        inner=int(hf["intermediate_size"]),
-        eps=float(hf.get("rms_norm_eps", 1e-6)),
-        rope=rope,
-        window=window,
-        tied=bool(hf.get("tie_word_embeddings", False)),
-    )
+    window = hf.get("sliding_window", 4096)
+    reach = "all" if window is None else f"window:{window}"
+    return MistralConfig(**read_dense(hf, "MistralForCausalLM", defaults=DEFAULTS, reach=reach), window=window)
 
 
 def weights(config: MistralConfig) -> WeightMap:
     """Names as transformers saves them."""
-    return WeightMap(
-        rename={"model.": ""},
-        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
-        skip=("lm_head.weight",) if config.tied else (),
-    )
+    return dense_weights(config)
 
 
 class Block(nn.Module):
@@ -124,22 +77,15 @@ class Block(nn.Module):
 
     def __init__(self, build: Build, config: MistralConfig, rope: Rope, index: int) -> None:
         super().__init__()
-        ranks, hidden, size = build.mesh.size("attn_tp"), config.hidden_size, config.head_size
-        spec = AttnSpec(
-            heads=config.heads // ranks,
-            kv_heads=config.kv_heads // ranks,
-            key_size=size,
-            value_size=size,
-            scale=size**-0.5,
-            window=config.window,
-        )
+        hidden, size = config.hidden_size, config.head_size
+        sizes: dict[str, Any] = {"heads": config.heads, "kv_heads": config.kv_heads, "key_size": size}
         self.input_layernorm = RMSNorm(build, hidden, config.eps)
         self.self_attn = Attention(
             build,
-            spec,
-            group=KV,
+            AttnSpec(**sizes, value_size=size, scale=size**-0.5, window=config.window),
+            group="all",
             index=index,
-            qkv=QKVLinear(build, hidden, heads=config.heads, kv_heads=config.kv_heads, key_size=size),
+            qkv=QKVLinear(build, hidden, **sizes),
             out=Linear(build, config.heads * size, hidden, shard=Shard("attn_tp", 1)),
             rope=rope,
         )

@@ -295,7 +295,9 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AttnSpec:
-    """The attention a layer wants, frozen when its kernel is made. Head counts are per rank; sizes in elements.
+    """The attention a layer wants, frozen when its kernel is made; sizes are in elements.
+
+    Head counts are the model's where a family states them, and one rank's where a kernel reads them.
 
     `window`: tokens a query sees including itself (None: all). `soft_cap`: cap * tanh(score / cap). `mask`:
     "causal", "full", "spans" or "tree".

@@ -4,21 +4,19 @@ As one file it brings torch along wherever it is loaded, so it is for trying out
 a package the hook stands in `__init__.py` and everything else in a module beside it.
 """
 
-from dataclasses import dataclass
-
 import torch
-from llmcore.api import AttnSpec, KVGroupSpec, ModelConfig, ModelSpec, Shard, WeightMap, hookimpl, read_dtype
+from llmcore.api import AttnSpec, ModelSpec, Shard, WeightMap, hookimpl
 from llmcore.layers import (
     Attention,
     Decoder,
+    DenseConfig,
     Embedding,
     Linear,
     LMHead,
     QKVLinear,
     RMSNorm,
     Rope,
-    RopeConfig,
-    read_rope,
+    read_dense,
 )
 from torch import nn
 
@@ -34,42 +32,9 @@ def register_models():
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArceeConfig(ModelConfig):
-    """What a block reads beyond what core needs to know."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    inner: int
-    eps: float
-    rope: RopeConfig
-
-
 def read_config(hf):
-    """config.json -> ArceeConfig."""
-    layers, heads = hf["num_hidden_layers"], hf["num_attention_heads"]
-    head_size = hf.get("head_dim") or hf["hidden_size"] // heads
-    kv_heads = hf.get("num_key_value_heads") or heads
-    layout = {"kv_heads": kv_heads, "key_size": head_size, "value_size": head_size}
-    eos, rope = hf.get("eos_token_id"), read_rope(hf, head_size)
-    return ArceeConfig(
-        architecture="ArceeForCausalLM",
-        vocab_size=hf["vocab_size"],
-        hidden_size=hf["hidden_size"],
-        num_layers=layers,
-        max_position=hf["max_position_embeddings"],
-        dtype=read_dtype(hf),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
-        fixed_angles_up_to=rope.fixed_angles_up_to,
-        kv_groups=(KVGroupSpec(name="all", layers=tuple(range(layers)), **layout),),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        inner=hf["intermediate_size"],
-        eps=hf["rms_norm_eps"],
-        rope=rope,
-    )
+    """config.json -> what core and the blocks below read; a family that has more subclasses DenseConfig."""
+    return DenseConfig(**read_dense(hf, "ArceeForCausalLM"))
 
 
 def weights(config):
@@ -94,21 +59,15 @@ class Block(nn.Module):
 
     def __init__(self, build, config, rope, index):
         super().__init__()
-        ranks, size = build.mesh.size("attn_tp"), config.head_size
-        spec = AttnSpec(
-            heads=config.heads // ranks,
-            kv_heads=config.kv_heads // ranks,
-            key_size=size,
-            value_size=size,
-            scale=size**-0.5,
-        )
+        size = config.head_size
+        heads = {"heads": config.heads, "kv_heads": config.kv_heads, "key_size": size}
         self.input_layernorm = RMSNorm(build, config.hidden_size, config.eps)
         self.self_attn = Attention(
             build,
-            spec,
+            AttnSpec(**heads, value_size=size, scale=size**-0.5),
             group="all",
             index=index,
-            qkv=QKVLinear(build, config.hidden_size, heads=config.heads, kv_heads=config.kv_heads, key_size=size),
+            qkv=QKVLinear(build, config.hidden_size, **heads),
             out=Linear(build, config.heads * size, config.hidden_size, shard=Shard("attn_tp", 1)),
             rope=rope,
         )

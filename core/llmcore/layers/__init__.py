@@ -3,6 +3,7 @@
 from llmcore.layers.attention import Attention
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.decoder import Decoder, Hidden
+from llmcore.layers.dense import DenseConfig, dense_weights, read_dense
 from llmcore.layers.embedding import Embedding, LMHead
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
@@ -24,6 +25,7 @@ __all__ = [
     "Bucketed",
     "Build",
     "Decoder",
+    "DenseConfig",
     "Embedding",
     "GatedMLP",
     "Hidden",
@@ -44,6 +46,8 @@ __all__ = [
     "Rows",
     "Step",
     "attend",
+    "dense_weights",
+    "read_dense",
     "read_rope",
     "spec_of",
     "token_slots",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -11,13 +13,15 @@ from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Step
 from llmcore.specs import AttnSpec
+from llmcore.weights.map import Shard
 
 
 class Attention(nn.Module):
     """One layer's attention over KV group `group`, in which it is layer `index` of the model.
 
-    The family passes the modules: `qkv` and `out` linears, `rope`, and norms over each head of q and k where it has
-    them. Rows that decode and rows that prefill go to a kernel each.
+    `spec` counts the whole model's heads; each rank of `attn_tp` gets its share. The family passes the modules: `qkv`
+    and `out` linears, `rope`, and norms over each head of q and k where it has them. Rows that decode and rows that
+    prefill go to a kernel each.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class Attention(nn.Module):
         self.q_norm: RMSNorm | None
         self.k_norm: RMSNorm | None
         self.q_norm, self.k_norm = norms if norms is not None else (None, None)
+        spec = _share(spec, build)
         self.spec, self.group, self.index, self._rope = spec, group, index, rope
         self._decode, self._prefill = build.attention(spec, group)
         layout = build.layout(group)
@@ -82,3 +87,10 @@ class Attention(nn.Module):
             q, k = self.q_norm(qk[:, : spec.heads], step), self.k_norm(qk[:, spec.heads :], step)
             qk = torch.cat((q, k), 1)
         return qk, v
+
+
+def _share(spec: AttnSpec, build: Build) -> AttnSpec:
+    """One rank's part of the heads."""
+    cut = Shard("attn_tp", 0)
+    heads = build.mesh.share(spec.heads, cut, "attention heads")
+    return replace(spec, heads=heads, kv_heads=build.mesh.share(spec.kv_heads, cut, "KV heads"))

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from llmcore.api import AttnSpec, KVGroupSpec, ModelConfig, Shard, WeightMap, read_dtype
+from llmcore.api import AttnSpec, Shard
 from llmcore.layers import (
     Attention,
     Decoder,
+    DenseConfig,
     Embedding,
     GatedMLP,
     Linear,
@@ -14,22 +15,15 @@ from llmcore.layers import (
     QKVLinear,
     RMSNorm,
     Rope,
-    RopeConfig,
-    read_rope,
+    dense_weights,
+    read_dense,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraniteConfig(ModelConfig):
-    """What our block reads, beside what every model has."""
+class GraniteConfig(DenseConfig):
+    """What our block reads, beside what every dense decoder has."""
 
-    heads: int
-    kv_heads: int
-    head_size: int
-    inner: int
-    eps: float
-    rope: RopeConfig
-    tied: bool
     embedding: float
     residual: float
     attention: float
@@ -38,29 +32,8 @@ class GraniteConfig(ModelConfig):
 
 def read_config(hf):
     """From config.json, as a dict."""
-    heads, layers = hf["num_attention_heads"], hf["num_hidden_layers"]
-    size = hf["hidden_size"] // heads
-    kv_heads = hf.get("num_key_value_heads") or heads
-    eos, rope = hf.get("eos_token_id"), read_rope(hf, size)
     return GraniteConfig(
-        architecture="GraniteForCausalLM",
-        vocab_size=hf["vocab_size"],
-        hidden_size=hf["hidden_size"],
-        num_layers=layers,
-        max_position=hf["max_position_embeddings"],
-        dtype=read_dtype(hf),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
-        fixed_angles_up_to=rope.fixed_angles_up_to,
-        kv_groups=(
-            KVGroupSpec(name="all", layers=tuple(range(layers)), kv_heads=kv_heads, key_size=size, value_size=size),
-        ),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=size,
-        inner=hf["intermediate_size"],
-        eps=hf["rms_norm_eps"],
-        rope=rope,
-        tied=hf.get("tie_word_embeddings", False),
+        **read_dense(hf, "GraniteForCausalLM"),
         embedding=hf.get("embedding_multiplier", 1.0),
         residual=hf.get("residual_multiplier", 1.0),
         attention=hf.get("attention_multiplier", 1.0),
@@ -69,12 +42,8 @@ def read_config(hf):
 
 
 def weights(config):
-    """From the names in a checkpoint to the names of the modules below."""
-    return WeightMap(
-        rename={"model.": ""},
-        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
-        skip=("lm_head.weight",) if config.tied else (),
-    )
+    """From the names in a checkpoint to the names of the modules below: as in every model that is built like Llama."""
+    return dense_weights(config)
 
 
 class ScaledEmbedding(Embedding):
@@ -98,24 +67,17 @@ class ScaledHead(LMHead):
 class Block(torch.nn.Module):
     def __init__(self, build, config, rope, index):
         super().__init__()
-        hidden, heads, size = config.hidden_size, config.heads, config.head_size
-        ranks = build.mesh.size("attn_tp")
-        spec = AttnSpec(
-            heads=heads // ranks,
-            kv_heads=config.kv_heads // ranks,
-            key_size=size,
-            value_size=size,
-            scale=config.attention,
-        )
+        hidden, size = config.hidden_size, config.head_size
+        heads = {"heads": config.heads, "kv_heads": config.kv_heads, "key_size": size}
         self.factor = config.residual
         self.input_layernorm = RMSNorm(build, hidden, config.eps)
         self.self_attn = Attention(
             build,
-            spec,
+            AttnSpec(**heads, value_size=size, scale=config.attention),
             group="all",
             index=index,
-            qkv=QKVLinear(build, hidden, heads=heads, kv_heads=config.kv_heads, key_size=size),
-            out=Linear(build, heads * size, hidden, shard=Shard("attn_tp", 1)),
+            qkv=QKVLinear(build, hidden, **heads),
+            out=Linear(build, config.heads * size, hidden, shard=Shard("attn_tp", 1)),
             rope=rope,
         )
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)

@@ -1,0 +1,86 @@
+"""What the configs of dense decoders have in common, read once for every family.
+
+A family that has more says so in its own config class; one that differs reads what differs itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmcore.errors import ConfigError
+from llmcore.layers.rope import RopeConfig, read_rope
+from llmcore.specs import KVGroupSpec, ModelConfig
+from llmcore.weights.dtypes import read_dtype
+from llmcore.weights.map import WeightMap
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig(ModelConfig):
+    """A decoder whose layers are alike and share one KV group.
+
+    `heads`, `kv_heads`: of the whole model; `inner`: width of the MLP; `eps`: of the norms; `tied`: the head is the
+    embedding.
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    inner: int
+    eps: float
+    rope: RopeConfig
+    tied: bool
+
+
+def read_dense(
+    hf: Mapping[str, Any],
+    architecture: str,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    group: str = "all",
+    reach: str = "all",
+) -> dict[str, Any]:
+    """The fields of a DenseConfig from config.json: ``YourConfig(**read_dense(hf, "YourModel"), more=...)``.
+
+    `defaults`: what transformers takes for fields that the file leaves out. `group`, `reach`: of the one KV group.
+    Raises KeyError for a field that must be there, ConfigError for values that contradict each other.
+    """
+    given = {**(defaults or {}), **{name: value for name, value in hf.items() if value is not None}}
+    heads, layers = int(given["num_attention_heads"]), int(given["num_hidden_layers"])
+    kv_heads = int(given.get("num_key_value_heads", heads))
+    if heads % kv_heads:
+        raise ConfigError(f"{heads} attention heads cannot share {kv_heads} KV heads; check the model's config.json")
+    head_size = int(given.get("head_dim") or given["hidden_size"] // heads)
+    rope = read_rope(hf, head_size)
+    # A null in the file is an answer here: the model has no end token.
+    eos = hf["eos_token_id"] if "eos_token_id" in hf else given.get("eos_token_id")
+    sizes: dict[str, Any] = {"kv_heads": kv_heads, "key_size": head_size, "value_size": head_size}
+    return {
+        "architecture": architecture,
+        "vocab_size": int(given["vocab_size"]),
+        "hidden_size": int(given["hidden_size"]),
+        "num_layers": layers,
+        "max_position": max(int(given["max_position_embeddings"]), rope.max_position),
+        "dtype": read_dtype(hf),
+        "eos_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        "kv_groups": (KVGroupSpec(name=group, layers=tuple(range(layers)), reach=reach, **sizes),),
+        "fixed_angles_up_to": rope.fixed_angles_up_to,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_size": head_size,
+        "inner": int(given["intermediate_size"]),
+        "eps": float(given["rms_norm_eps"]),
+        "rope": rope,
+        "tied": bool(given.get("tie_word_embeddings", False)),
+    }
+
+
+def dense_weights(config: DenseConfig, *, skip: tuple[str, ...] = ()) -> WeightMap:
+    """Names as transformers saves them, for blocks with `qkv_proj` and `gate_up_proj`. `skip`: more to ignore."""
+    return WeightMap(
+        rename={"model.": ""},
+        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+        # some checkpoints save a tied head once more
+        skip=(*skip, *(("lm_head.weight",) if config.tied else ())),
+    )

@@ -106,7 +106,9 @@ def test_a_launch_carries_the_whole_config() -> None:
     assert decode_launch(encode(worker), WorkerLaunch) == worker
 
 
-def test_what_is_no_message_is_dropped_and_counted(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+def test_what_is_no_message_is_dropped_counted_and_logged_once(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     box: Mailbox[ToEngine] = Mailbox(context, f"ipc://{tmp_path}/box", ToEngine)
     stranger = context.socket(zmq.PUSH)
     stranger.connect(box.endpoint)
@@ -128,6 +130,7 @@ def test_what_is_no_message_is_dropped_and_counted(context: zmq.Context[zmq.Sock
         got = box.drain()
     assert got == [ToEngine(1, Heartbeat(2.0))]
     assert box.dropped == 6
+    assert len([record for record in caplog.records if "is not one of ours" in record.message]) == 1
     assert not canary.exists()
     stranger.close()
     box.close()

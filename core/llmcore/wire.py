@@ -12,6 +12,7 @@ there (`llmcore.child`). A message that is no valid struct is dropped and counte
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ import zmq
 from llmcore.bridge import Abort, FinishChoice, Load, StepEvents, Submit
 from llmcore.config import Config
 from llmcore.protocols import RequestRecord, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
 """How often a worker sends `Heartbeat` to the engine, and the engine `Snapshot` to the supervisor."""
@@ -229,7 +232,9 @@ def decode_launch(data: bytes, kind: type[L]) -> L:
 
 
 class Mailbox(Generic[M]):
-    """A bound PULL socket and the one type it accepts. For one thread. `dropped` counts what was not of that type."""
+    """A bound PULL socket and the one type it accepts. For one thread. `dropped` counts what was not of that type;
+    the first is logged.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, kind: Any) -> None:
         self.endpoint = endpoint
@@ -260,7 +265,9 @@ class Mailbox(Generic[M]):
                 break
             try:
                 messages.append(self._decoder.decode(b"".join(frames)))
-            except msgspec.DecodeError:
+            except msgspec.DecodeError as error:
+                if not self.dropped:
+                    logger.warning("a message to %s is not one of ours and is dropped: %s", self.endpoint, error)
                 self.dropped += 1
         return messages
 

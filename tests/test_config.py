@@ -11,6 +11,7 @@ from llmcore.config import (
     Config,
     Setting,
     check_model_dir,
+    child_environment,
     find_setting,
     make_config,
     plugin_settings,
@@ -241,3 +242,10 @@ def test_ratio_and_estimator_agree(name: str | None, ratio: float | None, meant:
 def test_ratio_and_estimator_that_clash_are_an_error(name: str, ratio: float) -> None:
     with pytest.raises(ConfigError, match="--router_token_ratio"):
         make_config(length_estimator=name, router_token_ratio=ratio)
+
+
+def test_a_childs_threads_wait_without_spinning_unless_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert child_environment()["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert child_environment()["OMP_WAIT_POLICY"] == "active"

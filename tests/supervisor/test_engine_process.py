@@ -68,6 +68,11 @@ def test_a_client_that_leaves_gives_its_slots_back(server: RunningServer, path: 
     assert generate(server, "prompt 0")
 
 
+def test_the_engine_lets_neighbours_have_a_core(server: RunningServer) -> None:
+    variables = Path(f"/proc/{server.children()[ENGINE_MODULE]}/environ").read_bytes().split(b"\0")
+    assert b"OMP_WAIT_POLICY=passive" in variables
+
+
 def test_a_dead_engine_ends_the_server(model: Path) -> None:
     with serving(model) as server:
         os.kill(server.children()[ENGINE_MODULE], signal.SIGKILL)

@@ -6,6 +6,7 @@ Nothing outside this package reads the environment.
 from llmcore.config.check import check_config, check_model_dir, parse_pin
 from llmcore.config.load import (
     Origins,
+    child_environment,
     debug_requested,
     environment,
     make_config,
@@ -30,6 +31,7 @@ __all__ = [
     "Setting",
     "check_config",
     "check_model_dir",
+    "child_environment",
     "debug_requested",
     "environment",
     "find_setting",

@@ -31,6 +31,16 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
 
 
+def child_environment() -> dict[str, str]:
+    """This process's environment for a child.
+
+    Threads that wait for each other give up their core, unless the operator set OMP_WAIT_POLICY: by default OpenMP
+    lets them spin, which gains nothing measurable and, where another process wants the core, makes a step wait for
+    whole time slices of it.
+    """
+    return {"OMP_WAIT_POLICY": "passive", **os.environ}
+
+
 def debug_requested() -> bool:
     """Whether `LLMCORE_DEBUG` asks for tracebacks."""
     return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in ("", "0", "false", "no", "off")

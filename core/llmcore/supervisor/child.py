@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from llmcore.config import child_environment
 from llmcore.wire import EngineLaunch, WorkerLaunch, encode
 
 
@@ -25,6 +26,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, str(file.fileno())],
                 pass_fds=(file.fileno(), *pass_fds),
                 stdin=subprocess.DEVNULL,
+                env=child_environment(),
                 start_new_session=True,
             )
         self.pidfd = os.pidfd_open(self._process.pid)

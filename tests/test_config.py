@@ -244,8 +244,12 @@ def test_ratio_and_estimator_that_clash_are_an_error(name: str, ratio: float) ->
         make_config(length_estimator=name, router_token_ratio=ratio)
 
 
-def test_a_childs_threads_wait_without_spinning_unless_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_childs_threads_spin_briefly_unless_the_operator_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert child_environment()["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert child_environment()["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert child_environment()["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert child_environment()["OMP_WAIT_POLICY"] == "active"
+    assert "GOMP_SPINCOUNT" not in child_environment()

@@ -70,7 +70,7 @@ def test_a_client_that_leaves_gives_its_slots_back(server: RunningServer, path: 
 
 def test_the_engine_lets_neighbours_have_a_core(server: RunningServer) -> None:
     variables = Path(f"/proc/{server.children()[ENGINE_MODULE]}/environ").read_bytes().split(b"\0")
-    assert b"OMP_WAIT_POLICY=passive" in variables
+    assert b"GOMP_SPINCOUNT=10000" in variables
 
 
 def test_a_dead_engine_ends_the_server(model: Path) -> None:

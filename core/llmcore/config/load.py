@@ -31,14 +31,18 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
 
 
+SPIN_COUNT = "10000"
+"""As fast as libgomp's 300,000 on an idle machine, and seldom in a neighbour's way (benchmarks/README.md)."""
+
+
 def child_environment() -> dict[str, str]:
     """This process's environment for a child.
 
-    Threads that wait for each other give up their core, unless the operator set OMP_WAIT_POLICY: by default OpenMP
-    lets them spin, which gains nothing measurable and, where another process wants the core, makes a step wait for
-    whole time slices of it.
+    OpenMP's threads spin while they wait for each other. Unless the operator said how, they do so only briefly: where
+    another process wants the core, a long spin makes every step wait for whole time slices of it.
     """
-    return {"OMP_WAIT_POLICY": "passive", **os.environ}
+    given = dict(os.environ)
+    return given if "OMP_WAIT_POLICY" in given else {"GOMP_SPINCOUNT": SPIN_COUNT, **given}
 
 
 def debug_requested() -> bool:

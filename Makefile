@@ -15,7 +15,8 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type fp32 --port $(PORT)
 
-.PHONY: serve test setup lint type test-unit test-families test-http test-docs test-wheels docs clean
+.PHONY: serve test setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels \
+	docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -32,12 +33,12 @@ build/become.so: scripts/become.c
 	@mkdir -p $(@D)
 	@-$(CC) -shared -fPIC -o $@ $< 2>/dev/null
 
-test: setup lint type test-unit test-families test-http test-docs test-wheels
+test: setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels
 
 setup: $(STAMP) $(MODEL)
 
 $(STAMP): $(PROJECTS)
-	@scripts/setup.sh "$(PYTHON)" "$(VENV)" "$@" -c constraints.txt -e '.[test,lint]' $(addprefix -e ./,$(PLUGINS))
+	@scripts/setup.sh "$(PYTHON)" "$(VENV)" "$@" -c constraints.txt -e '.[test,lint]' $(addprefix -e ./,$(filter-out plugins/triton/,$(PLUGINS))) -e './plugins/triton[interpreter]'
 
 $(MODEL): | $(STAMP)
 	@$(BIN)/python scripts/fetch_demo_model.py $@
@@ -50,7 +51,10 @@ type: setup
 	@$(TIMED) type $(BIN)/mypy
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) tests --ignore=tests/families --ignore=tests/http --ignore=tests/test_docs.py
+	@$(TIMED) unit $(PYTEST) tests --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/test_docs.py
+
+test-interpreter: setup
+	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
 
 test-families: setup
 	@$(TIMED) families $(PYTEST) tests/families

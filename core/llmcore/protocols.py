@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from llmcore.specs import DeviceInfo
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -31,12 +33,19 @@ class Event(Protocol):
         """Block the host until it has."""
 
 
+class Graph(Protocol):
+    """Work that was captured and can be enqueued again as a whole, over the same tensors."""
+
+    def replay(self) -> None:
+        """Enqueue it."""
+
+
 class Device(Protocol):
     """What the engine needs of a device; the only code that names a torch backend implements it.
 
     `ahead`: steps to enqueue before the last one's tokens are read (0 where steps run synchronously).
     `step_tokens`: tokens of one step unless the operator says otherwise. `measured`: `kv_budget` is what a worst-case
-    run, made since `reset_peak`, leaves.
+    run, made since `reset_peak`, leaves. `graphs`: whether it can `capture`.
     """
 
     info: DeviceInfo
@@ -44,6 +53,14 @@ class Device(Protocol):
     ahead: int
     step_tokens: int
     measured: bool
+    graphs: bool
+
+    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+        """Capture what `work` enqueues, with nothing else in flight, and give what it returned.
+
+        The tensors in it are written by every replay. All graphs of a device share their intermediate memory, so what
+        one replay returns is valid until the next.
+        """
 
     def kv_budget(self, fraction: float) -> int:
         """Bytes that KV may take now; `fraction` is the operator's share of an accelerator's memory."""
@@ -253,7 +270,10 @@ class AttnLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AttnRows:
-    """The rows of one step that one attention kernel gets, as the host knows them (upper bounds)."""
+    """The rows of one step that one attention kernel gets, as the host knows them (upper bounds).
+
+    A row of a captured step may be padding: `n_query` and `kv_len` are 0, and nobody reads what it computes.
+    """
 
     n_query: Int32
     kv_len: Int32
@@ -278,7 +298,11 @@ class AttentionKernel(Protocol):
         """Take what `run` will need, before capture."""
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """Write this step's metadata; returns one of the few graph keys this kernel declared."""
+        """Write this step's metadata; returns a graph key, "" where the step cannot be captured.
+
+        With as many rows and query tokens, the same key means metadata of the same sizes and launches of the same
+        grids. Keys should be few: each is captured once per size of batch.
+        """
 
     def run(
         self,
@@ -295,7 +319,8 @@ class AttentionKernel(Protocol):
         `meta` holds the kernel's own uploads and what every kernel gets: `table` [max requests, granules] int32,
         `request` [R] int32 (row of the table), `q_start` [R + 1] int32 (borders of the rows in q), `kv_len` [R]
         int32 (tokens of each row including its new ones). `lse` [T, heads] f32, if given, receives the natural
-        log-sum-exp of the scaled scores, so that partial results can be merged.
+        log-sum-exp of the scaled scores, so that partial results can be merged. Rows without query tokens, and query
+        rows past the last border, are padding: they may be written with anything and must not be read through.
         """
 
 

@@ -45,7 +45,13 @@ def candidates_for(registry: Registry, op: str) -> list[Candidate]:
     spec = registry.find(OpSpec, op)
     owner = next(plugin for other, plugin in registry.specs(OpSpec) if other is spec)
     reference = KernelSpec(
-        name=REFERENCE, op=op, make=f"{spec.module}:make", priority=0, summary="the op's torch reference"
+        name=REFERENCE,
+        op=op,
+        make=f"{spec.module}:make",
+        priority=0,
+        # A composite's expansion is as good as its parts, which are resolved by themselves.
+        batch_invariant=spec.row_wise or bool(spec.expands_to),
+        summary="the op's torch reference",
     )
     return [(reference, owner), *(pair for pair in registry.specs(KernelSpec) if pair[0].op == op)]
 
@@ -79,6 +85,8 @@ def resolve(
 
 def why_not(spec: KernelSpec, context: OpContext) -> str | None:
     """Why a kernel does not fit `context`, in words, or None if it fits."""
+    if context.deterministic and not spec.batch_invariant:
+        return "its results may depend on the batch, which --deterministic rules out"
     if (misfit := _unmet(spec.when, context)) is not None or spec.refuses is None:
         return misfit
     try:

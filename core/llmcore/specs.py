@@ -34,17 +34,24 @@ def bucket_of(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One accelerator, or the CPU. `capability` is the compute capability as 10 x major + minor (90), else None."""
+    """One accelerator, or the CPU. `capability` is the compute capability as 10 x major + minor (90), else None.
+
+    `processors`: parts that run blocks of a kernel independently (an accelerator's multiprocessors), 0 if unknown.
+    """
 
     type: str
     name: str = ""
     capability: int | None = None
     memory: int = 0
+    processors: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpContext:
-    """All that the choice of a kernel may depend on; `shape` holds the op's fixed sizes by name."""
+    """All that the choice of a kernel may depend on; `shape` holds the op's fixed sizes by name.
+
+    `deterministic`: a row's result may not depend on the batch around it, to the bit.
+    """
 
     op: str
     device: DeviceInfo
@@ -53,6 +60,7 @@ class OpContext:
     granule: int = 1
     bucket: int = 0
     shape: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +128,13 @@ class OpSpec(Spec):
     """An op: `module` holds `reference`, `make`, `samples`, `TOLERANCE` and `cost` (see llmcore.ops).
 
     A composite names the ops it `expands_to`; it is used where a kernel for it fits, else its expansion is.
+    `row_wise`: the reference computes each row from that row alone, in an order that no other row changes.
     """
 
     module: str
     signature: str
     expands_to: tuple[str, ...] = ()
+    row_wise: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +142,8 @@ class KernelSpec(Spec):
     """One implementation of one op. `make`: (OpContext) -> the bound callable, or an attention kernel.
 
     `refuses`: (OpContext) -> why this kernel declines, or None; for what `when` cannot say. `cost`: import string
-    of (OpContext) -> measured microseconds on this device, or None where nobody measured.
+    of (OpContext) -> measured microseconds on this device, or None where nobody measured. `batch_invariant`: where
+    `OpContext.deterministic` is set, a row's result has the same bits in every batch and every token bucket.
     """
 
     op: str
@@ -141,6 +152,7 @@ class KernelSpec(Spec):
     priority: int = 50
     refuses: Callable[[OpContext], str | None] | None = None
     cost: ImportString | None = None
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "attn.gqa.decode": ("an AttentionKernel for rows of one query token", ()),
     "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
-    "sample": ("(logits [S, vocabulary] f32, rows: SampleRows) -> Sampled", ()),
+    "attn.gqa.mixed": ("an AttentionKernel for all rows of a captured step", ()),
+    "sample": ("(logits [S, vocabulary], rows: SampleRows) -> Sampled", ()),
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
 }
 

@@ -59,6 +59,7 @@ class Build:
     pins: Pins = field(default_factory=Pins)
     order: Sequence[str] = ()
     granules: Mapping[str, int] = field(default_factory=dict)
+    deterministic: bool = False
     mesh: Mesh = field(default_factory=Mesh)
     linear_method: LinearMethod = field(default_factory=Unquantized)
     resolutions: list[Resolution] = field(default_factory=list, init=False)
@@ -153,6 +154,7 @@ class Build:
             granule=granule,
             bucket=bucket,
             shape=dict(shape),
+            deterministic=self.deterministic,
         )
 
     def _make(self, context: OpContext, given: Mapping[str, Op]) -> Any:

@@ -96,6 +96,8 @@ class ReferenceAttention:
         borders = meta["q_start"].tolist()
         for row, (request, length) in enumerate(zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True)):
             first, last = borders[row], borders[row + 1]
+            if first == last:
+                continue
             slots = token_slots(meta["table"][request], 0, length, self.granule)
             part, part_lse = attend(q[first:last], kv[0][slots], kv[1][slots], self.spec)
             out[first:last] = part.to(out.dtype)
@@ -217,4 +219,10 @@ def decode_cases(context: OpContext) -> Iterator[AttnCase]:
 def prefill_cases(context: OpContext) -> Iterator[AttnCase]:
     """Whole prompts, chunks over a prefix, single tokens, and all of them together."""
     for n_query, kv_len in (((5,), (5,)), ((7,), (40,)), ((1,), (9,)), ((1, 4, 33, 2), (1, 50, 33, 130))):
+        yield case(context, n_query, kv_len)
+
+
+def mixed_cases(context: OpContext) -> Iterator[AttnCase]:
+    """Decode rows, chunks and padding rows in one step."""
+    for n_query, kv_len in (((1,), (33,)), ((1, 1, 5, 0), (70, 3, 5, 0)), ((1, 1, 4, 33, 0, 0), (1, 50, 90, 33, 0, 0))):
         yield case(context, n_query, kv_len)

@@ -1,0 +1,26 @@
+"""attn.gqa.mixed: attention of all rows of a captured step, decode and prefill rows and padding, in one launch.
+
+Row borders are on the device; a row without query tokens is padding, and so are the query rows past the last border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmcore.ops import attention
+from llmcore.ops.attention import SHAPES, TOLERANCE, AttnCase, ReferenceAttention, cost, reference
+from llmcore.protocols import AttentionKernel
+from llmcore.specs import OpContext
+
+__all__ = ["SHAPES", "TOLERANCE", "cost", "make", "reference", "samples"]
+
+
+def make(context: OpContext) -> AttentionKernel:
+    """The reference; `context.shape` is an AttnSpec."""
+    return ReferenceAttention(context)
+
+
+def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Prompts, chunks and single tokens beside padding."""
+    for case in attention.mixed_cases(attention.with_spec(context)):
+        yield (case,)

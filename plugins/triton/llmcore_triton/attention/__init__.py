@@ -1,0 +1,1 @@
+"""Grouped-query attention over token slots."""

@@ -171,6 +171,28 @@ def test_one_name_twice_is_an_error() -> None:
         chosen(kernel("x"), kernel("x", owner="b"))
 
 
+def test_deterministic_leaves_batch_invariant_kernels_only() -> None:
+    steady = (KernelSpec(name="steady", op="op", make="m:make", priority=10, batch_invariant=True), plugin("b"))
+    found = chosen(TORCH, kernel("fast"), steady, ctx=context(deterministic=True))
+    assert (found.chosen.name, found.why) == ("steady", "the only one that fits")
+    assert found.reasons["fast"] == "its results may depend on the batch, which --deterministic rules out"
+    assert chosen(TORCH, kernel("fast"), steady).chosen.name == "fast"
+
+
+def test_deterministic_without_a_kernel_says_which_declined_and_what_to_do() -> None:
+    elsewhere = (
+        KernelSpec(name="steady", op="op", make="m:make", when=Requires(device="cuda"), batch_invariant=True),
+        plugin("b"),
+    )
+    with pytest.raises(ResolveError) as error:
+        chosen(TORCH, elsewhere, ctx=context(CPU, deterministic=True))
+    text = str(error.value)
+    assert text.startswith("--deterministic: no kernel for op on cpu, bf16, 1 tokens fits")
+    assert "torch (a): its results may depend on the batch" in text
+    assert "steady (b): needs device cuda, has cpu" in text
+    assert "install a plugin that brings one for this device, or leave --deterministic out" in text
+
+
 # --- properties ------------------------------------------------------------------------------------------------
 
 RANGES = st.sampled_from([None, (80, 90), (90, 90), (80, 80), (89, 100)])

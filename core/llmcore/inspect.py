@@ -223,13 +223,15 @@ def find_device(registry: Registry, name: str) -> DeviceInfo:
 
 
 def choices_for_specs(
-    registry: Registry, device: DeviceInfo, dtype: DType, layout: str, pins: Pins
+    registry: Registry, device: DeviceInfo, dtype: DType, layout: str, pins: Pins, deterministic: bool = False
 ) -> list[ChoiceRow]:
     """What every op would get on `device`, from specs alone: no shape is known, granule 1."""
     outcomes: list[tuple[OpContext, Resolution | ResolveError]] = []
     for op in sorted(spec.name for spec, _ in registry.specs(specs.OpSpec)):
         for bucket in range(len(TOKEN_BUCKETS)):
-            context = OpContext(op=op, device=device, dtype=dtype, layout=layout, bucket=bucket)
+            context = OpContext(
+                op=op, device=device, dtype=dtype, layout=layout, bucket=bucket, deterministic=deterministic
+            )
             outcomes.append((context, _outcome(registry, context, pins)))
     return choice_rows(outcomes)
 

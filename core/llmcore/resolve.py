@@ -28,6 +28,8 @@ Candidate = tuple[KernelSpec, PluginInfo]
 REFERENCE = "torch"
 """Name of the kernel that every op has: its torch reference."""
 
+_DEPENDS = "its results may depend on the batch, which --deterministic rules out"
+
 
 @dataclass(frozen=True)
 class Resolution:
@@ -70,7 +72,7 @@ def resolve(
         return _pinned(candidates, context, pins[context.op], reasons)
     left = [c for c in candidates if c[0].name not in reasons]
     if not left:
-        raise ResolveError(f"no kernel for {describe(context)} fits:{_listed(candidates, reasons)}")
+        raise ResolveError(_unfit(candidates, context, reasons))
     why = "the only one that fits"
     for rule in (_by_priority, _by_cost, _by_requirement, _by_order(order)):
         kept = rule(left, context, reasons)
@@ -86,7 +88,7 @@ def resolve(
 def why_not(spec: KernelSpec, context: OpContext) -> str | None:
     """Why a kernel does not fit `context`, in words, or None if it fits."""
     if context.deterministic and not spec.batch_invariant:
-        return "its results may depend on the batch, which --deterministic rules out"
+        return _DEPENDS
     if (misfit := _unmet(spec.when, context)) is not None or spec.refuses is None:
         return misfit
     try:
@@ -288,6 +290,16 @@ def _listed(candidates: Sequence[Candidate], reasons: Mapping[str, str]) -> str:
     return (
         "".join(f"\n  {spec.name} ({plugin.name}): {reasons.get(spec.name, 'fits')}" for spec, plugin in candidates)
         or " none"
+    )
+
+
+def _unfit(candidates: Sequence[Candidate], context: OpContext, reasons: Mapping[str, str]) -> str:
+    text = f"no kernel for {describe(context)} fits:{_listed(candidates, reasons)}"
+    if not context.deterministic:
+        return text
+    return (
+        f"--deterministic: {text}\nA kernel of {context.op} is needed whose results do not depend on the batch: "
+        "install a plugin that brings one for this device, or leave --deterministic out."
     )
 
 

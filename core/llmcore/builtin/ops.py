@@ -18,9 +18,12 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attn.gqa.decode": ("an AttentionKernel for rows of one query token", ()),
     "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
     "attn.gqa.mixed": ("an AttentionKernel for all rows of a captured step", ()),
-    "sample": ("(logits [S, vocabulary], rows: SampleRows) -> Sampled", ()),
+    "sample": ("(logits [S, vocabulary] of any float type, rows: SampleRows) -> Sampled", ()),
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
 }
+
+_ROW_WISE = frozenset({"embedding", "rms_norm", "silu_and_mul", "rope", "sample", "attn.merge"})
+"""Neither matrix products nor sums over other rows: torch computes each row by itself, in one order."""
 
 
 @hookimpl
@@ -28,4 +31,4 @@ def register_ops() -> Iterable[OpSpec]:
     """One module of llmcore.ops each."""
     for name, (signature, parts) in _OPS.items():
         module = f"llmcore.ops.{name.replace('.', '_')}"
-        yield OpSpec(name=name, module=module, signature=signature, expands_to=parts)
+        yield OpSpec(name=name, module=module, signature=signature, expands_to=parts, row_wise=name in _ROW_WISE)

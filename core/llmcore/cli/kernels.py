@@ -29,6 +29,7 @@ class Asked:
     layout: str
     mode: tuple[str, ...]
     kernel: tuple[str, ...]
+    deterministic: bool
     plugins: tuple[str, ...]
     as_json: bool
 
@@ -42,6 +43,7 @@ class Asked:
 @click.option("--layout", default="token", show_default=True, help="KV layout.")
 @click.option("--mode", multiple=True, metavar="NAME", help="As in llmcore serve.")
 @click.option("--kernel", multiple=True, metavar="OP=NAME", help="As in llmcore serve.")
+@click.option("--deterministic", is_flag=True, help="As in llmcore serve.")
 @listing
 def command(**given: Any) -> None:
     """List kernels, and explain which one is chosen.
@@ -70,11 +72,11 @@ def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
     if asked.model is not None:
         from llmcore.engine.explain import resolutions_of
 
-        found = resolutions_of(Path(asked.model), registry, device, pins, asked.dtype)
+        found = resolutions_of(Path(asked.model), registry, device, pins, asked.dtype, asked.deterministic)
         rows = choice_rows((resolution.context, resolution) for resolution in found)
     else:
         dtype = data_type(asked.dtype or "bf16")
-        rows = choices_for_specs(registry, device, dtype, pins.layout or asked.layout, pins)
+        rows = choices_for_specs(registry, device, dtype, pins.layout or asked.layout, pins, asked.deterministic)
     return [row for row in rows if asked.op in (None, row.op)]
 
 

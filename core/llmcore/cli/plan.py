@@ -65,7 +65,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     if dummy:
         from llmcore.engine.explain import dry_model
 
-        built, _ = dry_model(family, model, registry, machine.info, pins)
+        built, _ = dry_model(family, model, registry, machine.info, pins, config.kernels.deterministic)
         sizes = {name: (tuple(parameter.shape), "drawn") for name, parameter in built.named_parameters()}
     else:
         names = load(family.weights)(model)

@@ -140,5 +140,7 @@ def _without_effect(config: Config) -> Iterator[tuple[str, str]]:
         yield "log_stats_interval", "disable_log_stats is set"
     if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:
         yield "router_max_new_token_len", "nothing is capped when the full max_new_tokens is foreseen"
+    if config.kernels.disable_cudagraph:
+        yield "graph_max_batch_size", "disable_cudagraph is set"
     if config.model.trust_remote_code and (config.model.model_dir or "").endswith(".gguf"):
         yield "trust_remote_code", "a GGUF file carries no code"

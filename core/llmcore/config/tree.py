@@ -148,6 +148,13 @@ class Kernels:
 
     mode: tuple[str, ...] = option((), "Modes: bundles of layout, kernels and quantization, by name.")
     kernel: tuple[str, ...] = option((), "Pins, op=kernel.")
+    deterministic: bool = option(False, "A request's greedy answer has the same bits alone and in any batch; slower.")
+    disable_cudagraph: bool = option(
+        False, "Launch every kernel of a step by itself instead of replaying captured steps.", aliases=("eager_mode",)
+    )
+    graph_max_batch_size: int = option(
+        256, "Most requests of a decode step that is captured; larger steps are launched.", unit="requests", low=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,12 @@ from llmcore.weights.source import open_checkpoint, read_model
 
 
 def resolutions_of(
-    path: Path, registry: Registry, device: DeviceInfo, pins: Pins, dtype: str | None = None
+    path: Path,
+    registry: Registry,
+    device: DeviceInfo,
+    pins: Pins,
+    dtype: str | None = None,
+    deterministic: bool = False,
 ) -> list[Resolution]:
     """Every choice that serving the checkpoint at `path` on `device` takes. `dtype`: a spelling of `--data_type`.
 
@@ -26,14 +31,19 @@ def resolutions_of(
     """
     checkpoint = open_checkpoint(registry, path, weights=False)
     family, config = read_model(registry, checkpoint.config(), dtype)
-    _, build = dry_model(family, config, registry, device, pins)
+    _, build = dry_model(family, config, registry, device, pins, deterministic)
     for variant in VARIANTS:
         build.op("sample", variant=variant, vocab=config.vocab_size)
     return build.resolutions
 
 
 def dry_model(
-    family: ModelSpec, config: ModelConfig, registry: Registry, device: DeviceInfo, pins: Pins
+    family: ModelSpec,
+    config: ModelConfig,
+    registry: Registry,
+    device: DeviceInfo,
+    pins: Pins,
+    deterministic: bool = False,
 ) -> tuple[torch.nn.Module, DryBuild]:
     """A model whose parameters have shapes and nothing else, and what it was built with."""
     build = DryBuild(
@@ -43,6 +53,7 @@ def dry_model(
         torch_device=torch.device("meta"),
         pins=pins,
         order=registry.order,
+        deterministic=deterministic,
     )
     make = load(family.build)
     build = replace(build, granules=settle_granules(build, make))

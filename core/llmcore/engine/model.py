@@ -89,6 +89,7 @@ def build_model(
         "device": device.info,
         "pins": apply_modes(kernels.mode, registry, device.info, kernels.kernel),
         "order": registry.order,
+        "deterministic": kernels.deterministic,
     }
     granules = settle_granules(DryBuild(torch_device=torch.device("meta"), **shared), make)
     build = Build(torch_device=device.torch_device, granules=granules, **shared)

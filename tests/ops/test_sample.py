@@ -45,6 +45,15 @@ def test_temperature_zero_takes_the_best(sampler: Sampler) -> None:
 
 
 @KERNELS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logits_of_the_models_dtype_are_computed_with_in_f32(sampler: Sampler, dtype: torch.dtype) -> None:
+    logits = logits_of(64, 700).to(dtype)
+    rows = replace(positions(plain_rows(64, temperature=0.8, top_p=0.9, seed=2)), logprobs=3)
+    for field, got in vars(sampler(logits, rows)).items():
+        assert torch.equal(got, getattr(sampler(logits.float(), rows), field)), field
+
+
+@KERNELS
 def test_draws_follow_the_distribution(sampler: Sampler) -> None:
     logits, draws, temperature = logits_of(1, 12, scale=1.0), 6000, 0.7
     rows = positions(plain_rows(draws, temperature=temperature, seed=11))

@@ -41,7 +41,7 @@ class Model(Protocol):
         """(hidden, residual) [T, hidden size] of the step's tokens."""
 
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[S, vocabulary] f32 of S tokens' hidden states."""
+        """[S, vocabulary] of any float type, of S tokens' hidden states."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class RowSampler:
             upload.put("bias_until", np.concatenate([b.until for _, b in biases]))
 
     def draw(self, logits: Tensor, request: Tensor, plan: StepPlan, upload: Upload) -> Sampled:
-        """Device: draw from logits [S, V] for the requests `request` [S] int64."""
+        """Device: draw from logits [S, V] of any float type for the requests `request` [S] int64."""
         indices = plan.sample_request
         variant = int(self._variant[indices].max())
         sample = self._samplers[VARIANTS[variant]][bucket_of(len(indices))]

@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         return x
 
     def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, vocab_size] f32 of the chosen rows' hidden states and residuals [S, hidden_size]."""
+        """[S, vocab_size] in the model's dtype, of the chosen rows' hidden states and residuals [S, hidden_size]."""
         assert self.norm is not None and self.lm_head is not None, "a slice without head has no logits"
         rows = Rows(bucket_of(len(hidden)))
         normed, _ = self.norm.add(hidden, residual, rows)

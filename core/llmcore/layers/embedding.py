@@ -25,11 +25,10 @@ class Embedding(nn.Module):
 
 
 class LMHead(Linear):
-    """Hidden states to logits in f32. `weight`: the embedding's parameter, where the two are tied."""
+    """Hidden states to logits in the model's dtype; samplers compute in f32.
+
+    `weight`: the embedding's parameter, where the two are tied.
+    """
 
     def __init__(self, build: Build, size: int, vocab: int, *, weight: nn.Parameter | None = None) -> None:
         super().__init__(build, size, vocab, weight=weight)
-
-    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """[S, size] -> [S, vocab] f32."""
-        return super().forward(x, step).float()

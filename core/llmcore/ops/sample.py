@@ -9,7 +9,7 @@ The draw is Gumbel-max in two levels, so that it takes some hundred random numbe
 block of BLOCK tokens, argmax(log of the block's mass + gumbel), then a token in it, argmax(score + gumbel), the first
 of equals each time. That is an exact draw from what the filters kept. It depends on the row's own logits, parameters,
 seed, choice and position, never on the batch around it. Log-probabilities are those of the raw logits, before
-penalties, bias, temperature and filters.
+penalties, bias, temperature and filters. Logits have the model's dtype; all that is computed from them is f32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from llmcore.ops import Shape, size
+from llmcore.ops import DTYPES, Shape, size
 from llmcore.ops.philox import bits, gumbel
 from llmcore.specs import OpContext
 
@@ -97,10 +97,11 @@ class Sampled:
 
 
 Sampler = Callable[[Tensor, SampleRows], Sampled]
+"""logits [S, V] of any float type, and their S rows."""
 
 
 def adjusted(logits: Tensor, rows: SampleRows, adjust: Adjust) -> Tensor:
-    """Scores [S, V] after penalties and biases."""
+    """Scores [S, V] after penalties and biases; all are f32."""
     repeated = _counts(logits, adjust, adjust.repeat_from) > 0
     factor = adjust.repetition[:, None]
     scores = torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits)
@@ -135,7 +136,7 @@ def floors(scores: Tensor, rows: SampleRows) -> Tensor:
 
 
 def with_logprobs(logits: Tensor, tokens: Tensor, finite: Tensor, k: int | None) -> Sampled:
-    """The outcome, with log-probabilities of the raw logits unless `k` is None."""
+    """The outcome, with log-probabilities of the raw logits [S, V] f32 unless `k` is None."""
     if k is None:
         return Sampled(tokens=tokens, finite=finite)
     total = torch.logsumexp(logits, dim=-1, keepdim=True)
@@ -168,7 +169,8 @@ def noise(rows: SampleRows, index: Tensor, level: int) -> Tensor:
 
 
 def reference(logits: Tensor, rows: SampleRows) -> Sampled:
-    """Draw from logits [S, V] f32, on any device and without waiting for it; does what every variant must."""
+    """Draw from logits [S, V] of any float type, without waiting for the device; does what every variant must."""
+    logits = logits.float()
     finite = torch.isfinite(logits).all(-1)
     scores = logits if rows.adjust is None else adjusted(logits, rows, rows.adjust)
     hot = rows.temperature > 0
@@ -204,7 +206,7 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
     """Inputs that every kernel must agree on with the reference."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = size(context.shape, "vocab", 1000)
-    logits = torch.randn(4, vocabulary, generator=generator) * 4
+    logits = (torch.randn(4, vocabulary, generator=generator) * 4).to(DTYPES[context.dtype])
     yield logits, plain_rows(4, temperature=0.0)
     filters: tuple[dict[str, float], ...] = (
         {},
@@ -221,4 +223,4 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
 def cost(shape: Shape) -> tuple[float, float]:
     """One pass over the logits; what sorting would take is a kernel's own affair."""
     elements = size(shape, "tokens") * size(shape, "vocab")
-    return 4.0 * elements, 4.0 * elements
+    return float(shape.get("element") or 4) * elements, 4.0 * elements

@@ -97,7 +97,7 @@ class LoadedModel:
         step = self.make_step(rows)
         hidden, residual = self.model(step)
         residual = None if residual is None else residual[step.sampled]
-        logits: torch.Tensor = self.model.logits(hidden[step.sampled], residual)
+        logits: torch.Tensor = self.model.logits(hidden[step.sampled], residual).float()
         return logits
 
     def make_step(self, rows: Sequence[Row]) -> Step:

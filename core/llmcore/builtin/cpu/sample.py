@@ -32,7 +32,8 @@ def make(context: OpContext) -> Sampler:
 
 
 def sample(logits: Tensor, rows: SampleRows) -> Sampled:
-    """Draw from logits [S, V] f32 in host memory."""
+    """Draw from logits [S, V] of any float type, in host memory."""
+    logits = logits.float()
     raw: Float32 = logits.numpy()
     every = np.arange(raw.shape[0])
     best = raw.argmax(axis=1)

@@ -61,7 +61,7 @@ class ScaledHead(LMHead):
         self.divisor = config.logits
 
     def forward(self, x, step):
-        return super().forward(x, step) / self.divisor
+        return super().forward(x, step).float() / self.divisor
 
 
 class Block(torch.nn.Module):

@@ -19,11 +19,31 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
     "attn.gqa.mixed": ("an AttentionKernel for all rows of a captured step", ()),
     "sample": ("(logits [S, vocabulary] of any float type, rows: SampleRows) -> Sampled", ()),
+    "rope_angles": ("(positions [T], frequencies [rotated / 2], amplitude) -> (cos, sin), both [T, rotated] f32", ()),
+    "step_inputs": (
+        "((history [N, L], computed [N], prompt_len [N]), request [R], n_query [R], row [T], offset [T]) -> "
+        "(tokens [T], positions [T], owner [T], prompt_len [T], kv_len [R])",
+        (),
+    ),
+    "kv_slots": ("(table [N, places], owner [T], positions [T]) -> slots [T]", ()),
+    "step_outputs": (
+        "((history [N, L], lengths [N], computed [N]), request [R], n_query [R], sample_request [S], tokens [S]) "
+        "-> None, in place",
+        (),
+    ),
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
 }
 
 _ROW_WISE = frozenset({"embedding", "rms_norm", "silu_and_mul", "rope", "sample", "attn.merge"})
 """Neither matrix products nor sums over other rows: torch computes each row by itself, in one order."""
+
+_ROW_WISE = frozenset(
+    {
+        *("embedding", "silu_and_mul", "rope", "rope_kv_write"),
+        *("rope_angles", "step_inputs", "kv_slots", "step_outputs"),
+    }
+)
+"""Ops whose reference computes each row by itself, in one order; a norm or a product may sum in others."""
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from torch import nn
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.layers.step import Step
+from llmcore.ops.rope_angles import turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,22 +83,19 @@ class Rope(nn.Module):
                 "read_config must say so: ModelConfig(fixed_angles_up_to=rope.fixed_angles_up_to)"
             )
         self.rotated = config.rotated
-        self._frequencies = KINDS[config.kind].make(config, build.torch_device)
+        self._angles = KINDS[config.kind].make(config, build)
 
     def angles(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) [T, rotated] f32; computed by the first layer of a step that asks."""
         if (self, "cos") not in step.notes:
-            angles, amplitude = self._frequencies(step)
-            cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-            step.notes[self, "cos"] = torch.cat((cos, cos), -1)
-            step.notes[self, "sin"] = torch.cat((-sin, sin), -1)
+            step.notes[self, "cos"], step.notes[self, "sin"] = self._angles(step)
         return step.notes[self, "cos"], step.notes[self, "sin"]
 
 
 # --- kinds -----------------------------------------------------------------------------------------------------
 
-Angles = Callable[[Step], tuple[torch.Tensor, float]]
-"""Of a step: the angles [T, rotated / 2] in f32, and what cos and sin are multiplied by."""
+Angles = Callable[[Step], tuple[torch.Tensor, torch.Tensor]]
+"""Of a step: cos and sin [T, rotated] f32, as op `rope` takes them."""
 
 
 def inverse_frequencies(config: RopeConfig) -> torch.Tensor:
@@ -159,34 +157,36 @@ _FIXED: Mapping[str, Callable[[RopeConfig], tuple[torch.Tensor, float]]] = {
 }
 
 
-def _fixed(config: RopeConfig, device: torch.device) -> Angles:
+def _fixed(config: RopeConfig, build: Build) -> Angles:
     frequencies, amplitude = scaled(config)
-    frequencies = frequencies.to(device)
+    frequencies = frequencies.to(build.torch_device)
+    ops = build.op("rope_angles", rotated=config.rotated)
 
-    def angles(step: Step) -> tuple[torch.Tensor, float]:
-        return step.positions[0].float().unsqueeze(1) * frequencies, amplitude
+    def angles(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        both: tuple[torch.Tensor, torch.Tensor] = ops[step.bucket](step.positions[0], frequencies, amplitude)
+        return both
 
     return angles
 
 
-def _dynamic(config: RopeConfig, device: torch.device) -> Angles:
+def _dynamic(config: RopeConfig, build: Build) -> Angles:
     factor, original = float(config.scaling["factor"]), config.original
-    exponents = (torch.arange(0, config.rotated, 2, dtype=torch.float32) / config.rotated).to(device)
+    exponents = (torch.arange(0, config.rotated, 2, dtype=torch.float32) / config.rotated).to(build.torch_device)
     power = config.rotated / (config.rotated - 2)
 
-    def angles(step: Step) -> tuple[torch.Tensor, float]:
+    def angles(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         positions = step.positions[0]
         # a prompt's angles come from its own length, a generated token's from the length up to it (design, section 6)
         length = torch.maximum(positions + 1, step.prompt_len).clamp(min=original).float()
         theta = config.theta * (factor * length / original - (factor - 1)) ** power
-        return positions.float().unsqueeze(1) / theta.unsqueeze(1) ** exponents, 1.0
+        return turns(positions.float().unsqueeze(1) / theta.unsqueeze(1) ** exponents, 1.0)
 
     return angles
 
 
 @dataclass(frozen=True)
 class _Kind:
-    make: Callable[[RopeConfig, torch.device], Angles]
+    make: Callable[[RopeConfig, Build], Angles]
     needs: tuple[str, ...] = ()
 
 

@@ -75,6 +75,8 @@ def _flat(value: Any) -> tuple[torch.Tensor, ...]:
     if is_dataclass(value):
         columns = [getattr(value, f.name) for f in fields(value)]
         return tuple(column for column in columns if column is not None)
+    if value is None:
+        return ()
     return value if isinstance(value, tuple) else (value,)
 
 

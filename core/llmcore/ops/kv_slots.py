@@ -1,0 +1,57 @@
+"""kv_slots: where in its pool the KV of each new token lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, size
+from llmcore.specs import OpContext
+
+TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
+
+SHAPES: tuple[Shape, ...] = ({"granule": 1}, {"granule": 4}, {"granule": 6})
+
+
+def reference(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor, granule: int = 1) -> torch.Tensor:
+    """table [N, places], owner [T], positions [T], all int32 -> slots [T] int64.
+
+    `table` holds, by request index, the granule (`granule` tokens) of each place in the request's sequence. A slot is
+    granule number x `granule` + place within the granule.
+    """
+    if granule == 1:
+        return table[owner, positions].long()
+    place = torch.div(positions, granule, rounding_mode="floor")
+    return table[owner, place].long() * granule + positions % granule
+
+
+def make(context: OpContext) -> Op:
+    """The reference for one size of granules."""
+    granule = size(context.shape, "granule")
+
+    def run(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return reference(table, owner, positions, granule)
+
+    return run
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Several requests, first and last places; granules that must not be read are -1."""
+    granule = size(context.shape, "granule")
+    generator = torch.Generator().manual_seed(0)
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        requests, places = 9, 1 + tokens // granule
+        owner = torch.arange(tokens) * 5 % requests
+        positions = torch.randint(places * granule, (tokens,), generator=generator)
+        positions[0], positions[-1] = 0, places * granule - 1
+        table = torch.randint(1 << 20, (requests, places), generator=generator)
+        unused = torch.ones_like(table, dtype=torch.bool)
+        unused[owner, positions // granule] = False
+        table[unused] = -1
+        yield table.int(), owner.int(), positions.int()
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """Per token: owner, position and granule read, the slot written."""
+    return 20.0 * size(shape, "tokens"), 0.0

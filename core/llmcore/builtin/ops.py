@@ -34,16 +34,13 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),
 }
 
-_ROW_WISE = frozenset({"embedding", "rms_norm", "silu_and_mul", "rope", "sample", "attn.merge"})
-"""Neither matrix products nor sums over other rows: torch computes each row by itself, in one order."""
-
 _ROW_WISE = frozenset(
     {
-        *("embedding", "silu_and_mul", "rope", "rope_kv_write"),
+        *("embedding", "rms_norm", "silu_and_mul", "rope", "rope_kv_write", "sample", "attn.merge"),
         *("rope_angles", "step_inputs", "kv_slots", "step_outputs"),
     }
 )
-"""Ops whose reference computes each row by itself, in one order; a norm or a product may sum in others."""
+"""Neither matrix products nor sums over other rows: torch computes each row by itself, in one order."""
 
 
 @hookimpl

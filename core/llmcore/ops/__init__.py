@@ -7,6 +7,7 @@
 - `cost(shape) -> (bytes, flops)` of one call, where `shape` also holds `tokens`, `element` (bytes per element) and,
   for attention, `kv_len`;
 - `SHAPES`, where kernels are made for shapes: a few to check them in;
+- `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, made where `draw` draws;
 - for a composite, `expand(context, part) -> callable`, where `part(op, **shape)` gives the op's chosen kernel.
 
 Attention ops make `protocols.AttentionKernel`s; their `reference` and samples are in `llmcore.ops.attention`.
@@ -15,6 +16,8 @@ Attention ops make `protocols.AttentionKernel`s; their `reference` and samples a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -59,10 +62,37 @@ def size(shape: Shape, name: str, default: int = 1) -> int:
     raise TypeError(f"shape[{name!r}] is {value!r}, not a number")
 
 
+@dataclass
+class _Source:
+    """Where `draw` takes its numbers from."""
+
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+_source = _Source()
+
+
+@contextmanager
+def drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """Within it `draw` draws on `device`, other numbers for every `seed`."""
+    before = _source.seed, _source.device
+    _source.seed, _source.device = seed, device
+    try:
+        yield
+    finally:
+        _source.seed, _source.device = before
+
+
+def draws_on() -> torch.device:
+    """Where `draw` makes its tensors."""
+    return _source.device
+
+
 def draw(context: OpContext, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers in the context's dtype, the same on every machine."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(DTYPES[context.dtype])
+    """Normal numbers in the context's dtype; outside `drawing` on the CPU, the same on every machine."""
+    generator = torch.Generator(_source.device).manual_seed(_source.seed + seed)
+    return torch.randn(*shape, generator=generator, device=_source.device).to(DTYPES[context.dtype])
 
 
 SAMPLE_TOKENS: Mapping[int, tuple[int, ...]] = {0: (1,), 1: (2, 7, 16), 2: (17, 64), 3: (65,), 4: (257,)}

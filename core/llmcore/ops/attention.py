@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from llmcore.errors import ConfigError
-from llmcore.ops import DTYPES, Shape, draw, size
+from llmcore.ops import DTYPES, Shape, draw, draws_on, size
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import AttnSpec, OpContext
 
@@ -137,12 +137,15 @@ class Uploads:
         self.meta[name] = torch.from_numpy(values).to(self.meta["table"].device)
 
 
-def case(context: OpContext, n_query: Sequence[int], kv_len: Sequence[int], seed: int = 0) -> AttnCase:
-    """Rows of these lengths over scattered granules of the token layout.
+def case(
+    context: OpContext, n_query: Sequence[int], kv_len: Sequence[int], seed: int = 0, sharpness: float = 1.0
+) -> AttnCase:
+    """Rows of these lengths over scattered granules of the token layout, where `draw` draws.
 
     Slots that no row holds, and the rest of each row's last granule, are NaN; table entries past a row's end point
-    at them.
+    at them. `sharpness` stretches every other query: over long contexts few keys then decide, instead of an average.
     """
+    where = draws_on()
     spec, granule, dtype = spec_of(context), context.granule, DTYPES[context.dtype]
     random = np.random.default_rng(seed)
     needed = [-(-length // granule) for length in kv_len]
@@ -150,37 +153,50 @@ def case(context: OpContext, n_query: Sequence[int], kv_len: Sequence[int], seed
     table = np.full((len(kv_len) + 2, max(needed) + 1), granules[-1], dtype=np.int32)
     request = random.permutation(len(kv_len) + 2)[: len(kv_len)].astype(np.int32)
     slots = (len(granules) + 1) * granule
-    keys = torch.full((slots, spec.kv_heads, spec.key_size), torch.nan, dtype=dtype)
-    values = torch.full((slots, spec.kv_heads, spec.value_size), torch.nan, dtype=dtype)
+    keys = torch.full((slots, spec.kv_heads, spec.key_size), torch.nan, dtype=dtype, device=where)
+    values = torch.full((slots, spec.kv_heads, spec.value_size), torch.nan, dtype=dtype, device=where)
     taken = 0
     new: list[torch.Tensor] = []
     for row, (n, length) in enumerate(zip(n_query, kv_len, strict=True)):
         table[request[row], : needed[row]] = granules[taken : taken + needed[row]]
         taken += needed[row]
-        own = token_slots(torch.from_numpy(table[request[row]]), 0, length, granule)
+        own = token_slots(torch.from_numpy(table[request[row]]), 0, length, granule).to(where)
         keys[own] = draw(context, length, spec.kv_heads, spec.key_size, seed=seed + 2 * row + 1)
         values[own] = draw(context, length, spec.kv_heads, spec.value_size, seed=seed + 2 * row + 2)
         new.append(own[length - n :])
     borders = np.cumsum([0, *n_query], dtype=np.int32)
     meta = {
-        "table": torch.from_numpy(table),
-        "request": torch.from_numpy(request),
-        "q_start": torch.from_numpy(borders),
-        "kv_len": torch.tensor(kv_len, dtype=torch.int32),
+        "table": torch.from_numpy(table).to(where),
+        "request": torch.from_numpy(request).to(where),
+        "q_start": torch.from_numpy(borders).to(where),
+        "kv_len": torch.tensor(kv_len, dtype=torch.int32, device=where),
     }
     rows = AttnRows(n_query=np.asarray(n_query, np.int32), kv_len=np.asarray(kv_len, np.int32))
     q = draw(context, int(borders[-1]), spec.heads, spec.key_size, seed=seed)
-    where = torch.cat(new)
-    return AttnCase(context, q, keys[where], values[where], (keys, values), meta, rows)
+    q[1::2] *= sharpness
+    own = torch.cat(new)
+    return AttnCase(context, q, keys[own], values[own], (keys, values), meta, rows)
 
 
 def reference(case: AttnCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of a case, f32."""
+    """(out, lse) of a case, f32, computed where its tensors are: a block of queries at a time, to bound the scores."""
+    spec, granule = spec_of(case.context), case.context.granule
     out, lse = case.out().float(), case.q.new_empty(case.q.shape[:2]).float()
-    keys, values = case.kv
-    kernel = ReferenceAttention(case.context)
-    kernel.run(case.q.float(), case.k_new, case.v_new, (keys.float(), values.float()), case.meta, out, lse)
+    first = 0
+    for request, n, length in zip(case.meta["request"].tolist(), case.rows.n_query, case.rows.kv_len, strict=True):
+        slots = token_slots(case.meta["table"][request], 0, int(length), granule)
+        keys, values = case.kv[0][slots], case.kv[1][slots]
+        for start in range(0, int(n), _BLOCK):
+            count = min(_BLOCK, int(n) - start)
+            # `attend` takes the last tokens for the queries, so the keys end with this block's.
+            end = int(length - n) + start + count if spec.mask == "causal" else int(length)
+            rows = slice(first + start, first + start + count)
+            out[rows], lse[rows] = attend(case.q[rows], keys[:end], values[:end], spec)
+        first += int(n)
     return out, lse
+
+
+_BLOCK = 64
 
 
 SHAPES: tuple[Shape, ...] = tuple(
@@ -224,5 +240,9 @@ def prefill_cases(context: OpContext) -> Iterator[AttnCase]:
 
 def mixed_cases(context: OpContext) -> Iterator[AttnCase]:
     """Decode rows, chunks and padding rows in one step."""
-    for n_query, kv_len in (((1,), (33,)), ((1, 1, 5, 0), (70, 3, 5, 0)), ((1, 1, 4, 33, 0, 0), (1, 50, 90, 33, 0, 0))):
+    for n_query, kv_len in (
+        ((1,), (33,)),
+        ((1, 1, 5, 0), (70, 3, 5, 0)),
+        ((1, 1, 4, 33, 0, 0), (1, 50, 90, 33, 0, 0)),
+    ):
         yield case(context, n_query, kv_len)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.ops import attention
+from llmcore.ops import attention, attention_long
 from llmcore.ops.attention import SHAPES, TOLERANCE, AttnCase, ReferenceAttention, cost, reference
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
 
-__all__ = ["SHAPES", "TOLERANCE", "cost", "make", "reference", "samples"]
+__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples"]
 
 
 def make(context: OpContext) -> AttentionKernel:
@@ -20,4 +20,10 @@ def make(context: OpContext) -> AttentionKernel:
 def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Steps of one row and of many."""
     for case in attention.decode_cases(attention.with_spec(context)):
+        yield (case,)
+
+
+def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Contexts as models have them."""
+    for case in attention_long.decode_cases(context):
         yield (case,)

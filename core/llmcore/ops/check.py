@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -13,39 +13,60 @@ from llmcore.ops.attention import AttnCase, Uploads, reference
 from llmcore.protocols import AttentionKernel, AttnLimits
 from llmcore.specs import OpContext
 
+Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
+"""(what, got, expected)."""
+
 
 def check(module: OpModule, kernel: Any, context: OpContext, device: torch.device | None = None) -> int:
     """Compare `kernel`, made for `context`, with the op of `module`; returns how many samples were compared.
 
     Raises AssertionError that names the first sample and output that differ, also for tensors changed in place.
     """
-    tolerance = module.TOLERANCE[context.dtype]
-    where = device or torch.device("cpu")
     count = 0
     for count, sample in enumerate(module.samples(context), 1):
-        if isinstance(sample[0], AttnCase):
-            pairs = _attention(kernel, sample[0], where)
-        else:
-            pairs = _function(module, kernel, sample, where)
-        for index, (name, got, expected) in enumerate(pairs):
-            _compare(f"{context.op}, sample {count}, {name} {index}", got, expected, tolerance)
+        compare(module, kernel, context, sample, device or torch.device("cpu"), name=f"sample {count}")
     if count == 0:
         raise AssertionError(f"{context.op} has no samples for {context}")
     return count
 
 
-def _function(
-    module: OpModule, kernel: Any, sample: tuple[Any, ...], where: torch.device
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    ours, theirs = _moved(sample, torch.device("cpu")), _moved(sample, where)
+def compare(
+    module: OpModule,
+    kernel: Any,
+    context: OpContext,
+    sample: tuple[Any, ...],
+    device: torch.device,
+    *,
+    name: str = "sample",
+    long: bool = False,
+) -> float:
+    """The worst error of one sample, as a share of what is allowed; raises AssertionError above 1.
+
+    A `long` sample's expected values are computed where its tensors are, half types as f32, and attention is held to
+    the size of each token's own result: over a long context the values are small.
+    """
+    tolerance, worst = module.TOLERANCE[context.dtype], 0.0
+    if isinstance(sample[0], AttnCase):
+        pairs = _attention(kernel, sample[0], device)
+        measure = _error_by_token if long else _error
+    else:
+        pairs = _function(module, kernel, sample, device, long)
+        measure = _error
+    for index, (what, got, expected) in enumerate(pairs):
+        error = measure(f"{context.op}, {name}, {what} {index}", got, expected, tolerance)
+        worst = max(worst, error)
+    return worst
+
+
+def _function(module: OpModule, kernel: Any, sample: tuple[Any, ...], where: torch.device, long: bool) -> Pairs:
+    ours = _moved(sample, None if long else torch.device("cpu"), widen=long)
+    theirs = _moved(sample, where)
     expected, got = module.reference(*ours), kernel(*theirs)
     for name, left, right in (("output", got, expected), ("written pool", _pools(theirs), _pools(ours))):
         yield from ((name, a, b) for a, b in zip(_flat(left), _flat(right), strict=True))
 
 
-def _attention(
-    kernel: AttentionKernel, case: AttnCase, where: torch.device
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+def _attention(kernel: AttentionKernel, case: AttnCase, where: torch.device) -> Pairs:
     expected, expected_lse = reference(case)
     meta = {name: tensor.to(where) for name, tensor in case.meta.items()}
     kernel.workspace(AttnLimits(rows=len(case.rows.n_query), tokens=len(case.q), kv_len=int(case.rows.kv_len.max())))
@@ -57,13 +78,15 @@ def _attention(
     yield "lse", lse, expected_lse
 
 
-def _moved(value: Any, where: torch.device) -> Any:
+def _moved(value: Any, where: torch.device | None, widen: bool = False) -> Any:
+    """A copy on `where` (None: where each tensor is), half types as f32 if `widen`."""
     if isinstance(value, torch.Tensor):
-        return value.to(where, copy=True)
+        half = widen and value.dtype in (torch.float16, torch.bfloat16)
+        return value.to(where or value.device, torch.float32 if half else value.dtype, copy=True)
     if isinstance(value, tuple):
-        return tuple(_moved(item, where) for item in value)
+        return tuple(_moved(item, where, widen) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _moved(getattr(value, f.name), where) for f in fields(value)})
+        return replace(value, **{f.name: _moved(getattr(value, f.name), where, widen) for f in fields(value)})
     return value
 
 
@@ -80,14 +103,37 @@ def _flat(value: Any) -> tuple[torch.Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _compare(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    got, expected = got.detach().cpu().float(), expected.float()
+Measure = Callable[[str, torch.Tensor, torch.Tensor, float], float]
+
+
+def _error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
+    got, expected = _comparable(name, got, expected)
+    known = expected.isfinite()
+    finite = expected[known]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    error = float((got - expected)[known].abs().max()) if finite.numel() else 0.0
+    return _held(name, error, tolerance * max(scale, 1.0))
+
+
+def _error_by_token(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
+    got, expected = _comparable(name, got, expected)
+    errors, scales = (got - expected).flatten(1).abs().amax(1), expected.flatten(1).abs().amax(1)
+    worst = int((errors / scales).argmax())
+    return _held(f"{name}, token {worst}", float(errors[worst]), tolerance * float(scales[worst]))
+
+
+def _comparable(name: str, got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as f32 where the expected one is; they have one shape and NaN in the same places."""
+    got, expected = got.detach().to(expected.device).float(), expected.float()
     if got.shape != expected.shape:
         raise AssertionError(f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
     if not torch.equal(got.isnan(), expected.isnan()):
         raise AssertionError(f"{name}: NaN where the reference has none; something was read that must not be")
-    finite = expected[expected.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 1.0
-    error = float((got - expected)[expected.isfinite()].abs().max()) if finite.numel() else 0.0
-    if not error <= tolerance * max(scale, 1.0):
-        raise AssertionError(f"{name}: off by {error:.3g}, allowed {tolerance * max(scale, 1.0):.3g}")
+    return got, expected
+
+
+def _held(name: str, error: float, allowed: float) -> float:
+    """The error as a share of what is allowed."""
+    if not error <= allowed:
+        raise AssertionError(f"{name}: off by {error:.3g}, allowed {allowed:.3g}")
+    return error / allowed if allowed else 0.0

@@ -10,6 +10,10 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rms_norm": ("(x [..., size], weight [size], eps) -> [..., size]", ()),
     "add_rms_norm": ("(x [T, size], residual [T, size], weight [size], eps) -> (normed sum, sum)", ("rms_norm",)),
     "silu_and_mul": ("(x [T, 2 size]) -> [T, size]", ()),
+    "linear_silu_and_mul": (
+        "(x [T, inputs], weight [2 size, inputs], bias [2 size] | None) -> [T, size]",
+        ("linear", "silu_and_mul"),
+    ),
     "rope": ("(x [T, heads, size], cos [T, rotated], sin [T, rotated]) -> [T, heads, size]", ()),
     "rope_kv_write": (
         "(qk [T, heads + kv_heads, size], v [T, kv_heads, value_size], cos, sin, kv, slots [T]) -> rotated qk",

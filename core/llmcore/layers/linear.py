@@ -17,7 +17,8 @@ class Linear(nn.Module):
     """x W^T + b. `outputs`: how many, or the checkpoint modules it stacks with their outputs, in order.
 
     `shard`: the mesh group it is cut over, along outputs (dim 0) or inputs (dim 1, then results are summed over the
-    ranks). `weight`: another module's parameter to use instead of one of its own.
+    ranks). `weight`: another module's parameter to use instead of one of its own. `activation`: an op from
+    [T, outputs] to half as many, applied to the result.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Linear(nn.Module):
         bias: bool = False,
         shard: Shard | None = None,
         weight: nn.Parameter | None = None,
+        activation: str | None = None,
     ) -> None:
         super().__init__()
         columns = shard if shard is not None and shard.dim == 0 else None
@@ -36,8 +38,13 @@ class Linear(nn.Module):
         parts = {name: build.mesh.share(rows, columns, name) for name, rows in named.items()}
         total = build.mesh.share(outputs, columns, "outputs") if isinstance(outputs, int) else sum(parts.values())
         rows = build.mesh.share(inputs, shard if columns is None else None, "inputs")
-        shape = LinearShape(inputs=rows, outputs=total, parts=parts, bias=bias, shard=shard, shared=weight)
-        self._bound = build.linear_method.create(shape, build)
+        method = build.linear_method
+        along = activation if activation in method.activations else None
+        shape = LinearShape(
+            inputs=rows, outputs=total, parts=parts, bias=bias, shard=shard, shared=weight, activation=along
+        )
+        self._bound = method.create(shape, build)
+        self._after = None if activation == along else build.op(str(activation), size=total // 2)
         self.placements: dict[str, Placement] = {}
         for name, (parameter, placement) in self._bound.tensors().items():
             self.register_parameter(name, parameter)
@@ -52,8 +59,10 @@ class Linear(nn.Module):
             delattr(self, name)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """x [T, inputs] -> [T, outputs]."""
+        """x [T, inputs] -> [T, outputs], or half of that after an activation."""
         y = self._calls[step.bucket](x)
+        if self._after is not None:
+            y = self._after[step.bucket](y)
         return y if self._reduce is None else self._reduce[step.bucket](y)
 
 
@@ -77,7 +86,18 @@ class QKVLinear(Linear):
 
 
 class MergedLinear(Linear):
-    """Several linears over the same input, such as gate_proj and up_proj, in one."""
+    """Several linears over the same input, such as gate_proj and up_proj, in one, and the activation that joins them.
 
-    def __init__(self, build: Build, inputs: int, outputs: Mapping[str, int], *, bias: bool = False) -> None:
-        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0))
+    `activation`: an op from [T, all outputs] to half as many.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        inputs: int,
+        outputs: Mapping[str, int],
+        *,
+        bias: bool = False,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0), activation=activation)

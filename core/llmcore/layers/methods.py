@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmcore.layers.build import Build
 
 LinearCall = Callable[[torch.Tensor], torch.Tensor]
-"""x [T, inputs] -> [T, outputs]."""
+"""x [T, inputs] -> [T, outputs], or what the shape's activation makes of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class LinearShape:
     """What a linear computes on this rank. `parts`: the checkpoint modules it stacks and their rows, {} for one.
 
     `shard` cuts outputs (dim 0) or inputs (dim 1). `shared`: a weight that another module owns and reads plainly.
+    `activation`: the op from [T, outputs] to [T, outputs / 2] that follows and is computed along with the linear; set
+    only for methods that name it in `activations`.
     """
 
     inputs: int
@@ -33,6 +35,7 @@ class LinearShape:
     bias: bool = False
     shard: Shard | None = None
     shared: nn.Parameter | None = None
+    activation: str | None = None
 
 
 class Bound(Protocol):
@@ -48,14 +51,24 @@ class Bound(Protocol):
 
 
 class LinearMethod(Protocol):
-    """How weights are held and multiplied."""
+    """How weights are held and multiplied.
+
+    `activations`: the ops that its linears can compute along (`LinearShape.activation`). The layer applies any other
+    one itself, so a method that knows none says ``frozenset()``.
+    """
+
+    @property
+    def activations(self) -> frozenset[str]:
+        """Names of ops."""
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """The tensors of one linear. Says in its Placements along which axis, in what multiples, each is cut."""
 
 
 class Unquantized:
-    """Weights in the model's dtype, multiplied by op `linear`."""
+    """Weights in the model's dtype, multiplied by op `linear`, or `linear_<activation>`."""
+
+    activations = frozenset({"silu_and_mul"})
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
         """A weight and perhaps a bias."""
@@ -65,7 +78,11 @@ class Unquantized:
 class _Plain:
     def __init__(self, shape: LinearShape, build: Build) -> None:
         self.shape = shape
-        self.ops = build.op("linear", inputs=shape.inputs, outputs=shape.outputs, bias=shape.bias)
+        if shape.activation is None:
+            self.ops = build.op("linear", inputs=shape.inputs, outputs=shape.outputs, bias=shape.bias)
+        else:
+            half = shape.outputs // 2
+            self.ops = build.op(f"linear_{shape.activation}", inputs=shape.inputs, size=half, bias=shape.bias)
         self.weight = build.empty(shape.outputs, shape.inputs) if shape.shared is None else shape.shared
         self.bias = build.empty(shape.outputs) if shape.bias else None
 

@@ -18,10 +18,10 @@ class GatedMLP(nn.Module):
         self, build: Build, size: int, inner: int, *, bias: bool = False, activation: str = "silu_and_mul"
     ) -> None:
         super().__init__()
-        self.gate_up_proj = MergedLinear(build, size, {"gate_proj": inner, "up_proj": inner}, bias=bias)
+        gate_up = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up_proj = MergedLinear(build, size, gate_up, bias=bias, activation=activation)
         self.down_proj = Linear(build, inner, size, bias=bias, shard=Shard("attn_tp", 1))
-        self._activation = build.op(activation, size=inner // build.mesh.size("attn_tp"))
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, size] -> [T, size]."""
-        return self.down_proj(self._activation[step.bucket](self.gate_up_proj(x, step)), step)  # type: ignore[no-any-return]
+        return self.down_proj(self.gate_up_proj(x, step), step)  # type: ignore[no-any-return]

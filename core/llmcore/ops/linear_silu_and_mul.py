@@ -1,0 +1,69 @@
+"""linear_silu_and_mul, a composite: the first linear of a gated MLP and its activation.
+
+A kernel may pack its weight as one of `linear` may (see llmcore.ops.linear); the expansion packs as its linear does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, linear, silu_and_mul, size
+from llmcore.specs import OpContext
+
+TOLERANCE: Mapping[str, float] = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
+"""Those of the two parts, added."""
+
+SHAPES: tuple[Shape, ...] = ({"inputs": 72, "size": 51, "bias": True}, {"inputs": 128, "size": 64, "bias": False})
+"""Sizes that no tile divides, and some that many do."""
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, inputs], weight [2 size, inputs], the gate's rows first, bias [2 size] or None -> [T, size]."""
+    return silu_and_mul.reference(linear.reference(x, weight, bias))
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return reference
+
+
+class Expanded:
+    """A linear and an activation, each whatever kernel was chosen. Has `packing` and `pack` where the linear has."""
+
+    def __init__(self, linear: Op, activation: Op) -> None:
+        self._linear, self._activation = linear, activation
+        self.packing: str | None = getattr(linear, "packing", None)
+        self.pack: Callable[[torch.Tensor], torch.Tensor] | None = getattr(linear, "pack", None)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        """As `reference`."""
+        return self._activation(self._linear(x, weight, bias))
+
+
+def expand(context: OpContext, part: Callable[..., Op]) -> Op:
+    """One linear for gate and up, then silu_and_mul."""
+    shape = context.shape
+    outputs = 2 * size(shape, "size")
+    chosen = part("linear", inputs=shape["inputs"], outputs=outputs, bias=shape.get("bias", False))
+    return Expanded(chosen, part("silu_and_mul", size=shape["size"]))
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """With bias where the shape has one, and gates of both signs so large that exp overflows."""
+    inputs, outputs = size(context.shape, "inputs", 72), 2 * size(context.shape, "size", 51)
+    weight = draw(context, outputs, inputs, seed=1) / 8
+    bias = draw(context, outputs, seed=2) if context.shape.get("bias", True) else None
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        x = draw(context, tokens, inputs)
+        yield x, weight, bias
+        yield x * 100, weight, bias
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """The weight is read once, activations once each."""
+    tokens, inputs, width = (size(shape, name) for name in ("tokens", "inputs", "size"))
+    elements = 2 * inputs * width + tokens * (inputs + width)
+    return float(elements * size(shape, "element", 2)), 4.0 * tokens * inputs * width + 5.0 * tokens * width

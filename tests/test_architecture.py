@@ -42,13 +42,16 @@ BESIDE = {
 }
 """Packages that stand beside the ranks: what they may import besides the first three lines."""
 
-FREE = {"cli", "testing"}
+FREE = {"cli", "testing", "bench"}
 """Join everything; nobody imports them, except that plugins may import testing."""
 
 PUBLIC = ("api", "layers", "testing")
 """What builtin and plugins may import."""
 
-TORCH_FREE = ("specs", "api", "sched", "text", "http", "cli", "supervisor", *RANKS[1], *RANKS[2])
+TORCH_FREE = (
+    *("specs", "api", "sched", "text", "http", "cli", "supervisor", *RANKS[1], *RANKS[2]),
+    *(f"bench.{name}" for name in ("workloads", "stats", "machine", "client", "load", "svg")),
+)
 
 
 def name_of(file: Path) -> str:

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Entry] = {
     "serve": Entry("llmcore.cli.serve:command", "Run", "Serve a model over HTTP."),
     "chat": Entry("llmcore.cli.chat:command", "Run", "Talk to a model, or to a server."),
     "generate": Entry("llmcore.cli.generate:command", "Run", "Answer a file of prompts, offline."),
+    "bench": Entry("llmcore.cli.bench:command", "Run", "Measure latency and throughput, in process or over HTTP."),
     "plan": Entry("llmcore.cli.plan:command", "Look", "Predict what fits, from a model's headers alone."),
     "models": Entry("llmcore.cli.models:command", "Look", "List the model families that can be served."),
     "kernels": Entry("llmcore.cli.kernels:command", "Look", "List kernels, and explain which one is chosen."),

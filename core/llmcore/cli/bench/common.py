@@ -1,0 +1,124 @@
+"""What the benchmarks share: options, how an engine is started for them, and the document they write."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from llmcore.bench.machine import machine, versions
+from llmcore.cli.config import value_of
+from llmcore.cli.display import Stages
+from llmcore.cli.options import Resolved, with_model
+from llmcore.config import check_model_dir, plugin_settings, settings
+from llmcore.specs import OptionSpec
+
+if TYPE_CHECKING:
+    from llmcore.bench.engine_runs import BenchEngine
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GROUPS = ("model", "memory", "scheduling", "kernels", "plugins", "plugin_options")
+"""The settings of a benchmark in this process: all but the server's."""
+
+
+def names(name: str) -> tuple[str, ...]:
+    """An option's spellings, with _ and with -."""
+    return tuple(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")))
+
+
+def _writable(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    if value is None:
+        return None
+    if not Path(value).resolve().parent.is_dir():
+        raise click.BadParameter(f"{value}: there is no such directory.", ctx, parameter)
+    return Path(value)
+
+
+def file_option(name: str, help: str) -> Callable[[F], F]:
+    """A file to write, checked before anything takes long."""
+    return click.option(
+        f"--{name}", f"{name}_file", type=click.Path(dir_okay=False, writable=True), callback=_writable, help=help
+    )
+
+
+def engine_options(function: F) -> F:
+    """What both benchmarks in this process take beside their own options and the settings."""
+    options = (
+        click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs that count."),
+        click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Runs before them."),
+        click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="0, the default: greedy."),
+        click.option(*names("top_p"), type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Nucleus."),
+        click.option(*names("top_k"), type=click.IntRange(min=0), default=0, help="The k likeliest (0: all)."),
+        click.option(*names("prefix_cache"), is_flag=True, help="Leave the prefix cache on; prompts never hit it."),
+        file_option("json", "Write machine, versions, settings and every run to this file."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -> Iterator[BenchEngine]:
+    """The engine of the settings; prints how it started and what fits."""
+    config = with_model(resolved.config, model)
+    config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
+    stages = Stages()
+    try:
+        from llmcore.bench.engine_runs import BenchEngine
+        from llmcore.bridge import SamplingParams
+
+        sampling = SamplingParams(**{name: options[name] for name in ("temperature", "top_p", "top_k")})
+        engine = BenchEngine(config, prefix_cache=options["prefix_cache"], sampling=sampling, progress=stages.update)
+    finally:
+        stages.close()
+    with engine:
+        here = machine()
+        rows = [
+            *engine.facts.report,
+            ("ready", f"{engine.ready:.1f} s to build, {engine.since_start:.1f} s since the process began"),
+            ("machine", f"{here['cpu']}, {here['cores']} cores"),
+            ("versions", ", ".join(f"{name} {text}" for name, text in versions(engine.registry).items())),
+        ]
+        for label, text in rows:
+            click.echo(f"{label}: {text}")
+        click.echo("")
+        yield engine
+
+
+def document(command: str, engine: BenchEngine, options: Mapping[str, Any], results: list[Any]) -> dict[str, Any]:
+    """Everything a figure depends on, and the figures."""
+    brought = plugin_settings(spec for spec, _ in engine.registry.specs(OptionSpec))
+    offered = [setting for setting in (*settings(), *brought) if setting.group in GROUPS]
+    return {
+        **described(command, options),
+        "versions": versions(engine.registry),
+        "settings": {setting.name: value_of(engine.config, setting) for setting in offered},
+        "start": {"ready_s": engine.ready, "since_process_start_s": engine.since_start},
+        "engine": dict(engine.facts.report),
+        "kv_tokens": engine.facts.kv_tokens,
+        "results": results,
+    }
+
+
+def described(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """How every document begins."""
+    return {
+        "command": command,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": machine(),
+        "versions": versions(),
+        "options": dict(options),
+    }
+
+
+def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
+    """As a file, where one is wanted."""
+    if path is not None:
+        path.write_text(json.dumps(content, indent=2) + "\n")

@@ -45,7 +45,7 @@ class Device(Protocol):
 
     `ahead`: steps to enqueue before the last one's tokens are read (0 where steps run synchronously).
     `step_tokens`: tokens of one step unless the operator says otherwise. `measured`: `kv_budget` is what a worst-case
-    run, made since `reset_peak`, leaves. `graphs`: whether it can `capture`.
+    run, made since `reset_peak`, leaves. `graphs`: whether it can `capture`; `graph_memory`: bytes that graphs hold.
     """
 
     info: DeviceInfo
@@ -54,6 +54,7 @@ class Device(Protocol):
     step_tokens: int
     measured: bool
     graphs: bool
+    graph_memory: int
 
     def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
         """Capture what `work` enqueues, with nothing else in flight, and give what it returned.
@@ -61,6 +62,9 @@ class Device(Protocol):
         The tensors in it are written by every replay. All graphs of a device share their intermediate memory, so what
         one replay returns is valid until the next.
         """
+
+    def forget_graphs(self) -> None:
+        """Every graph is gone; give its memory back."""
 
     def kv_budget(self, fraction: float) -> int:
         """Bytes that KV may take now; `fraction` is the operator's share of an accelerator's memory."""

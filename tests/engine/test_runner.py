@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 from llmcore.bridge import SamplingParams
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
-from llmcore.engine.runner import GroupKV, Runner
+from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
 from llmcore.engine.tables import Tables
 from llmcore.layers import Build
@@ -67,9 +69,19 @@ class Rig:
         return result
 
 
-def rig(granule: int = 1) -> Rig:
+def ahead_cpu() -> CPU:
+    """The CPU that can capture, from the plugin beside this file."""
+    spec = importlib.util.spec_from_file_location("ahead_device", Path(__file__).with_name("ahead_device.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    device: CPU = module.AheadCPU()
+    return device
+
+
+def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
     config = fake_config.read_config(CONFIG)
-    device = CPU()
+    device = ahead_cpu() if graph_rows else CPU()
     build = Build(
         registry=build_registry(Config()),
         config=config,
@@ -82,8 +94,11 @@ def rig(granule: int = 1) -> Rig:
     layout = build.layout("kv")
     tables = Tables(device, 4, MAX_LEN, (granule,))
     samplers = dict.fromkeys(VARIANTS, (reference,) * 5)
-    groups = [GroupKV("kv", layout, layout.tensors(128 // granule, device.torch_device))]
-    return Rig(Runner(model, device, tables, groups, RowSampler(device, tables, samplers)), tables, granule)
+    groups = [group_kv("kv", layout, 128 // granule, device.torch_device)]
+    ops = StepOps(build.op("step_inputs"), build.op("step_outputs"), (build.op("kv_slots", granule=granule),))
+    sampler, most = RowSampler(device, tables, samplers), {"graph_rows": graph_rows, "graph_bytes": 1}
+    runner = Runner(model, device, tables, groups, sampler, ops, **most)
+    return Rig(runner, tables, granule)
 
 
 def admit(index: int, tokens: list[int], *, prompt_len: int = 0, start: int = 0, **more: object) -> Admitted:
@@ -191,9 +206,50 @@ def test_bias_penalties_and_logprobs_reach_the_sampler() -> None:
     assert out.logprobs[0] == pytest.approx(out.top_logprobs[0][1])
 
 
+def decoded(r: Rig, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    """Prefill all prompts in one step, then decode them side by side."""
+    n = len(prompts)
+    width = MAX_LEN // 4
+    out = r.step(
+        [(q, len(prompt), 0) for q, prompt in enumerate(prompts)],
+        [(q, q) for q in range(n)],
+        admitted=[admit(q, prompt) for q, prompt in enumerate(prompts)],
+        writes=[w for q in range(n) for w in places(q, 0, list(range(q * width, (q + 1) * width)))],
+    )
+    answers = [[int(token)] for token in out.tokens]
+    for at in range(steps):
+        out = r.step([(q, 1, len(prompts[q]) + at) for q in range(n)], [(q, q) for q in range(n)])
+        for answer, token in zip(answers, out.tokens, strict=True):
+            answer.append(int(token))
+    return answers
+
+
+def test_captured_steps_give_the_same_tokens() -> None:
+    r, prompts = rig(graph_rows=4), [[5, 9, 200], [7], [1, 2, 3, 4]]
+    assert decoded(r, prompts, 5) == [fake_answer(prompt, 6) for prompt in prompts]
+    # three rows decode as four; the mixed step came once
+    assert r.runner.graphs == 1
+    scratch = r.tables.scratch
+    assert int(r.tables.computed[scratch]) == 0 and int(r.tables.history[scratch, 0]) >= 0
+
+
+def test_a_captured_mixed_step() -> None:
+    r, first, second = rig(graph_rows=4), [1, 2, 3], [9, 8, 7, 6, 5, 4, 3, 2]
+    out = r.step([(0, 3, 0)], [(0, 0)], admitted=[admit(0, first)], writes=places(0, 0, list(range(16))))
+    a = [int(out.tokens[0])]
+    admitted, writes = [admit(1, second)], places(1, 0, list(range(16, 32)))
+    for at in (0, 2, 4):
+        out = r.step([(0, 1, 3 + at // 2), (1, 2, at)], [(0, 0)], admitted=admitted, writes=writes)
+        a.append(int(out.tokens[0]))
+        admitted, writes = [], []
+    out = r.step([(1, 2, 6)], [(0, 1)])
+    assert (a, out.tokens.tolist()) == (fake_answer(first, 4), fake_answer(second, 1))
+    assert r.runner.graphs == 1
+
+
 def test_an_upload_grows() -> None:
     r = rig()
-    r.runner._uploads[0]._reserve(4)
+    r.runner._eager._reserve(4)
     out = r.step([(0, 3, 0)], [(0, 0)], admitted=[admit(0, [1, 2, 3])], writes=places(0, 0, [1, 2, 3]))
     assert out.tokens.tolist() == fake_answer([1, 2, 3], 1)
 

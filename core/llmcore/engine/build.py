@@ -8,16 +8,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llmcore.budget import Machine, predict
+import torch
+
+from llmcore.budget import GRAPH_BYTES, Machine, predict
 from llmcore.config import Config
 from llmcore.engine.engine import Engine
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
-from llmcore.engine.profile import run_worst_case, take_workspaces
-from llmcore.engine.runner import GroupKV, Runner
+from llmcore.engine.profile import measure, run_worst_case, take_workspaces
+from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
 from llmcore.engine.tables import Tables
+from llmcore.errors import ConfigError
 from llmcore.kv.group import KVGroup
 from llmcore.layers.layout import Layout
 from llmcore.ops.sample import VARIANTS
@@ -53,16 +56,31 @@ class _Parts:
         """KV of one token over all groups, rounded up."""
         return sum(-(-layout.bytes // layout.granule) for layout in self.layouts.values())
 
-    def runner(self, tables: Tables, kv_tokens: int) -> Runner:
-        """A runner with room for `kv_tokens` tokens in every group."""
-        where = self.device.torch_device
+    def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> Runner:
+        """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
+        where, build = self.device.torch_device, self.loaded.build
         groups = [
-            GroupKV(name, layout, layout.tensors(-(-kv_tokens // layout.granule), where))
-            for name, layout in self.layouts.items()
+            group_kv(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
         ]
         vocabulary = self.loaded.config.vocab_size
-        samplers = {variant: self.loaded.build.op("sample", variant=variant, vocab=vocabulary) for variant in VARIANTS}
-        return Runner(self.loaded.model, self.device, tables, groups, RowSampler(self.device, tables, samplers))
+        samplers = {variant: build.op("sample", variant=variant, vocab=vocabulary) for variant in VARIANTS}
+        ops = StepOps(
+            inputs=build.op("step_inputs"),
+            outputs=build.op("step_outputs"),
+            slots=tuple(build.op("kv_slots", granule=group.layout.granule) for group in groups),
+        )
+        sampler = RowSampler(self.device, tables, samplers)
+        kernels = self.config.kernels
+        return Runner(
+            self.loaded.model,
+            self.device,
+            tables,
+            groups,
+            sampler,
+            ops,
+            graph_rows=0 if kernels.disable_cudagraph else kernels.graph_max_batch_size,
+            graph_bytes=graph_bytes,
+        )
 
 
 def build_engine(config: Config, registry: Registry, progress: Progress = _silent) -> Engine:
@@ -81,11 +99,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     limits = scheduler_limits(config, loaded.config, device)
     parts = _Parts(config, registry, device, loaded, limits)
     tables = Tables(device, limits.max_running, limits.max_total_len, _granules(parts))
-    take_workspaces(loaded.model.attention_kernels, limits)
-    if device.measured and config.memory.max_total_token_num is None:
-        run_worst_case(parts.runner(tables, 1), device, limits, _granules(parts))
-    parts.limits, kv_tokens = _fitted(parts)
-    runner = parts.runner(tables, kv_tokens)
+    runner, kv_tokens = _runner(parts, tables)
     scheduler = _scheduler(parts, kv_tokens)
     fingerprint = _fingerprint(parts)
     report = ModelReport(
@@ -117,13 +131,38 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     return Engine(scheduler, runner, device, facts, loaded.config.fixed_angles_up_to)
 
 
+def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
+    """The runner and its tokens of KV; the limits are cut to them.
+
+    What the largest steps and their graphs take is measured with next to no KV; KV then gets what is left, and the
+    largest step runs once more beside it. Raises ConfigError where that does not fit.
+    """
+    device, granules = parts.device, _granules(parts)
+    take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
+    graphs = GRAPH_BYTES
+    try:
+        if device.measured:
+            graphs += measure(parts.runner(tables, 1, GRAPH_BYTES << 4), device, parts.limits, granules)
+            device.forget_graphs()
+        parts.limits, kv_tokens = _fitted(parts, graphs)
+        runner = parts.runner(tables, kv_tokens, graphs)
+        if device.measured:
+            run_worst_case(runner, device, parts.limits, granules)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the largest step does not fit beside the weights and KV ({error}); lower --batch_max_tokens, "
+            "--running_max_req_size, --mem_fraction or --max_total_token_num"
+        ) from error
+    return runner, kv_tokens
+
+
 def _granules(parts: _Parts) -> tuple[int, ...]:
     return tuple(layout.granule for layout in parts.layouts.values())
 
 
-def _fitted(parts: _Parts) -> tuple[SchedulerLimits, int]:
-    """The limits cut to the KV there is, and its tokens: whole granules of every group."""
-    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, parts.token_bytes)
+def _fitted(parts: _Parts, graphs: int) -> tuple[SchedulerLimits, int]:
+    """The limits cut to the KV there is beside `graphs` bytes, and its tokens: whole granules of every group."""
+    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, parts.token_bytes, graphs)
     coarsest = max(_granules(parts))
     kv_tokens = max(kv_tokens // coarsest, 1) * coarsest
     return fit(parts.config, parts.limits, kv_tokens), kv_tokens

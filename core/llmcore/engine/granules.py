@@ -49,7 +49,9 @@ def _by_group(trial: Build) -> dict[str, list[OpContext]]:
 
 
 def _smallest(contexts: list[OpContext], trial: Build, pins: Mapping[str, str]) -> int:
-    wanted = [context for context in contexts if context.op in pins] or contexts
+    # Without a kernel for mixed steps these are not captured, which is no reason for another granule.
+    needed = [context for context in contexts if not context.op.endswith(".mixed")]
+    wanted = [context for context in contexts if context.op in pins] or needed
     ops = {context.op for context in wanted}
     deciding = {op: [c for c in candidates_for(trial.registry, op) if _decides(c, op, pins)] for op in ops}
     named = {granule for found in deciding.values() for spec, _ in found for granule in spec.when.granules}

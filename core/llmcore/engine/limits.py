@@ -49,13 +49,16 @@ def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> Sche
     )
 
 
-def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_bytes: int) -> int:
-    """Tokens of KV: what the operator asked for, else what the device grants; `token_bytes`: of one token's KV."""
+def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_bytes: int, graphs: int = 0) -> int:
+    """Tokens of KV: what the operator asked for, else what the device grants.
+
+    `token_bytes`: of one token's KV; `graphs`: bytes that a measured device keeps for captured steps.
+    """
     if config.memory.max_total_token_num is not None:
         return config.memory.max_total_token_num
     if not device.measured and config.memory.mem_fraction != Memory.mem_fraction:
         log.warning("--mem_fraction has no effect: on %s KV takes what the device grants.", device.info.type)
-    budget = device.kv_budget(config.memory.mem_fraction)
+    budget = device.kv_budget(config.memory.mem_fraction) - (graphs if device.measured else 0)
     tokens = budget // token_bytes
     if tokens < 1:
         raise ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmcore.bridge import SamplingParams
+from llmcore.engine.graphs import MIXED_TOKENS, padded
 from llmcore.engine.runner import Runner
 from llmcore.errors import PluginError
 from llmcore.layers.build import AttentionKernels
@@ -24,12 +25,16 @@ def take_workspaces(groups: Mapping[str, AttentionKernels], limits: SchedulerLim
     Raises PluginError for a kernel that cannot.
     """
     for name, kernels in groups.items():
-        for pair in zip(TOKEN_BUCKETS, kernels.decode, kernels.prefill, strict=True):
-            (_, last), *both = pair
-            tokens = min(limits.batch_tokens, last or limits.batch_tokens)
-            most = AttnLimits(rows=min(limits.max_running, tokens), tokens=tokens, kv_len=limits.max_total_len)
-            for kernel in both:
-                _take_workspace(kernel, most, name)
+        for (_, last), *several in zip(TOKEN_BUCKETS, kernels.decode, kernels.prefill, kernels.mixed, strict=True):
+            tokens = min(max(limits.batch_tokens, MIXED_TOKENS), last or limits.batch_tokens)
+            # padding fills decode steps up to the next size, and mixed ones to a row for every token
+            rows = (
+                min(padded(limits.max_running), tokens),
+                min(limits.max_running, tokens),
+                min(MIXED_TOKENS, tokens),
+            )
+            for kernel, count in zip(several, rows, strict=True):
+                _take_workspace(kernel, AttnLimits(rows=count, tokens=tokens, kv_len=limits.max_total_len), name)
 
 
 def _take_workspace(kernel: AttentionKernel, most: AttnLimits, group: str) -> None:
@@ -50,6 +55,57 @@ def run_worst_case(runner: Runner, device: Device, limits: SchedulerLimits, gran
     """
     runner.read(runner.launch(worst_plan(limits, granules)))
     device.synchronize()
+
+
+def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> int:
+    """Run the largest steps, uncaptured and captured; bytes that the graphs of these take."""
+    run_worst_case(runner, device, limits, granules)
+    before = device.graph_memory
+    plans = (decode_plan(limits, runner.graph_rows), mixed_plan(limits)) if runner.graph_rows else ()
+    for plan in filter(None, plans):
+        for _ in range(2):  # the second time it is captured
+            runner.read(runner.launch(plan))
+    device.synchronize()
+    return device.graph_memory - before
+
+
+def decode_plan(limits: SchedulerLimits, most: int) -> StepPlan | None:
+    """As many rows as are captured, each at the end of the longest request; None where none is captured."""
+    count = min(limits.max_running, limits.batch_tokens, most)
+    rows = np.arange(count, dtype=np.int32)
+    return _plan(rows, np.ones_like(rows), np.full_like(rows, limits.max_total_len - 1), count) if count else None
+
+
+def mixed_plan(limits: SchedulerLimits) -> StepPlan | None:
+    """A chunk beside as many decode rows as the largest captured mixed step takes; None where there is no room."""
+    tokens = min(MIXED_TOKENS, limits.batch_tokens)
+    chunk = min(tokens // 2, limits.max_input_len)
+    decoding = min(tokens - chunk, limits.max_running - 1)
+    if chunk < 2 or decoding < 1:
+        return None
+    n_query = np.ones(decoding + 1, np.int32)
+    n_query[-1] = chunk
+    start = np.full_like(n_query, limits.max_total_len - 1)
+    start[-1] = 0
+    return _plan(np.arange(decoding + 1, dtype=np.int32), n_query, start, decoding)
+
+
+def _plan(rows: Int32, n_query: Int32, start: Int32, n_decode: int) -> StepPlan:
+    """Every row sampled in the `full` variant; KV is read and written at the first granule, as all tables say."""
+    return StepPlan(
+        number=0,
+        request=rows,
+        n_query=n_query,
+        start=start,
+        want=np.zeros(rows.size, np.uint8),
+        n_decode=n_decode,
+        sample_row=rows,
+        sample_request=rows,
+        admitted=[
+            Admitted(int(row), np.zeros(1, np.int32), 1, int(at), _EVERYTHING, 0, 0, ())
+            for row, at in zip(rows, start, strict=True)
+        ],
+    )
 
 
 def worst_plan(limits: SchedulerLimits, granules: tuple[int, ...]) -> StepPlan:

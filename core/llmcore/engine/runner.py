@@ -1,30 +1,35 @@
 """The runner turns a StepPlan into one forward and one draw, without ever waiting for the device.
 
 `launch` enqueues a step, `read` waits for its tokens. In between they are on the device only, where the next step
-finds them in the requests' history.
+finds them in the requests' history. What a step computes depends on the host through its frame alone: the sizes, the
+columns of one upload, and a few choices that make up the key under which it may be captured and replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.engine.sampling import RowSampler
-from llmcore.engine.tables import Scoped, Tables, Upload
+from llmcore.engine.frame import FramePacker, Packed
+from llmcore.engine.graphs import Frame, Graphs, frame_of
+from llmcore.engine.sampling import Draw, RowSampler
+from llmcore.engine.tables import Tables, Upload
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
+from llmcore.ops import Op
 from llmcore.ops.sample import Sampled
-from llmcore.protocols import AttnRows, Device, Event, Int32
+from llmcore.protocols import Device, Event
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.specs import ModelConfig, bucket_of
 
-_UPLOAD_INTS = 1 << 14
+_CHANGES, _FRAME = 1 << 14, 1 << 16
+"""Numbers in an upload to begin with. A captured step's should never have to grow: graphs would be captured again."""
 
 
 class Model(Protocol):
@@ -46,11 +51,28 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class GroupKV:
-    """One KV group on the device: `kv` holds the layout's pools per layer index of the model."""
+    """One KV group on the device: `kv` holds the layout's pools per layer index of the model.
+
+    Of `granules` granules the last belongs to nobody: padding writes there.
+    """
 
     name: str
     layout: Layout
+    granules: int
     kv: Mapping[int, KV]
+
+
+def group_kv(name: str, layout: Layout, granules: int, where: torch.device) -> GroupKV:
+    """A group with `granules` granules for requests."""
+    return GroupKV(name, layout, granules + 1, layout.tensors(granules + 1, where))
+
+
+class StepOps(NamedTuple):
+    """The bookkeeping around a forward, a callable per token bucket; `slots` has them per KV group."""
+
+    inputs: tuple[Op, ...]
+    outputs: tuple[Op, ...]
+    slots: tuple[tuple[Op, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -63,38 +85,71 @@ class InFlight:
 
 
 class Runner:
-    """Executes plans on one device, in order."""
+    """Executes plans on one device, in order.
+
+    Steps that decode at most `graph_rows` rows (0: none), and small mixed ones, are captured; all graphs together take
+    at most `graph_bytes`.
+    """
 
     def __init__(
-        self, model: Model, device: Device, tables: Tables, groups: Sequence[GroupKV], sampler: RowSampler
+        self,
+        model: Model,
+        device: Device,
+        tables: Tables,
+        groups: Sequence[GroupKV],
+        sampler: RowSampler,
+        ops: StepOps,
+        *,
+        graph_rows: int = 0,
+        graph_bytes: int = 0,
     ) -> None:
         self._model = model
         self._device = device
         self._tables = tables
         self._groups = groups
         self._sampler = sampler
-        self._kernels = model.attention_kernels
-        # A buffer is written again only after the step that used it was read.
-        self._uploads = [Upload(device, _UPLOAD_INTS) for _ in range(device.ahead + 1)]
-        self._turn = 0
+        self._ops = ops
+        self._graph_rows = graph_rows if device.graphs else 0
+        self._graphs: Graphs[Sampled | None] = Graphs(device, graph_bytes)
+        self._packer = FramePacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
+        # A host buffer is written again only after the step that used it was read.
+        turns = device.ahead + 1
+        self._changes = Upload(device, _CHANGES, turns)
+        self._eager = Upload(device, _CHANGES, turns)
+        self._static = Upload(device, _FRAME, turns)
+        for table, group in zip(tables.granules, groups, strict=True):
+            table[tables.scratch] = group.granules - 1
+
+    @property
+    def graph_rows(self) -> int:
+        """Most rows of a captured decode step."""
+        return self._graph_rows
+
+    @property
+    def graphs(self) -> int:
+        """How many steps are captured."""
+        return len(self._graphs)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
         """Enqueue a step. Raises what the model raises."""
-        self._turn = (self._turn + 1) % len(self._uploads)
-        upload = self._uploads[self._turn]
-        upload.clear()
-        self._tables.pack(plan.admitted, plan.writes, upload)
-        self._sampler.pack(plan, upload)
-        scopes = self._pack_rows(plan, upload)
-        upload.send()
-        self._tables.apply(len(plan.admitted), plan.writes, upload)
-        self._copy_granules(plan, upload)
-        step, request = self._step(plan, upload, scopes)
-        hidden, residual = self._model(step)
-        self._tables.computed.index_add_(0, request, upload.get("n_query"))
-        outcome = self._sample(plan, step, hidden, residual, upload)
-        return InFlight(plan, self._device.event(), outcome)
+        for upload in (self._changes, self._eager, self._static):
+            upload.clear()
+        self._sampler.admit(plan)
+        self._change(plan)
+        frame = frame_of(plan, self._graph_rows) if self._graph_rows else None
+        packed, draw = self._pack(plan, frame)
+        if frame is not None and (not all(packed.keys) or draw.biases):
+            frame = None
+            packed, draw = self._pack(plan, frame)
+        packed.upload.send()
+        if frame is None:
+            outcome = self._forward(packed, draw)
+        else:
+            key = (frame, draw, packed.keys)
+            outcome = self._graphs.run(key, packed.upload.layout, lambda: self._forward(packed, draw))
+        host = None if outcome is None else self._sampler.to_host(outcome, plan.sample_row.size)
+        return InFlight(plan, self._device.event(), host)
 
     def read(self, step: InFlight) -> StepResult:
         """Wait for a launched step. Raises what the device raises."""
@@ -110,95 +165,64 @@ class Runner:
             top_logprobs=_array(out.top_logprobs),
         )
 
-    def _pack_rows(self, plan: StepPlan, upload: Upload) -> dict[str, tuple[Scoped, Scoped]]:
-        upload.put("request", plan.request)
-        upload.put("n_query", plan.n_query)
-        ends = np.cumsum(plan.n_query, dtype=np.int32)
-        borders = np.concatenate((np.zeros(1, np.int32), ends))
-        upload.put("decode_start", borders[: plan.n_decode + 1])
-        upload.put("prefill_start", borders[plan.n_decode :] - borders[plan.n_decode])
-        if plan.n_decode < plan.request.size:
-            row = np.repeat(np.arange(plan.request.size, dtype=np.int32), plan.n_query)
-            upload.put("token_row", row)
-            upload.put("offset", np.arange(row.size, dtype=np.int32) - borders[row])
-        upload.put("sampled", ends[plan.sample_row] - 1)
-        upload.put("sample_request", plan.sample_request)
+    def _change(self, plan: StepPlan) -> None:
+        """Bring the tables up to date, and copy granules that somebody else still holds."""
+        upload = self._changes
+        self._tables.pack(plan.admitted, plan.writes, upload)
         for group, pairs in zip(self._groups, plan.copies, strict=False):
-            upload.put(f"copies/{group.name}", np.array(pairs, np.int32).T.reshape(-1))
-        return {group.name: self._plan_attention(plan, group.name, upload) for group in self._groups}
-
-    def _plan_attention(self, plan: StepPlan, group: str, upload: Upload) -> tuple[Scoped, Scoped]:
-        scopes = (Scoped(upload, f"{group}/decode"), Scoped(upload, f"{group}/prefill"))
-        kv_len: Int32 = plan.start + plan.n_query
-        parts = (slice(0, plan.n_decode), slice(plan.n_decode, None))
-        bucket = bucket_of(plan.n_tokens)
-        for kernels, scope, part in zip(self._kernels.get(group, ()), scopes, parts, strict=False):
-            if plan.n_query[part].size:
-                kernels[bucket].plan(AttnRows(n_query=plan.n_query[part], kv_len=kv_len[part]), scope)
-        return scopes
-
-    def _copy_granules(self, plan: StepPlan, upload: Upload) -> None:
+            if pairs:
+                upload.put(f"copies/{group.name}", np.array(pairs, np.int32).T.reshape(-1))
+        upload.send()
+        self._tables.apply(len(plan.admitted), plan.writes, upload)
         for group, pairs in zip(self._groups, plan.copies, strict=False):
             if pairs:
                 src, dst = upload.get(f"copies/{group.name}").long().view(2, len(pairs))
                 for kv in group.kv.values():
                     group.layout.copy(kv, src, dst)
 
-    def _step(
-        self, plan: StepPlan, upload: Upload, scopes: Mapping[str, tuple[Scoped, Scoped]]
-    ) -> tuple[Step, Tensor]:
-        tables, n_decode = self._tables, plan.n_decode
+    def _pack(self, plan: StepPlan, frame: Frame | None) -> tuple[Packed, Draw]:
+        upload = self._eager if frame is None else self._static
+        return self._packer.pack(plan, frame, upload), self._sampler.pack(plan, upload)
+
+    def _forward(self, packed: Packed, draw: Draw) -> Sampled | None:
+        """Everything between a step's columns and its tokens, on the device alone; this is what is captured."""
+        tables, upload = self._tables, packed.upload
         request, n_query = upload.get("request"), upload.get("n_query")
-        start = tables.computed[request]
-        if n_decode == plan.request.size:
-            owner, position = request, start
-        else:
-            row = upload.get("token_row")
-            owner, position = request[row], start[row] + upload.get("offset")
-        kv_len = start + n_query
-        decode = {"request": request[:n_decode], "q_start": upload.get("decode_start"), "kv_len": kv_len[:n_decode]}
-        prefill = {"request": request[n_decode:], "q_start": upload.get("prefill_start"), "kv_len": kv_len[n_decode:]}
+        step = self._step(packed, request, n_query)
+        hidden, residual = self._model(step)
+        bucket = step.bucket
+        state = (tables.history, tables.lengths, tables.computed)
+        sample_request = upload.get("sample_request")
+        if not packed.n_samples:
+            self._ops.outputs[bucket](state, request, n_query, sample_request, sample_request)
+            return None
+        if step.sampled is not None:
+            hidden = hidden.index_select(0, step.sampled)
+            residual = None if residual is None else residual.index_select(0, step.sampled)
+        out = self._sampler.draw(self._model.logits(hidden, residual), sample_request, draw, upload)
+        self._ops.outputs[bucket](state, request, n_query, sample_request, out.tokens)
+        return out
+
+    def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
+        tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.n_tokens)
+        state = (tables.history, tables.computed, tables.prompt_len)
+        tokens, positions, owner, prompt_len, kv_len = self._ops.inputs[bucket](
+            state, request, n_query, upload.get("row"), upload.get("offset")
+        )
         kv = {}
-        for group, table in zip(self._groups, tables.granules, strict=True):
-            mine = scopes[group.name]
-            kv[group.name] = KVStep(
-                kv=group.kv,
-                slots=_slots(table, owner, position, group.layout.granule),
-                decode={"table": table, **decode, **mine[0].tensors()},
-                prefill={"table": table, **prefill, **mine[1].tensors()},
-            )
-        step = Step(
-            bucket=bucket_of(position.shape[0]),
-            n_decode=n_decode,
-            tokens=tables.history[owner, position].long(),
-            positions=position.unsqueeze(0),
-            prompt_len=tables.prompt_len[owner],
-            sampled=upload.get("sampled").long(),
+        for group, table, slots in zip(self._groups, tables.granules, self._ops.slots, strict=True):
+            decode, prefill, mixed = packed.metas(group.name, table, kv_len)
+            at = slots[bucket](table, owner, positions)
+            kv[group.name] = KVStep(kv=group.kv, slots=at, decode=decode, prefill=prefill, mixed=mixed)
+        return Step(
+            bucket=bucket,
+            n_decode=packed.n_decode,
+            tokens=tokens,
+            positions=positions.unsqueeze(0),
+            prompt_len=prompt_len,
+            sampled=None if packed.every else upload.get("sampled").long(),
             kv=kv,
         )
-        return step, request
-
-    def _sample(
-        self, plan: StepPlan, step: Step, hidden: Tensor, residual: Tensor | None, upload: Upload
-    ) -> Sampled | None:
-        if not plan.sample_row.size:
-            return None
-        hidden = hidden.index_select(0, step.sampled)
-        residual = None if residual is None else residual.index_select(0, step.sampled)
-        request = upload.get("sample_request").long()
-        out = self._sampler.draw(self._model.logits(hidden, residual), request, plan, upload)
-        at = self._tables.lengths[request]
-        self._tables.history[request, at] = out.tokens
-        self._tables.lengths[request] = at + 1
-        return self._sampler.to_host(out)
-
-
-def _slots(table: Tensor, owner: Tensor, position: Tensor, granule: int) -> Tensor:
-    """[T] int64: where the KV of the token at `position` of request `owner` lies."""
-    if granule == 1:
-        return table[owner, position].long()
-    place = torch.div(position, granule, rounding_mode="floor")
-    return table[owner, place].long() * granule + position % granule
 
 
 def _array(tensor: Tensor | None) -> Any:

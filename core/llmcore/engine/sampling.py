@@ -17,7 +17,22 @@ from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.specs import bucket_of
 
 _GREEDY, _TEMPERATURE, _FILTERED, _FULL = range(len(VARIANTS))
+_NARROWEST = 1024
 _FOREVER = np.int32((1 << 31) - 1)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the host decides about the draw of one step: a captured draw serves every step with the same.
+
+    `variant`: index into VARIANTS. `logprobs`: best tokens to report, -1 for no log-probabilities. `width`: columns of
+    the history that penalties look at, 0 where nobody is penalized or biased. `biases`: how many there are.
+    """
+
+    variant: int
+    logprobs: int = -1
+    width: int = 0
+    biases: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,38 +63,47 @@ class RowSampler:
         self._bias: dict[int, _Bias] = {}
         self._greedy: dict[int, SampleRows] = {}
 
-    def pack(self, plan: StepPlan, upload: Upload) -> None:
-        """Host: note what was admitted; put the biases of the sampled rows."""
+    def admit(self, plan: StepPlan) -> None:
+        """Host: note what was admitted and what will be drawn."""
         for admitted in plan.admitted:
             self._admit(admitted)
         if plan.sample_request.size:
             self._longest[plan.sample_request] += 1
-        if not self._bias:
-            return
-        biases = [(s, self._bias[i]) for s, i in enumerate(plan.sample_request.tolist()) if i in self._bias]
+
+    def pack(self, plan: StepPlan, upload: Upload) -> Draw:
+        """Host: what kind of draw the step needs; puts the biases of the sampled rows."""
+        indices = plan.sample_request
+        variant = int(self._variant[indices].max(initial=_GREEDY))
+        if variant < _FULL:
+            return Draw(variant)
+        biases = [(s, self._bias[i]) for s, i in enumerate(indices.tolist()) if i in self._bias] if self._bias else []
         if biases:
             rows = np.repeat(np.array([s for s, _ in biases], np.int32), [b.token.size for _, b in biases])
             upload.put("bias_row", rows)
             upload.put("bias_token", np.concatenate([b.token for _, b in biases]))
             upload.put("bias_value", np.concatenate([b.value for _, b in biases]).view(np.int32))
             upload.put("bias_until", np.concatenate([b.until for _, b in biases]))
-
-    def draw(self, logits: Tensor, request: Tensor, plan: StepPlan, upload: Upload) -> Sampled:
-        """Device: draw from logits [S, V] of any float type for the requests `request` [S] int64."""
-        indices = plan.sample_request
-        variant = int(self._variant[indices].max())
-        sample = self._samplers[VARIANTS[variant]][bucket_of(len(indices))]
-        if variant == _GREEDY:
-            return sample(logits, self._greedy_rows(len(indices)))
+        width = 0
+        if self._adjusts[indices].any():
+            # A power of two, so that a captured draw serves many steps.
+            longest = max(int(self._longest[indices].max()), _NARROWEST)
+            width = min(1 << (longest - 1).bit_length(), self._tables.max_len)
         asked = int(self._logprobs[indices].max())
+        return Draw(variant, asked, width, sum(b.token.size for _, b in biases))
+
+    def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
+        """Device: draw from logits [S, V] for the requests `request` [S] int64."""
+        count = request.shape[0]
+        sample = self._samplers[VARIANTS[draw.variant]][bucket_of(count)]
+        if draw.variant == _GREEDY:
+            return sample(logits, self._greedy_rows(count))
         floats, ints = self._tables.floats[:, request].unbind(0), self._tables.ints[:, request].unbind(0)
         temperature, top_p, min_p, *penalties = floats
         top_k, low, high, choice, repeat_from, count_from = ints
         length = self._tables.lengths[request]
         adjust = None
-        if self._adjusts[indices].any():
-            longest = int(self._longest[indices].max())
-            ids = self._tables.history[:, :longest].index_select(0, request)
+        if draw.width:
+            ids = self._tables.history[:, : draw.width].index_select(0, request)
             adjust = _adjust(ids, length, penalties, (repeat_from, count_from), upload)
         rows = SampleRows(
             temperature=temperature,
@@ -90,7 +114,7 @@ class RowSampler:
             choice=choice.long(),
             position=(length - self._tables.prompt_len[request]).long(),
             adjust=adjust,
-            logprobs=asked if asked >= 0 else None,
+            logprobs=draw.logprobs if draw.logprobs >= 0 else None,
         )
         return sample(logits, rows)
 
@@ -100,10 +124,12 @@ class RowSampler:
             self._greedy[count] = plain_rows(count, temperature=0.0).to(self._tables.lengths.device)
         return self._greedy[count]
 
-    def to_host(self, out: Sampled) -> Sampled:
-        """Start the copy to the host; the step's event says when it is complete."""
+    def to_host(self, out: Sampled, count: int) -> Sampled:
+        """Start the copy of the first `count` rows to the host; the step's event says when it is complete."""
         columns: dict[str, Tensor | None] = {f.name: getattr(out, f.name) for f in fields(out)}
-        host = {name: None if column is None else self._device.to_host(column) for name, column in columns.items()}
+        host = {
+            name: None if column is None else self._device.to_host(column[:count]) for name, column in columns.items()
+        }
         return Sampled(**host)  # type: ignore[arg-type]
 
     def _admit(self, admitted: Admitted) -> None:

@@ -23,31 +23,49 @@ INTS = ("top_k", "seed_low", "seed_high", "choice", "repeat_from", "count_from")
 
 
 class Upload:
-    """One step's columns on their way to the device. `put` on the host, `send` once, then `get` on the device."""
+    """One step's columns on their way to the device. `put` on the host, `send` once, then `get` on the device.
 
-    def __init__(self, device: Device, capacity: int) -> None:
+    The device's copy stays where it is until more is put than fits, so a graph can read it step after step; on the
+    host there are `turns` buffers, because the device may still be copying from the last step's.
+    """
+
+    def __init__(self, device: Device, capacity: int, turns: int) -> None:
         self._device = device
+        self._turns = turns
+        self._turn = 0
         self._columns: dict[str, tuple[int, int]] = {}
         self._used = 0
+        self._moved = 0
         self._reserve(capacity)
 
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Where the columns lie: equal for two steps whose columns a graph finds in the same places."""
+        return (self._moved, tuple(self._columns.items()))
+
     def clear(self) -> None:
-        """Forget the last step's columns. The device must be done with them."""
-        self._columns.clear()
+        """Forget the last step's columns. The device must be done with the host's buffer of `turns` steps ago."""
+        self._turn = (self._turn + 1) % self._turns
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin this step's columns anew; nothing was sent yet."""
+        self._columns = {}
         self._used = 0
 
     def put(self, name: str, values: Int32) -> None:
         """Add a column; a name is used once per step."""
         end = self._used + values.size
-        if end > self._host.shape[0]:
+        if end > self._remote.shape[0]:
             self._grow(end)
-        self._array[self._used : end] = values
+        self._hosts[self._turn][1][self._used : end] = values
         self._columns[name] = (self._used, end)
         self._used = end
 
     def send(self) -> None:
         """Start the copy; what is enqueued after it sees the columns."""
-        self._remote[: self._used].copy_(self._host[: self._used], non_blocking=True)
+        if self._used:
+            self._remote[: self._used].copy_(self._hosts[self._turn][0][: self._used], non_blocking=True)
 
     def has(self, name: str) -> bool:
         """Whether this step has the column."""
@@ -63,14 +81,16 @@ class Upload:
         return self.get(name).view(torch.float32)
 
     def _reserve(self, capacity: int) -> None:
-        self._host = self._device.pinned(torch.empty(capacity, dtype=torch.int32))
-        self._array: Int32 = self._host.numpy()
+        hosts = [self._device.pinned(torch.empty(capacity, dtype=torch.int32)) for _ in range(self._turns)]
+        self._hosts: list[tuple[Tensor, Int32]] = [(host, host.numpy()) for host in hosts]
         self._remote = torch.empty(capacity, dtype=torch.int32, device=self._device.torch_device)
+        self._moved += 1
 
     def _grow(self, needed: int) -> None:
-        packed = self._array[: self._used].copy()
-        self._reserve(max(needed, 2 * self._host.shape[0]))
-        self._array[: self._used] = packed
+        self._device.synchronize()  # the other turns' buffers may still be on their way
+        packed = self._hosts[self._turn][1][: self._used].copy()
+        self._reserve(max(needed, 2 * self._remote.shape[0]))
+        self._hosts[self._turn][1][: self._used] = packed
 
 
 class Scoped:
@@ -94,9 +114,9 @@ class Scoped:
 class Tables:
     """Rows are request indices, below `max_requests`; a request has at most `max_len` tokens.
 
-    `history` [max requests, max_len] int32: ids known so far, of which `lengths` are valid and `computed` have KV.
-    `granules`: per KV group [max requests, places] int32. `floats`, `ints`: sampling parameters, one row per name of
-    FLOATS and INTS.
+    One more row, `scratch`, stands for the padding of captured steps: it is never admitted and computes nothing.
+    `history` [rows, max_len] int32: ids known so far, of which `lengths` are valid and `computed` have KV. `granules`:
+    per KV group [rows, places] int32. `floats`, `ints`: sampling parameters, one row per name of FLOATS and INTS.
     """
 
     def __init__(self, device: Device, max_requests: int, max_len: int, granule_sizes: tuple[int, ...]) -> None:
@@ -105,16 +125,18 @@ class Tables:
         def table(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return zeros(shape, dtype, where)
 
-        if max_requests * max_len >= 1 << 31:
+        self.scratch = max_requests
+        rows = max_requests + 1
+        if rows * max_len >= 1 << 31:
             raise ValueError(f"{max_requests} requests of {max_len} tokens are more than int32 can number")
         self.max_len = max_len
-        self.granules = [table(max_requests, -(-max_len // size)) for size in granule_sizes]
-        self.history = table(max_requests, max_len)
-        self.lengths = table(max_requests)
-        self.computed = table(max_requests)
-        self.prompt_len = table(max_requests)
-        self.floats = table(len(FLOATS), max_requests, dtype=torch.float32)
-        self.ints = table(len(INTS), max_requests)
+        self.granules = [table(rows, -(-max_len // size)) for size in granule_sizes]
+        self.history = table(rows, max_len)
+        self.lengths = table(rows)
+        self.computed = table(rows)
+        self.prompt_len = table(rows)
+        self.floats = table(len(FLOATS), rows, dtype=torch.float32)
+        self.ints = table(len(INTS), rows)
 
     def pack(self, admitted: list[Admitted], writes: list[TableWrites], upload: Upload) -> None:
         """Host: put the changes of a step."""

@@ -21,7 +21,7 @@ class Attention(nn.Module):
 
     `spec` counts the whole model's heads; each rank of `attn_tp` gets its share. The family passes the modules: `qkv`
     and `out` linears, `rope`, and norms over each head of q and k where it has them. Rows that decode and rows that
-    prefill go to a kernel each.
+    prefill go to a kernel each, or all to the one for mixed steps.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = norms if norms is not None else (None, None)
         spec = _share(spec, build)
         self.spec, self.group, self.index, self._rope = spec, group, index, rope
-        self._decode, self._prefill = build.attention(spec, group)
+        self._kernels = build.attention(spec, group)
         layout = build.layout(group)
         self._rope_write = build.op(
             "rope_kv_write",
@@ -65,14 +65,16 @@ class Attention(nn.Module):
         qk = self._rope_write[step.bucket](qk, v, cos, sin, kv, state.slots)
         q, k = qk[:, : self.spec.heads], qk[:, self.spec.heads :]
         out = x.new_empty(len(x), self.spec.heads, self.spec.value_size)
-        n = step.n_decode
-        if n == len(x):
-            self._decode[step.bucket].run(q, k, v, kv, state.decode, out)
+        n, bucket, kernels = step.n_decode, step.bucket, self._kernels
+        if state.mixed is not None:
+            kernels.mixed[bucket].run(q, k, v, kv, state.mixed, out)
+        elif n == len(x):
+            kernels.decode[bucket].run(q, k, v, kv, state.decode, out)
         elif n == 0:
-            self._prefill[step.bucket].run(q, k, v, kv, state.prefill, out)
+            kernels.prefill[bucket].run(q, k, v, kv, state.prefill, out)
         else:
-            self._decode[step.bucket].run(q[:n], k[:n], v[:n], kv, state.decode, out[:n])
-            self._prefill[step.bucket].run(q[n:], k[n:], v[n:], kv, state.prefill, out[n:])
+            kernels.decode[bucket].run(q[:n], k[:n], v[:n], kv, state.decode, out[:n])
+            kernels.prefill[bucket].run(q[n:], k[n:], v[n:], kv, state.prefill, out[n:])
         y: torch.Tensor = self.o_proj(out.flatten(1), step)
         return y
 

@@ -36,11 +36,12 @@ class AttentionKernels(NamedTuple):
     """The kernels of one KV group, per token bucket of the step.
 
     Before every step the runner calls, in each group and if it has such rows, `decode[bucket].plan(rows, into)` and
-    `prefill[bucket].plan(rows, into)`.
+    `prefill[bucket].plan(rows, into)`; before a captured step of both kinds `mixed[bucket].plan(rows, into)` instead.
     """
 
     decode: tuple[AttentionKernel, ...]
     prefill: tuple[AttentionKernel, ...]
+    mixed: tuple[AttentionKernel, ...]
 
 
 @dataclass(kw_only=True)
@@ -108,8 +109,8 @@ class Build:
         if group not in self.attention_kernels:
             where = self.kv_group(group)
             fixed = {"layout": where.layout, "granule": self.granules.get(group, 1), **shape_of(spec)}
-            made: list[Any] = [self.op(name, **fixed) for name in ("attn.gqa.decode", "attn.gqa.prefill")]
-            self.attention_kernels[group] = AttentionKernels(*made)
+            made: dict[str, Any] = {kind: self.op(f"attn.gqa.{kind}", **fixed) for kind in AttentionKernels._fields}
+            self.attention_kernels[group] = AttentionKernels(**made)
         return self.attention_kernels[group]
 
     def reduce(self, group: str) -> tuple[Op, ...] | None:

@@ -30,13 +30,15 @@ class KVStep:
 
     `kv`: the layout's tensors per layer index of the model. `slots` [T] int64: where each new token's KV goes.
     `decode`, `prefill`: what AttentionKernel.run gets as `meta` for the first `n_decode` rows and for the others; each
-    has its own `request`, `kv_len` and `q_start`, and `q_start` counts from 0 in both.
+    has its own `request`, `kv_len` and `q_start`, and `q_start` counts from 0 in both. `mixed`: the same for all rows
+    together, in place of the two, where the step goes through one kernel.
     """
 
     kv: Mapping[int, tuple[torch.Tensor, ...]]
     slots: torch.Tensor
     decode: Mapping[str, torch.Tensor]
     prefill: Mapping[str, torch.Tensor]
+    mixed: Mapping[str, torch.Tensor] | None = None
 
 
 @dataclass
@@ -46,8 +48,8 @@ class Step:
     `tokens` [T] int64 input ids. `positions` [P, T] int32, P = 1 (3 for mrope). `bucket`: index into
     specs.TOKEN_BUCKETS, for ops bound per bucket. `prompt_len` [T] int32: the prompt's length of each token's
     request (for rotary angles that depend on it). `sampled` [S] int64: the tokens whose hidden states the head
-    needs. `adapter` [R] int32: adapter slot per row. `notes` is for modules that compute something once per
-    forward and share it between layers, keyed by themselves.
+    needs, None where it needs all of them. `adapter` [R] int32: adapter slot per row. `notes` is for modules that
+    compute something once per forward and share it between layers, keyed by themselves.
     """
 
     bucket: int
@@ -55,7 +57,7 @@ class Step:
     tokens: torch.Tensor
     positions: torch.Tensor
     prompt_len: torch.Tensor
-    sampled: torch.Tensor
+    sampled: torch.Tensor | None
     kv: Mapping[str, KVStep]
     adapter: torch.Tensor | None = None
     notes: dict[object, torch.Tensor] = field(default_factory=dict)

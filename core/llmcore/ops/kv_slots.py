@@ -11,8 +11,6 @@ from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 
-SHAPES: tuple[Shape, ...] = ({"granule": 1}, {"granule": 4}, {"granule": 6})
-
 
 def reference(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor, granule: int = 1) -> torch.Tensor:
     """table [N, places], owner [T], positions [T], all int32 -> slots [T] int64.
@@ -27,8 +25,8 @@ def reference(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor,
 
 
 def make(context: OpContext) -> Op:
-    """The reference for one size of granules."""
-    granule = size(context.shape, "granule")
+    """The reference for `context.granule`."""
+    granule = context.granule
 
     def run(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return reference(table, owner, positions, granule)
@@ -38,7 +36,7 @@ def make(context: OpContext) -> Op:
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Several requests, first and last places; granules that must not be read are -1."""
-    granule = size(context.shape, "granule")
+    granule = context.granule
     generator = torch.Generator().manual_seed(0)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         requests, places = 9, 1 + tokens // granule

@@ -49,10 +49,12 @@ class FakeModel(nn.Module):
         kv, dtype = state.kv[0], self.salt.dtype
         key, value = _digits(step.tokens), _digits(step.positions[0])
         self._layout.write(kv, state.slots, key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1))
-        hashes = torch.cat([self._hashes(kv, meta) for meta in (state.decode, state.prefill)])
-        ends = torch.cat((state.decode["q_start"][1:], state.prefill["q_start"][1:] + step.n_decode)) - 1
-        hidden = torch.zeros(len(step.tokens), _DIGITS + 1, device=hashes.device)
-        hidden[ends.long()] = _digits(hashes, _DIGITS + 1)
+        hidden = torch.zeros(len(step.tokens), _DIGITS + 1, device=key.device)
+        parts = ((state.decode, 0), (state.prefill, step.n_decode)) if state.mixed is None else ((state.mixed, 0),)
+        for meta, first in parts:
+            borders = meta["q_start"].long()
+            real = borders[1:] > borders[:-1]
+            hidden[borders[1:][real] - 1 + first] = _digits(self._hashes(kv, meta), _DIGITS + 1)[real]
         if config.nan_token is not None:
             hidden[step.tokens == config.nan_token] = torch.nan
         return hidden, None

@@ -111,7 +111,7 @@ class LoadedModel:
         slots = self.table[owner, positions // self.granule].long() * self.granule + positions % self.granule
         request = torch.tensor([row.request for row in rows], dtype=torch.int32)
         kv: dict[str, KVStep] = {}
-        for name, (decode, prefill) in self.model.attention_kernels.items():
+        for name, (decode, prefill, _) in self.model.attention_kernels.items():
             metas = []
             for kernels, part in ((decode, slice(0, n_decode)), (prefill, slice(n_decode, None))):
                 borders = np.concatenate([[0], np.cumsum(n_query[part])]).astype(np.int32)

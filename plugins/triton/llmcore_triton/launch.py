@@ -7,14 +7,12 @@ there. `release` lets the next kernel start; it changes nothing about what that 
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from llmcore.api import OpContext
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on CPU tensors."""
 
 HOPPER = 90

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
 from llmcore.api import DeviceInfo
+
+T = TypeVar("T")
 
 
 class CUDA:
@@ -13,6 +19,7 @@ class CUDA:
     ahead = 1
     step_tokens = 8192
     measured = True
+    graphs = True
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", 0)
@@ -23,7 +30,30 @@ class CUDA:
             name=properties.name,
             capability=10 * properties.major + properties.minor,
             memory=properties.total_memory,
+            processors=properties.multi_processor_count,
         )
+        self.graph_memory = 0
+        self._pool: Any = None
+
+    def capture(self, work: Callable[[], T]) -> tuple[CUDAGraph, T]:
+        """A CUDA graph; all of this device share one memory pool, which is right because they run one by one."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()  # capturing does so too, and what it frees is not the graph's
+        before, _ = torch.cuda.mem_get_info(self.torch_device)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of this process may use the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = work()
+        after, _ = torch.cuda.mem_get_info(self.torch_device)
+        self.graph_memory += max(before - after, 0)
+        return CUDAGraph(graph), result
+
+    def forget_graphs(self) -> None:
+        """Their pool goes when the last of them does."""
+        gc.collect()
+        self._pool, self.graph_memory = None, 0
+        torch.cuda.empty_cache()
 
     def kv_budget(self, fraction: float) -> int:
         """The share of all memory, less what others hold and the most torch has held at once."""
@@ -66,6 +96,13 @@ class CUDA:
     def synchronize(self) -> None:
         """Wait for the GPU."""
         torch.cuda.synchronize(self.torch_device)
+
+
+class CUDAGraph:
+    """Implements protocols.Graph."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.replay = graph.replay
 
 
 class CUDAEvent:

@@ -1,0 +1,102 @@
+"""Captured steps: which sizes a step is padded to, and the graphs of those that came before.
+
+A graph is captured at the second step of its key, with nothing in flight; the first runs as it is and warms up what a
+capture cannot (compilation, libraries).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from llmcore.protocols import Device, Graph
+from llmcore.sched.plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MIXED_TOKENS = 512
+"""Most tokens of a captured step that is not all decode rows; larger ones keep the device busy while they launch."""
+
+_MIXED_STEP = 64
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The sizes a captured step is padded to: rows, tokens, sampled tokens. `mixed`: not all are decode rows."""
+
+    rows: int
+    tokens: int
+    samples: int
+    mixed: bool
+
+
+def padded(rows: int) -> int:
+    """1, 2, 4, 8, multiples of 8 to 64, of 16 to 256, of 64 above."""
+    if rows <= 8:
+        return 1 << (rows - 1).bit_length()
+    step = 8 if rows <= 64 else 16 if rows <= 256 else 64
+    return -(-rows // step) * step
+
+
+def frame_of(plan: StepPlan, most_rows: int) -> Frame | None:
+    """What to pad `plan` to; None for a step that is not captured."""
+    rows, tokens, samples = plan.request.size, plan.n_tokens, plan.sample_row.size
+    if plan.n_decode == rows == samples:
+        size = padded(rows)
+        return Frame(size, size, size, mixed=False) if size <= most_rows else None
+    if tokens > MIXED_TOKENS:
+        return None
+    size = 1 << (tokens - 1).bit_length() if tokens <= _MIXED_STEP else -(-tokens // _MIXED_STEP) * _MIXED_STEP
+    return Frame(size, size, 1 << (samples - 1).bit_length() if samples else 0, mixed=True)
+
+
+@dataclass(frozen=True)
+class _Captured(Generic[T]):
+    graph: Graph
+    result: T
+    layout: object
+
+
+class Graphs(Generic[T]):
+    """Graphs by key, of about `reserve` bytes together. A `layout` says where a step's inputs lie."""
+
+    def __init__(self, device: Device, reserve: int) -> None:
+        self._device = device
+        self._most = device.graph_memory + reserve
+        self._full = False
+        self._seen: set[object] = set()
+        self._captured: dict[object, _Captured[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def run(self, key: object, layout: object, work: Callable[[], T]) -> T:
+        """Enqueue `work`, which does the same over the same tensors whenever `key` and `layout` are the same."""
+        found = self._captured.get(key)
+        if found is None or found.layout != layout:
+            if (key, layout) not in self._seen or self._full:
+                self._seen.add((key, layout))
+                return work()
+            found = self._capture(key, layout, work)
+            if found is None:
+                return work()
+        found.graph.replay()
+        return found.result
+
+    def _capture(self, key: object, layout: object, work: Callable[[], T]) -> _Captured[T] | None:
+        self._device.synchronize()
+        try:
+            graph, result = self._device.capture(work)
+        except Exception:
+            logger.exception("steps of %s cannot be captured; from now on new ones are launched", key)
+            self._full = True
+            return None
+        self._captured[key] = _Captured(graph, result, layout)
+        if self._device.graph_memory >= self._most:
+            logger.warning("the memory for captured steps is used up after %d of them", len(self))
+            self._full = True
+        return self._captured[key]

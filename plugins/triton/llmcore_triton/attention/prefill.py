@@ -1,0 +1,207 @@
+"""attn.gqa.prefill: FlashAttention over rows of any number of query tokens; a cached prefix is read from its slots.
+
+The step's own keys and values are read where the projection left them, by the tensor memory accelerator (TMA) where
+there is one. Tiles of queries come from the host, which knows how many new tokens each row has; how long rows are is
+read on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from llmcore.api import TOKEN_BUCKETS, AttnLimits, AttnRows, AttnSpec, MetaWriter, OpContext
+from llmcore.layers import spec_of
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmcore_triton import launch, tuned
+from llmcore_triton.attention.prefill_kernel import flash
+from llmcore_triton.attention.prefill_work import count_tiles, tiles_of
+
+KERNEL = "flash"
+
+Config = Mapping[str, Any]
+"""`block_m`: queries of a tile, tokens times heads; `block_n`: keys of a block; `warps`; `stages` of the pipeline;
+`pack`: whether a tile holds all heads of a KV head, else one; `tma`: whether new keys come by TMA; `small`: whether
+steps too short to fill the device with tiles of `block_m` are cut into SMALL ones."""
+
+SMALL: Config = {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2}
+FILLED = 2
+"""Programs per multiprocessor from which on a step is long enough for large tiles."""
+
+ALIGNED = 16
+"""Bytes to which TMA wants addresses and row strides."""
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One way to run the kernel: what of it is fixed."""
+
+    name: str
+    tokens: int
+    programs: int
+    block_n: int
+    options: Mapping[str, Any]
+
+
+class Prefill:
+    """An AttentionKernel for the token layout. `config` says how it is launched."""
+
+    def __init__(self, context: OpContext, config: Config) -> None:
+        spec, self._granule = spec_of(context), context.granule
+        self._spec, self._pdl = spec, launch.overlaps(context)
+        self._processors = context.device.processors
+        self._sizes = _padded(spec.key_size), _padded(spec.value_size)
+        # TMA loads whole boxes: half types whose heads need no padding.
+        self._tma = bool(config["tma"]) and context.dtype != "f32" and self._sizes == (spec.key_size, spec.value_size)
+        shapes = [config]
+        if config["small"] and not context.deterministic:
+            shapes.append({**config, **SMALL})
+        self._launches = [self._launch(shape) for shape in shapes]
+
+    def _launch(self, config: Config) -> _Launch:
+        spec = self._spec
+        group = spec.heads // spec.kv_heads
+        pack = group if config["pack"] and group <= config["block_m"] // 2 else 1
+        options = {
+            "HEADS": spec.heads,
+            "KV_HEADS": spec.kv_heads,
+            "KEY": spec.key_size,
+            "VALUE": spec.value_size,
+            "PAD_K": self._sizes[0],
+            "PAD_V": self._sizes[1],
+            "GRANULE": self._granule,
+            "PACK": pack,
+            "CAP": spec.soft_cap,
+            "CAUSAL": spec.mask == "causal",
+            "WINDOW": spec.window,
+            "BLOCK_M": config["block_m"],
+            "BLOCK_N": config["block_n"],
+            "STAGES": config["stages"],
+            "PDL": self._pdl,
+            "num_warps": config["warps"],
+            "num_stages": config["stages"],
+        }
+        if self._pdl:
+            options["launch_pdl"] = True
+        tokens = config["block_m"] // pack
+        return _Launch(f"tiles{config['block_m']}", tokens, spec.heads // pack, config["block_n"], options)
+
+    def workspace(self, limits: AttnLimits) -> None:
+        """Nothing to take."""
+
+    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
+        """Cut the rows into tiles; their number changes with the lengths, so no graph holds this step."""
+        chosen = self._launches[0]
+        if len(self._launches) > 1:
+            programs = count_tiles(rows.n_query, chosen.tokens) * chosen.programs
+            if programs < FILLED * self._processors:
+                chosen = self._launches[1]
+        into.put(chosen.name, tiles_of(rows, chosen.tokens, self._spec.window))
+        return ""
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor | None,
+        kv: tuple[torch.Tensor, ...],
+        meta: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See protocols.AttentionKernel. Rows of q, k_new and v_new may be strided; their heads are contiguous."""
+        assert v_new is not None, "attn.gqa.prefill needs values"
+        shape = next(each for each in self._launches if each.name in meta)
+        tiles, table = meta[shape.name], meta["table"]
+        if not len(tiles):
+            return out
+        k_tiles, v_tiles = self._boxes(k_new, shape.block_n), self._boxes(v_new, shape.block_n)
+        if k_tiles is None or v_tiles is None:
+            k_tiles = v_tiles = None
+        flash[(len(tiles) // 2 * shape.programs,)](
+            q,
+            k_new,
+            v_new,
+            k_tiles,
+            v_tiles,
+            *kv,
+            table,
+            meta["request"],
+            meta["q_start"],
+            meta["kv_len"],
+            tiles,
+            out,
+            lse,
+            table.stride(0),
+            q.stride(0),
+            k_new.stride(0),
+            v_new.stride(0),
+            kv[0].stride(0),
+            kv[1].stride(0),
+            self._spec.scale,
+            LSE=lse is not None,
+            **shape.options,
+        )
+        return out
+
+    def _boxes(self, new: torch.Tensor, block_n: int) -> TensorDescriptor | None:
+        """`new` [T, KV heads, size] as what TMA reads boxes of; None where it cannot."""
+        element = new.element_size()
+        if not self._tma or new.data_ptr() % ALIGNED or new.stride(0) * element % ALIGNED:
+            return None
+        _, heads, size = new.shape
+        return TensorDescriptor(new, [len(new), heads * size], [new.stride(0), 1], [block_n, size])
+
+
+def _padded(size: int) -> int:
+    """A head as blocks hold it: a power of two that matrix units take."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def default(context: OpContext) -> dict[str, Any]:
+    """A configuration that fits the device's shared memory and registers."""
+    spec: AttnSpec = spec_of(context)
+    wide = max(_padded(spec.key_size), _padded(spec.value_size)) > 128
+    hopper = context.device.capability == launch.HOPPER
+    both: dict[str, Any] = {"pack": True, "tma": hopper, "small": not wide and context.dtype != "f32"}
+    if context.dtype == "f32":
+        return {**both, "block_m": 32, "block_n": 32, "warps": 4, "stages": 1}
+    if wide:
+        return {**both, "block_m": 128 if hopper else 64, "block_n": 64 if hopper else 32, "warps": 8, "stages": 2}
+    if hopper:
+        return {**both, "block_m": 128, "block_n": 128, "warps": 8, "stages": 3}
+    return {**both, "block_m": 128, "block_n": 64, "warps": 8, "stages": 2}
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing on Hopper, heads of up to 128."""
+    base = default(context)
+    yield base
+    if context.dtype == "f32" or base["block_n"] != 128:
+        return
+    for block_m, block_n, warps, stages in ((128, 64, 8, 4), (128, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2)):
+        yield {**base, "block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages, "small": False}
+    yield {**base, "tma": False}
+    yield {**base, "small": False}
+    yield {**base, "pack": False}
+
+
+def make_with(context: OpContext, config: Config) -> Prefill:
+    """The kernel launched as `config` says."""
+    return Prefill(context, config)
+
+
+def make(context: OpContext) -> Prefill:
+    """`context.shape` is an AttnSpec. Deterministic: launched alike in every bucket."""
+    if context.deterministic:
+        context = replace(context, bucket=len(TOKEN_BUCKETS) - 1)
+    return make_with(context, tuned.choose(KERNEL, context, default(context)))
+
+
+def cost(context: OpContext) -> float | None:
+    """Microseconds, where they were measured."""
+    return tuned.microseconds(KERNEL, context)

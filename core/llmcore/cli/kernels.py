@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from llmcore.cli import check_kernels
+from llmcore.cli.check_kernels import Asked
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
 from llmcore.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
 from llmcore.modes import apply_modes
@@ -17,42 +18,31 @@ from llmcore.specs import OpSpec
 from llmcore.weights.dtypes import data_type
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The command's options."""
-
-    op: str | None
-    explain: bool
-    device: str
-    model: str | None
-    dtype: str | None
-    layout: str
-    mode: tuple[str, ...]
-    kernel: tuple[str, ...]
-    deterministic: bool
-    plugins: tuple[str, ...]
-    as_json: bool
-
-
 @click.command("kernels")
 @click.argument("op", required=False)
 @click.option("--explain", is_flag=True, help="Which kernel every op gets, and why not the others.")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="A device, here or not.")
-@click.option("--model", metavar="PATH", help="Explain for the ops and shapes of this model.")
-@click.option("--dtype", metavar="TYPE", help="As --data_type (default: the model's; bf16 without one).")
+@click.option("--check", is_flag=True, help="Run every kernel that fits here, and compare it with its reference.")
+@click.option("--device", metavar="NAME", help="A device, here or not (default: cpu; with --check the best here).")
+@click.option("--model", metavar="PATH", help="For the ops and shapes of this model.")
+@click.option("--dtype", metavar="TYPE", help="As --data_type (default: the model's; bf16 without one, --check: all).")
 @click.option("--layout", default="token", show_default=True, help="KV layout.")
 @click.option("--mode", multiple=True, metavar="NAME", help="As in llmcore serve.")
 @click.option("--kernel", multiple=True, metavar="OP=NAME", help="As in llmcore serve.")
 @click.option("--deterministic", is_flag=True, help="As in llmcore serve.")
+@click.option("--seed", type=int, metavar="N", help="--check: seed of the inputs (default: another every time).")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="--check: processes (default: as fits the device).")
+@click.option("--share", hidden=True, metavar="I/N", help="--check: only every N-th kernel, from the I-th.")
 @listing
 def command(**given: Any) -> None:
-    """List kernels, and explain which one is chosen.
+    """List kernels, explain which one is chosen, and check that they compute what they should.
 
     OP: only those of one op. Without --model no shapes are known: a kernel made for certain ones shows which.
     """
     asked = Asked(**given)
     registry = registry_for(asked.plugins)
-    if asked.explain or asked.model is not None:
+    if asked.check:
+        check_kernels.run(asked, registry)
+    elif asked.explain or asked.model is not None:
         _explain(_choices(asked, registry), asked)
     else:
         rows = kernel_rows(registry, asked.op)
@@ -65,7 +55,7 @@ def command(**given: Any) -> None:
 
 
 def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
-    device = find_device(registry, asked.device)
+    device = find_device(registry, asked.device or "cpu")
     pins = apply_modes(asked.mode, registry, device, asked.kernel)
     if asked.op is not None:
         registry.find(OpSpec, asked.op)

@@ -1,0 +1,199 @@
+"""Every kernel that fits a device against its op's torch reference, there: `llmcore kernels --check`.
+
+In small shapes the reference runs on the CPU; in real ones, with the long samples an op may have, on the device
+itself. Inputs are drawn anew for every seed, and memory that a kernel allocates is full of NaN before it writes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from llmcore.ops import Shape, drawing
+from llmcore.ops.check import compare
+from llmcore.plugins import load
+from llmcore.protocols import Device
+from llmcore.registry import Registry
+from llmcore.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
+from llmcore.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
+
+Shapes = Callable[[str], Sequence[Shape]]
+"""The shapes to check an op in besides its own."""
+
+HELD = 3
+"""Most failures that are told of one kernel in one dtype."""
+
+
+@dataclass
+class CheckRow:
+    """One kernel in one dtype. `worst`: the largest error as a share of what is allowed, None where nothing ran.
+
+    `declined`: why it takes no context of this device and dtype. `failures`: what went wrong, the first few.
+    """
+
+    op: str
+    kernel: str
+    plugin: str
+    dtype: DType
+    cases: int = 0
+    worst: float | None = None
+    seconds: float = 0.0
+    declined: str | None = None
+    failures: list[str] = field(default_factory=list)
+    failed: int = 0
+
+
+class Unit(NamedTuple):
+    """What one row is about."""
+
+    op: OpSpec
+    candidate: Candidate
+    dtype: DType
+
+
+def units(registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: Collection[DType]) -> list[Unit]:
+    """What there is to check: of `op` or of all ops, the pinned kernel or all but the reference."""
+    found = []
+    for spec, _ in registry.specs(OpSpec):
+        if op not in (None, spec.name) or (pins and op is None and spec.name not in pins):
+            continue
+        for candidate in candidates_for(registry, spec.name):
+            name = candidate[0].name
+            if name == pins[spec.name] if spec.name in pins else name != REFERENCE:
+                found += [Unit(spec, candidate, dtype) for dtype in dtypes]
+    return sorted(found, key=lambda unit: (unit.op.name, unit.candidate[0].name, unit.dtype))
+
+
+def check_units(
+    todo: Iterable[Unit], device: Device, shapes: Shapes, seed: int, deterministic: bool = False
+) -> Iterator[CheckRow]:
+    """A row per unit, as it is done. `shapes`: real ones, by op."""
+    broken: str | None = None
+    for unit in todo:
+        spec, plugin = unit.candidate
+        row = CheckRow(unit.op.name, spec.name, plugin.name, unit.dtype)
+        started = time.monotonic()
+        if broken is None:
+            try:
+                _check_unit(row, unit, device, shapes(unit.op.name), seed, deterministic)
+            except _DeviceLost as lost:
+                broken = f"not checked: the device failed in {spec.op}={spec.name}"
+                _note(row, str(lost))
+        elif why_not(spec, OpContext(op=spec.op, device=device.info, dtype=unit.dtype)) is None:
+            _note(row, broken)
+        row.seconds = time.monotonic() - started
+        yield row
+
+
+class _DeviceLost(Exception):
+    """Nothing more can run on the device in this process."""
+
+
+def _check_unit(
+    row: CheckRow, unit: Unit, device: Device, real: Sequence[Shape], seed: int, deterministic: bool
+) -> None:
+    spec, module = unit.candidate[0], importlib.import_module(unit.op.module)
+    reasons: set[str] = set()
+    own: Sequence[Shape] = getattr(module, "SHAPES", ({},))
+    for shape, large in [*((shape, False) for shape in own), *((shape, True) for shape in real)]:
+        for context in _contexts(unit, device, shape, large, deterministic):
+            reason = why_not(spec, context)
+            if reason is not None:
+                reasons.add(reason)
+                continue
+            _check_context(row, spec, module, context, device, large, seed)
+    if not row.cases and not row.failed:
+        row.declined = "; ".join(sorted(reasons))
+
+
+def _contexts(unit: Unit, device: Device, shape: Shape, large: bool, deterministic: bool) -> Iterator[OpContext]:
+    """Every bucket, layout and granule; real shapes with the smallest granule only."""
+    when = unit.candidate[0].when
+    attention = unit.op.name.startswith("attn.gqa.") or unit.op.name == "rope_kv_write"
+    layouts: Sequence[str | None] = sorted(when.layouts) or (("token",) if attention else (None,))
+    granules = sorted(when.granules) or ((1, 4) if attention else (1,))
+    for layout, granule, bucket in itertools.product(
+        layouts, granules[: 1 if large else None], range(len(TOKEN_BUCKETS))
+    ):
+        yield OpContext(
+            op=unit.op.name,
+            device=device.info,
+            dtype=unit.dtype,
+            layout=layout,
+            granule=granule,
+            bucket=bucket,
+            shape=dict(shape),
+            deterministic=deterministic,
+        )
+
+
+def _check_context(
+    row: CheckRow, spec: KernelSpec, module: Any, context: OpContext, device: Device, large: bool, seed: int
+) -> None:
+    """Its samples; in real shapes drawn on the device, and the long ones too."""
+    kinds = ["samples", "long_samples"] if large and hasattr(module, "long_samples") else ["samples"]
+    name = ""
+    try:
+        kernel = load(spec.make)(context)
+        for kind in kinds:
+            with drawing(seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
+                for number, sample in enumerate(getattr(module, kind)(context), 1):
+                    name = f"{kind} {number}"
+                    for form in _forms(kernel):
+                        worst = compare(module, form, context, sample, device.torch_device, name=name, long=large)
+                        row.cases, row.worst = row.cases + 1, max(row.worst or 0.0, worst)
+    except AssertionError as error:
+        _note(row, f"{_words(context)}: {error}")
+    except Exception as error:
+        what = f"{_words(context)}, {name or 'make'}: {type(error).__name__}: {_first_line(error)}"
+        try:
+            device.synchronize()
+        except Exception as lost:
+            raise _DeviceLost(what) from lost
+        if device.sticky(error):
+            raise _DeviceLost(what) from error
+        _note(row, what)
+
+
+@contextmanager
+def _uninitialized_is_nan() -> Iterator[None]:
+    """What torch allocates is NaN (or the largest integer) until it is written."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _forms(kernel: Any) -> Iterator[Any]:
+    """The kernel on plain weights, and on its own arrangement of them where it has one."""
+    yield kernel
+    if getattr(kernel, "packing", None) is not None:
+        yield lambda x, weight, *rest: kernel(x, kernel.pack(weight), *rest)
+
+
+def _note(row: CheckRow, text: str) -> None:
+    row.failed += 1
+    if len(row.failures) < HELD:
+        row.failures.append(text)
+
+
+def _words(context: OpContext) -> str:
+    shape = ", ".join(f"{name}={value}" for name, value in context.shape.items() if value not in (None, False))
+    granule = f", granule {context.granule}" if context.granule != 1 else ""
+    return f"{bucket_text(context.bucket)} tokens{granule}" + (f", {shape}" if shape else "")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from llmcore.budget import GRAPH_BYTES, Machine, predict
 from llmcore.config import Config
 from llmcore.engine.engine import Engine
+from llmcore.engine.explain import fallbacks
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
@@ -30,6 +32,9 @@ from llmcore.registry import Registry
 from llmcore.sched.scheduler import Scheduler
 from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, ModelReport, SchedulerSpec
 from llmcore.wire import ModelFacts
+
+
+logger = logging.getLogger(__name__)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -94,12 +99,14 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     device = pick_device(registry, config.model.device)
     machine = machine_of(device, config)
     device.reset_peak()
-    loaded = load_model(config, registry, device, progress)
+    loaded = _loaded(config, registry, device, progress)
     read = time.monotonic()
     limits = scheduler_limits(config, loaded.config, device)
     parts = _Parts(config, registry, device, loaded, limits)
     tables = Tables(device, limits.max_running, limits.max_total_len, _granules(parts))
     runner, kv_tokens = _runner(parts, tables)
+    for line in fallbacks(registry, loaded.build.resolutions):
+        logger.warning(line)
     scheduler = _scheduler(parts, kv_tokens)
     fingerprint = _fingerprint(parts)
     report = ModelReport(
@@ -129,6 +136,17 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         ),
     )
     return Engine(scheduler, runner, device, facts, loaded.config.fixed_angles_up_to)
+
+
+def _loaded(config: Config, registry: Registry, device: Device, progress: Progress) -> Loaded:
+    try:
+        return load_model(config, registry, device, progress)
+    except torch.OutOfMemoryError as error:
+        size = device.info.memory / 2**30
+        raise ConfigError(
+            f"the weights do not fit into the {size:.1f} GiB of {device.info.name or device.info.type}; take a smaller "
+            "model or --data_type; `llmcore plan` predicts what fits where"
+        ) from error
 
 
 def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from llmcore.modes import Pins
 from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import load
 from llmcore.registry import Registry
-from llmcore.resolve import Resolution
-from llmcore.specs import DeviceInfo, ModelConfig, ModelSpec
+from llmcore.resolve import REFERENCE, Resolution, candidates_for
+from llmcore.specs import DeviceInfo, ModelConfig, ModelSpec, OpSpec
 from llmcore.weights.source import open_checkpoint, read_model
 
 
@@ -35,6 +36,21 @@ def resolutions_of(
     for variant in VARIANTS:
         build.op("sample", variant=variant, vocab=config.vocab_size)
     return build.resolutions
+
+
+def fallbacks(registry: Registry, resolutions: Iterable[Resolution]) -> list[str]:
+    """For every op that runs as its torch reference though there are kernels for the device: why they declined."""
+    found = {}
+    for resolution in resolutions:
+        context = resolution.context
+        if resolution.chosen.name != REFERENCE or registry.find(OpSpec, context.op).expands_to:
+            continue
+        meant = [s for s, _ in candidates_for(registry, context.op) if s.when.device in (None, context.device.type)]
+        declined = {spec.name: resolution.reasons[spec.name] for spec in meant if spec.name in resolution.reasons}
+        if declined:
+            why = "; ".join(f"{name}: {reason}" for name, reason in sorted(declined.items()))
+            found[context.op, why] = f"{context.op} runs as its slower torch reference, {why}"
+    return list(found.values())
 
 
 def dry_model(

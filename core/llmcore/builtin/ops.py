@@ -19,6 +19,10 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "(qk [T, heads + kv_heads, size], v [T, kv_heads, value_size], cos, sin, kv, slots [T]) -> rotated qk",
         ("rope",),
     ),
+    "qk_norm_rope_kv_write": (
+        "(qk, v, norms: weights [size] of q and k, eps, cos, sin, kv, slots), as rope_kv_write -> normed, rotated qk",
+        ("rms_norm", "rope_kv_write"),
+    ),
     "attn.gqa.decode": ("an AttentionKernel for rows of one query token", ()),
     "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
     "attn.gqa.mixed": ("an AttentionKernel for all rows of a captured step", ()),
@@ -40,8 +44,8 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 _ROW_WISE = frozenset(
     {
-        *("embedding", "rms_norm", "silu_and_mul", "rope", "rope_kv_write", "sample", "attn.merge"),
-        *("rope_angles", "step_inputs", "kv_slots", "step_outputs"),
+        *("embedding", "rms_norm", "silu_and_mul", "rope", "rope_kv_write", "qk_norm_rope_kv_write"),
+        *("rope_angles", "step_inputs", "kv_slots", "step_outputs", "sample", "attn.merge"),
     }
 )
 """Neither matrix products nor sums over other rows: torch computes each row by itself, in one order."""

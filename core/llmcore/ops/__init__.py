@@ -7,6 +7,7 @@
 - `cost(shape) -> (bytes, flops)` of one call, where `shape` also holds `tokens`, `element` (bytes per element) and,
   for attention, `kv_len`;
 - `SHAPES`, where kernels are made for shapes: a few to check them in;
+- `meaning(context) -> callable`, in place of `reference` where what is right depends on the context;
 - `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, made where `draw` draws;
 - for a composite, `expand(context, part) -> callable`, where `part(op, **shape)` gives the op's chosen kernel.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -52,6 +53,14 @@ class OpModule(Protocol):
 
     def cost(self, shape: Shape) -> tuple[float, float]:
         """(bytes, flops) of one call."""
+
+
+@runtime_checkable
+class Bound(Protocol):
+    """The module of an op that means something else in every context."""
+
+    def meaning(self, context: OpContext) -> Op:
+        """What a kernel made for `context` must compute."""
 
 
 def size(shape: Shape, name: str, default: int = 1) -> int:

@@ -11,6 +11,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+SHAPES = rms_norm.SHAPES
+
 
 def reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from llmcore.ops import OpModule
+from llmcore.ops import Bound, Op, OpModule
 from llmcore.ops.attention import AttnCase, Uploads, reference
 from llmcore.protocols import AttentionKernel, AttnLimits
 from llmcore.specs import OpContext
@@ -50,7 +50,8 @@ def compare(
         pairs = _attention(kernel, sample[0], device)
         measure = _error_by_token if long else _error
     else:
-        pairs = _function(module, kernel, sample, device, long)
+        meaning = module.meaning(context) if isinstance(module, Bound) else module.reference
+        pairs = _function(meaning, kernel, sample, device, long)
         measure = _error
     for index, (what, got, expected) in enumerate(pairs):
         error = measure(f"{context.op}, {name}, {what} {index}", got, expected, tolerance)
@@ -58,10 +59,10 @@ def compare(
     return worst
 
 
-def _function(module: OpModule, kernel: Any, sample: tuple[Any, ...], where: torch.device, long: bool) -> Pairs:
+def _function(meaning: Op, kernel: Any, sample: tuple[Any, ...], where: torch.device, long: bool) -> Pairs:
     ours = _moved(sample, None if long else torch.device("cpu"), widen=long)
     theirs = _moved(sample, where)
-    expected, got = module.reference(*ours), kernel(*theirs)
+    expected, got = meaning(*ours), kernel(*theirs)
     for name, left, right in (("output", got, expected), ("written pool", _pools(theirs), _pools(ours))):
         yield from ((name, a, b) for a, b in zip(_flat(left), _flat(right), strict=True))
 

@@ -12,6 +12,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 
+SHAPES: tuple[Shape, ...] = ({"vocab": 97, "size": 40},)
+
 
 def reference(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """ids [T] int64, table [vocabulary, size] -> [T, size]."""

@@ -24,7 +24,7 @@ def reference(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor,
     return table[owner, place].long() * granule + positions % granule
 
 
-def make(context: OpContext) -> Op:
+def meaning(context: OpContext) -> Op:
     """The reference for `context.granule`."""
     granule = context.granule
 
@@ -32,6 +32,9 @@ def make(context: OpContext) -> Op:
         return reference(table, owner, positions, granule)
 
     return run
+
+
+make = meaning
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

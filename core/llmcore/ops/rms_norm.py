@@ -12,6 +12,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+SHAPES: tuple[Shape, ...] = ({"size": 40}, {"size": 128})
+
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [..., size], weight [size] -> [..., size]; the mean is taken in f32."""

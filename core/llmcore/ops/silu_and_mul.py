@@ -12,6 +12,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+SHAPES: tuple[Shape, ...] = ({"size": 44}, {"size": 128})
+
 
 def reference(x: torch.Tensor) -> torch.Tensor:
     """x [T, 2 size], gate first -> [T, size]; rounded once."""

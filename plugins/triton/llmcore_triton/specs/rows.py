@@ -1,12 +1,68 @@
-"""The rows kernels."""
+"""The row-wise kernels: a row's result depends on that row alone, and is computed in one order in every bucket."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from llmcore.api import KernelSpec
+from llmcore.api import KernelSpec, OpContext
+
+from llmcore_triton import tuned
+from llmcore_triton.specs.common import GPU
+
+NAME = "triton"
+"""The name of each, one per op."""
+
+LONGEST = 32768
+"""Elements of a row that fit into the registers of one program."""
+
+_HEADS = ("heads", "size", "rotated")
+
+_KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("embedding", ("size",), "rows copied in blocks"),
+    ("rms_norm", ("size",), "one program per row"),
+    ("add_rms_norm", ("size",), "one program per row, in place"),
+    ("silu_and_mul", ("size",), "rounds once"),
+    ("rope", _HEADS, "blocks of heads"),
+    ("rope_kv_write", (*_HEADS, "kv_heads"), "one pass, queries and keys in place"),
+    ("qk_norm_rope_kv_write", (*_HEADS, "kv_heads"), "one pass, queries and keys in place"),
+    ("rope_angles", ("rotated",), "sine and cosine exact at far positions"),
+    ("kv_slots", (), "one launch"),
+    ("step_inputs", (), "one launch"),
+    ("step_outputs", (), "one launch"),
+)
+"""Op, the sizes a kernel is made for, and a word about it."""
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """None yet."""
-    return ()
+    """One per op."""
+    for op, sizes, summary in _KERNELS:
+        layouts = frozenset({"token"} if "kv_heads" in sizes else ())
+        yield KernelSpec(
+            op=op,
+            name=NAME,
+            make=f"llmcore_triton.{op}:make",
+            when=replace(GPU, layouts=layouts),
+            refuses=_made_for(sizes, normed=op.endswith("rms_norm")),
+            cost="llmcore_triton.specs.rows:microseconds",
+            batch_invariant=True,
+            summary=summary,
+        )
+
+
+def microseconds(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds(NAME, context)
+
+
+def _made_for(sizes: tuple[str, ...], *, normed: bool) -> Callable[[OpContext], str | None]:
+    def refuses(context: OpContext) -> str | None:
+        missing = [name for name in sizes if not isinstance(context.shape.get(name), int)]
+        if missing:
+            return f"needs to know {', '.join(missing)}"
+        longest = context.shape["size"] if normed else 0
+        if isinstance(longest, int) and longest > LONGEST:
+            return f"has rows of up to {LONGEST} elements in its registers, not {longest}"
+        return None
+
+    return refuses

@@ -1,0 +1,78 @@
+"""qk_norm_rope_kv_write, a composite: an rms_norm over each head of queries and keys, then rope_kv_write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from llmcore.ops import ROUNDING, Op, Shape, draw, rms_norm, rope_kv_write, size
+from llmcore.specs import OpContext
+
+TOLERANCE = ROUNDING
+
+SHAPES = rope_kv_write.SHAPES
+
+
+def reference(
+    qk: torch.Tensor,
+    v: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor],
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    kv: tuple[torch.Tensor, ...],
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """qk [T, heads + kv_heads, size] -> normed and rotated qk; a kernel may write it over qk.
+
+    `norms`: the weights [size] for queries and for keys. All else is as for rope_kv_write, keys are stored normed.
+    """
+    return rope_kv_write.reference(_normed(qk, v.shape[1], norms, eps, rms_norm.reference), v, cos, sin, kv, slots)
+
+
+def make(context: OpContext) -> Op:
+    """The reference; right for the token layout only."""
+    return reference
+
+
+def expand(context: OpContext, part: Callable[..., Op]) -> Op:
+    """rms_norm of queries and of keys, then rope_kv_write or what that expands to."""
+    norm, write = part("rms_norm", size=context.shape["size"]), part("rope_kv_write", **context.shape)
+
+    def run(
+        qk: torch.Tensor,
+        v: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor],
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: tuple[torch.Tensor, ...],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        turned: torch.Tensor = write(_normed(qk, v.shape[1], norms, eps, norm), v, cos, sin, kv, slots)
+        return turned
+
+    return run
+
+
+def _normed(
+    qk: torch.Tensor, kv_heads: int, norms: tuple[torch.Tensor, torch.Tensor], eps: float, norm: Op
+) -> torch.Tensor:
+    q_weight, k_weight = norms
+    return torch.cat((norm(qk[:, :-kv_heads], q_weight, eps), norm(qk[:, -kv_heads:], k_weight, eps)), 1)
+
+
+def samples(context: OpContext) -> Iterator[tuple[Any, ...]]:
+    """rope_kv_write's, with weights of their own for queries and keys; heads of zeros, and large ones."""
+    for qk, v, cos, sin, kv, slots in rope_kv_write.samples(context):
+        norms = draw(context, qk.shape[-1], seed=4), draw(context, qk.shape[-1], seed=5)
+        qk[0, 0], qk[-1] = 0, qk[-1] * 100
+        yield qk, v, norms, 1e-6, cos, sin, kv, slots
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """rope_kv_write's, and four operations per element."""
+    moved, flops = rope_kv_write.cost(shape)
+    return moved, flops + 4.0 * size(shape, "tokens") * size(shape, "heads") * size(shape, "size")

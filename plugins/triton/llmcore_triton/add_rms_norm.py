@@ -1,0 +1,41 @@
+"""add_rms_norm in place: the sum over the residual, its norm over x. One program per row (see rms_norm)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import overlaps
+from llmcore_triton.rms_norm import SHORT, candidates, default, norm_rows
+from llmcore_triton.rows import choose, power, size
+
+__all__ = ["candidates", "make", "make_with"]
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`."""
+    width = size(context, "size")
+    block, pdl = power(width), overlaps(context)
+    rows = max(1, SHORT // block)
+    fixed = {"INNER": 1, "SIZE": width, "BLOCK": block, "ROWS": rows, "ADD": True, "PDL": pdl, "launch_pdl": pdl}
+    fixed.update(config)
+
+    def run(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, size] -> (normed sum, sum), which are x and residual."""
+        n, stride = x.shape[0], x.stride(0)
+        grid = ((n + rows - 1) // rows,)
+        norm_rows[grid](x, residual, weight, x, n, stride, 0, residual.stride(0), stride, eps, **fixed)
+        return x, residual
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

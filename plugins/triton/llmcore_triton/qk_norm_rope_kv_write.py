@@ -1,0 +1,44 @@
+"""qk_norm_rope_kv_write in one pass: rope_kv_write's kernel, which norms each head before it turns it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.rope_kv_write import candidates, default, fixed_parts, rotate_and_store
+from llmcore_triton.rows import choose, power
+
+__all__ = ["candidates", "make", "make_with"]
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`."""
+    fixed, blocks = fixed_parts(context, config, norm=True)
+
+    def run(
+        qk: torch.Tensor,
+        v: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor],
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size] -> qk itself, normed and rotated."""
+        width = v.shape[2]
+        strides = (qk.stride(0), qk.stride(1), v.stride(0), v.stride(1))
+        parts = (qk, v, cos, sin, *kv, slots, *norms, eps, *strides)
+        rotate_and_store[(qk.shape[0], blocks)](*parts, VALUE_SIZE=width, VALUE=power(width), **fixed)
+        return qk
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

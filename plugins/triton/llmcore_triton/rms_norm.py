@@ -1,0 +1,100 @@
+"""rms_norm: each row in one program, which keeps it in registers between the sum and the product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.rows import choose, power, size, small, warps
+
+SHORT = 1024
+"""Elements that a program takes at least, in several rows where one has fewer."""
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def norm_rows(  # type: ignore[no-untyped-def]
+    x,
+    residual,
+    weight,
+    out,
+    n_rows,
+    outer_stride,
+    inner_stride,
+    residual_stride,
+    out_stride,
+    eps,
+    INNER: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Rows of x, [n_rows / INNER, INNER, SIZE]; with ADD first added to those of residual, which take the sum."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    keep = (rows < n_rows)[:, None] & inside[None, :]
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    starts = (rows // INNER) * outer_stride + (rows % INNER) * inner_stride
+    wait(PDL)
+    release(PDL)
+    value = tl.load(x + starts[:, None] + columns[None, :], mask=keep, other=0.0)
+    if ADD:
+        sums = residual + (rows * residual_stride)[:, None] + columns[None, :]
+        # rounded to the residual's type before it is normed, as the op says
+        value = (tl.load(sums, mask=keep, other=0.0).to(tl.float32) + value.to(tl.float32)).to(value.dtype)
+        tl.store(sums, value, mask=keep)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    normed = (wide * scale[:, None] * gain[None, :]).to(value.dtype)
+    tl.store(out + (rows * out_stride)[:, None] + columns[None, :], normed, mask=keep)
+
+
+def default(context: OpContext) -> Mapping[str, Any]:
+    """Two loads per thread, or one where a step has few rows."""
+    block = power(size(context, "size"))
+    return {"num_warps": warps(context, max(block, SHORT), 1 if small(context) else 2)}
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Numbers of warps."""
+    for number in (1, 2, 4, 8, 16, 32):
+        if number * 32 <= max(power(size(context, "size")), SHORT) <= number * 32 * 64:
+            yield {"num_warps": number}
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`, for x of two or three dimensions; others are made two."""
+    width = size(context, "size")
+    block, pdl = power(width), overlaps(context)
+    rows = max(1, SHORT // block)
+    fixed = {"SIZE": width, "BLOCK": block, "ROWS": rows, "ADD": False, "PDL": pdl, "launch_pdl": pdl, **config}
+
+    def run(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [..., size] -> [..., size]."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        inner = 1
+        if x.dim() == 3:
+            inner, inner_stride = x.shape[1], x.stride(1)
+        else:
+            x = x if x.dim() == 2 else x.reshape(-1, width)
+            inner_stride = 0
+        n = x.shape[0] * inner
+        strides = (x.stride(0), inner_stride, 0, width)
+        norm_rows[((n + rows - 1) // rows,)](x, x, weight, out, n, *strides, eps, INNER=inner, **fixed)
+        return out
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

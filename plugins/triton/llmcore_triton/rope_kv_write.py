@@ -1,0 +1,185 @@
+"""rope_kv_write in one pass: queries and keys turn in place, keys and values also go to the pool.
+
+With NORM the same kernel is qk_norm_rope_kv_write. A program takes one token and a block of heads: of queries and keys
+beside each other, or of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.rope import block_of_heads, turned
+from llmcore_triton.rows import choose, power, size, small
+
+
+@triton.jit
+def _gains(q_weight, k_weight, columns, inside, is_query):  # type: ignore[no-untyped-def]
+    """The norms' weights of a block of heads at `columns`, [heads, columns] f32."""
+    q = tl.load(q_weight + columns, mask=inside, other=0.0).to(tl.float32)
+    k = tl.load(k_weight + columns, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(is_query[:, None], q[None, :], k[None, :])
+
+
+@triton.jit
+def _squares(value):  # type: ignore[no-untyped-def]
+    wide = value.to(tl.float32)
+    return tl.sum(wide * wide, axis=1)
+
+
+@triton.jit
+def rotate_and_store(  # type: ignore[no-untyped-def]
+    qk,
+    v,
+    cos,
+    sin,
+    keys,
+    values,
+    slots,
+    q_weight,
+    k_weight,
+    eps,
+    qk_stride,
+    qk_head_stride,
+    v_stride,
+    v_head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROTATED: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    QK_BLOCKS: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (token, block): the first QK_BLOCKS blocks are of queries and keys, the others of values."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    if block < QK_BLOCKS:
+        heads = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        pairs = tl.arange(0, HALF)
+        there = heads < HEADS + KV_HEADS
+        turning = pairs < ROTATED // 2
+        others = ROTATED + tl.arange(0, REST)
+        is_query = heads < HEADS
+        if NORM:
+            gain_first = _gains(q_weight, k_weight, pairs, turning, is_query)
+            gain_second = _gains(q_weight, k_weight, ROTATED // 2 + pairs, turning, is_query)
+            if ROTATED < SIZE:
+                gain_rest = _gains(q_weight, k_weight, others, others < SIZE, is_query)
+        keep = there[:, None] & turning[None, :]
+        beside = there[:, None] & (others < SIZE)[None, :]
+        source = qk + token * qk_stride + heads[:, None] * qk_head_stride
+        wait(PDL)
+        release(PDL)
+        slot = tl.load(slots + token).to(tl.int64)
+        # each angle is there twice: the first half of cos, and of sin the second, which is not negated
+        c = tl.load(cos + token * ROTATED + pairs, mask=turning, other=0.0)
+        s = tl.load(sin + token * ROTATED + ROTATED // 2 + pairs, mask=turning, other=0.0)
+        first = tl.load(source + pairs[None, :], mask=keep, other=0.0)
+        second = tl.load(source + ROTATED // 2 + pairs[None, :], mask=keep, other=0.0)
+        if ROTATED < SIZE:
+            rest = tl.load(source + others[None, :], mask=beside, other=0.0)
+        if NORM:
+            squares = _squares(first) + _squares(second)
+            if ROTATED < SIZE:
+                squares += _squares(rest)
+            scale = tl.rsqrt(squares / SIZE + eps)[:, None]
+            # a norm rounds its result before rope takes it
+            first = (first.to(tl.float32) * scale * gain_first).to(first.dtype)
+            second = (second.to(tl.float32) * scale * gain_second).to(second.dtype)
+            if ROTATED < SIZE:
+                rest = (rest.to(tl.float32) * scale * gain_rest).to(rest.dtype)
+                tl.store(source + others[None, :], rest, mask=beside)
+        left, right = turned(first, second, c, s, first.dtype)
+        tl.store(source + pairs[None, :], left, mask=keep)
+        tl.store(source + ROTATED // 2 + pairs[None, :], right, mask=keep)
+        if (block + 1) * BLOCK_HEADS > HEADS:
+            target = keys + slot * (KV_HEADS * SIZE) + (heads - HEADS)[:, None] * SIZE
+            is_key = (heads >= HEADS)[:, None]
+            tl.store(target + pairs[None, :], left, mask=keep & is_key)
+            tl.store(target + ROTATED // 2 + pairs[None, :], right, mask=keep & is_key)
+            if ROTATED < SIZE:
+                tl.store(target + others[None, :], rest, mask=beside & is_key)
+    else:
+        kv_heads = (block - QK_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        columns = tl.arange(0, VALUE)
+        inside = (kv_heads < KV_HEADS)[:, None] & (columns < VALUE_SIZE)[None, :]
+        wait(PDL)
+        release(PDL)
+        place = tl.load(slots + token).to(tl.int64)
+        value = tl.load(v + token * v_stride + kv_heads[:, None] * v_head_stride + columns[None, :], mask=inside)
+        destination = values + place * (KV_HEADS * VALUE_SIZE) + kv_heads[:, None] * VALUE_SIZE
+        tl.store(destination + columns[None, :], value, mask=inside)
+
+
+def default(context: OpContext) -> Mapping[str, Any]:
+    """Few heads per program where there are few tokens."""
+    return block_of_heads(context, 4 if small(context) else 16)
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """2 to 32 heads per program."""
+    for heads in (2, 4, 8, 16, 32):
+        yield block_of_heads(context, heads)
+
+
+def fixed_parts(context: OpContext, config: Mapping[str, Any], *, norm: bool) -> tuple[dict[str, Any], int]:
+    """The constants of the kernel but those of values, and the blocks of heads it needs per token."""
+    heads, kv_heads, width, rotated = (size(context, name) for name in ("heads", "kv_heads", "size", "rotated"))
+    pdl, block = overlaps(context), config["heads"]
+    qk_blocks = -(-(heads + kv_heads) // block)
+    fixed = {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "SIZE": width,
+        "ROTATED": rotated,
+        "HALF": power(rotated // 2),
+        "REST": power(width - rotated),
+        "BLOCK_HEADS": block,
+        "QK_BLOCKS": qk_blocks,
+        "NORM": norm,
+        "PDL": pdl,
+        "launch_pdl": pdl,
+        "num_warps": config["num_warps"],
+    }
+    return fixed, qk_blocks + -(-kv_heads // block)
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`."""
+    fixed, blocks = fixed_parts(context, config, norm=False)
+
+    def run(
+        qk: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size] -> qk itself, rotated."""
+        keys, values = kv
+        width = v.shape[2]
+        strides = (qk.stride(0), qk.stride(1), v.stride(0), v.stride(1))
+        parts = (qk, v, cos, sin, keys, values, slots, qk, qk, 0.0, *strides)
+        rotate_and_store[(qk.shape[0], blocks)](*parts, VALUE_SIZE=width, VALUE=power(width), **fixed)
+        return qk
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

@@ -1,0 +1,65 @@
+"""silu_and_mul: a program per token and block of columns; rounds once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.rows import choose, power, size, small, warps
+
+
+@triton.jit
+def _gated(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    keep = columns < SIZE
+    start = x + row * stride + columns
+    wait(PDL)
+    release(PDL)
+    gate = tl.load(start, mask=keep).to(tl.float32)
+    up = tl.load(start + SIZE, mask=keep).to(tl.float32)
+    gated = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * SIZE + columns, gated.to(out.dtype.element_ty), mask=keep)
+
+
+def default(context: OpContext) -> Mapping[str, Any]:
+    """Blocks that give few tokens many programs."""
+    block = min(power(size(context, "size")), 1024 if small(context) else 2048)
+    return {"block": block, "num_warps": warps(context, block, 1)}
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Blocks of half a row to 4,096 columns, one or two loads per thread."""
+    for block in (256, 512, 1024, 2048, 4096):
+        if block <= power(size(context, "size")):
+            for vectors in (1, 2):
+                yield {"block": block, "num_warps": warps(context, block, vectors)}
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`."""
+    width, pdl = size(context, "size"), overlaps(context)
+    block = config["block"]
+    blocks = -(-width // block)
+    fixed = {"SIZE": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl, "num_warps": config["num_warps"]}
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        """x [T, 2 size] -> [T, size]."""
+        n = x.shape[0]
+        out = torch.empty((n, width), dtype=x.dtype, device=x.device)
+        _gated[(n, blocks)](x, out, x.stride(0), **fixed)
+        return out
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

@@ -1,0 +1,76 @@
+"""step_outputs: a thread per row, and per sample.
+
+Programs need no order between them: requests are distinct, so nobody reads what another writes. Only filling rows and
+samples share a request; there every row writes what it read, and whatever length a sample reads, it writes none beyond
+the history's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import overlaps, release, wait
+
+BLOCK = 128
+
+
+@triton.jit(
+    do_not_specialize=["n_rows", "n_samples"],
+    do_not_specialize_on_alignment=["request", "n_query", "sample_request", "tokens"],
+)
+def _outputs(  # type: ignore[no-untyped-def]
+    history,
+    lengths,
+    computed,
+    request,
+    n_query,
+    sample_request,
+    tokens,
+    n_rows,
+    n_samples,
+    stride,
+    length,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    wait(PDL)
+    release(PDL)
+    is_row, is_sample = index < n_rows, index < n_samples
+    mine = tl.load(request + index, mask=is_row, other=0)
+    new = tl.load(n_query + index, mask=is_row, other=0)
+    sampled = tl.load(sample_request + index, mask=is_sample, other=0)
+    token = tl.load(tokens + index, mask=is_sample, other=0)
+    done = tl.load(computed + mine, mask=is_row, other=0)
+    at = tl.minimum(tl.load(lengths + sampled, mask=is_sample, other=0), length - 1)
+    # filling samples of one request all read its length before any of this program's changes it
+    tl.debug_barrier()
+    tl.store(computed + mine, done + new, mask=is_row)
+    tl.store(history + sampled.to(tl.int64) * stride + at, token, mask=is_sample)
+    tl.store(lengths + sampled, at + 1, mask=is_sample)
+
+
+def make(context: OpContext) -> Op:
+    """The kernel."""
+    pdl = overlaps(context)
+    fixed = {"BLOCK": BLOCK, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+
+    def run(
+        state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        request: torch.Tensor,
+        n_query: torch.Tensor,
+        sample_request: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> None:
+        """Changes state, (history [N, L], lengths [N], computed [N])."""
+        history = state[0]
+        n_rows, n_samples = request.shape[0], sample_request.shape[0]
+        grid = ((max(n_rows, n_samples) + BLOCK - 1) // BLOCK,)
+        counts = (n_rows, n_samples, history.stride(0), history.shape[1])
+        _outputs[grid](*state, request, n_query, sample_request, tokens, *counts, **fixed)
+
+    return run

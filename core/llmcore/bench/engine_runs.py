@@ -78,7 +78,7 @@ class BenchEngine:
         The clock starts before the first submit and ends with the last token on the host. Raises RequestError for
         what can never fit, LlmcoreError where a request fails.
         """
-        submits = [self._submit(prompt, output) for prompt, output in lengths]
+        submits = [self.request(prompt, output) for prompt, output in lengths]
         before = self.engine.load()
         tally = _Tally(len(submits))
         began = time.perf_counter()
@@ -103,6 +103,12 @@ class BenchEngine:
             first=tuple(sorted(at - began for at in tally.first.values())),
         )
 
+    def request(self, prompt: int, output: int) -> Submit:
+        """A request with a fresh prompt of `prompt` tokens and an answer of exactly `output`."""
+        self._next += 1
+        ids = self._prompts.draw(prompt).astype("<i4").tobytes()
+        return Submit(id=self._next, prompt=ids, max_new_tokens=output, sampling=self._sampling)
+
     def fits(self, batch: int, length: int) -> str | None:
         """Why `batch` requests of `length` tokens cannot run at the same time, or None."""
         facts = self.facts
@@ -125,11 +131,6 @@ class BenchEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _submit(self, prompt: int, output: int) -> Submit:
-        self._next += 1
-        ids = self._prompts.draw(prompt).astype("<i4").tobytes()
-        return Submit(id=self._next, prompt=ids, max_new_tokens=output, sampling=self._sampling)
 
 
 @dataclass

@@ -46,6 +46,8 @@ class Spread:
 
     def __str__(self) -> str:
         digits = max(0, 3 - math.floor(math.log10(self.median))) if self.median > 0 else 3  # four that count
+        if self.low == self.high:
+            return f"{self.median:,.{digits}f}"
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
 
 

@@ -1,0 +1,176 @@
+"""The engine's figures on one GPU, in one run with the GPU's own ceilings, beside what peers reached.
+
+    python benchmarks/gpu.py [--rows decode_1 chat ...] [--profile] [--json FILE] [--set disable_cudagraph=true]
+
+Random weights from a config.json alone, nothing is fetched. The prefix cache is off and prompts are new in every run.
+Prints the start-up summary, every row as it is measured, and the whole table last. `start_cold` and `start_warm` start
+the engine in two further processes first, the first of them with no compiled kernels at hand; both count from the
+start of the process. `--shrink 100` divides batches and lengths, to try the script itself on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpu_rows import ROWS, STARTS, Bench, Row
+from llmcore.bench.engine_runs import BenchEngine
+from llmcore.bench.machine import machine, versions
+from llmcore.bench.stats import Spread
+from llmcore.config import Config, resolve_config, with_plugins
+from llmcore.plugins import build_registry, discover
+from llmcore.specs import OptionSpec
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE / "configs"
+PEERS = json.loads((HERE / "peers.json").read_text())
+SETTINGS = {"load_format": "dummy", "max_req_total_len": "8192"}
+
+
+def config_of(options: argparse.Namespace) -> Config:
+    """The settings of this run, as `llmcore serve` would take them."""
+    model = options.model if os.path.sep in options.model else str(CONFIGS / options.model)
+    given: dict[str, Any] = {**SETTINGS, "model_dir": model}
+    for text in options.set:
+        name, _, value = text.partition("=")
+        given[name] = [*given[name], value] if isinstance(given.get(name), list) else [value]
+    given = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in given.items()}
+    plugins = given.get("plugins")
+    listed = tuple(plugins) if isinstance(plugins, list) else (plugins,) if plugins else None
+    registry = build_registry(Config(discovered=discover(listed)))
+    config, _ = resolve_config(given, {}, {}, extra=[spec for spec, _ in registry.specs(OptionSpec)])
+    return with_plugins(config, registry.offered)
+
+
+def start_apart(environment: Mapping[str, str]) -> float:
+    """Seconds from the start of a process until its engine was ready."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--start-only"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
+    """Every row, printed as it comes; a row that fails ends the measuring, not the script."""
+    found: dict[str, Spread] = {}
+    for row in rows:
+        if row.measure is None:
+            continue
+        began = time.perf_counter()
+        try:
+            found[row.key] = row.measure(bench)
+        except Exception:  # noqa: BLE001 - the rows before it are worth printing
+            print(f"{row.title}: FAILED\n{traceback.format_exc()}", flush=True)
+            break
+        print(f"{row.title}: {found[row.key]} {row.unit}, in {time.perf_counter() - began:.0f} s", flush=True)
+    return found
+
+
+def table(rows: Sequence[Row], found: dict[str, Spread], peers: dict[str, Any]) -> list[str]:
+    """Lines: ours, what must be and should be reached, the best peer, and whether we are there."""
+    layout = "{:<38} {:>28} {:>8} {:>8} {:>8}  {:<17} {:>8}  {}"
+    lines = [layout.format("row", "median (lowest-highest)", "must", "aim", "peer", "", "to peer", "")]
+    for row in rows:
+        line, got = peers.get(row.key, {}), found.get(row.key)
+        must, aim, peer = (line.get(name) for name in ("must", "aim", "peer"))
+        verdict, gain = "not measured", ""
+        if got is not None:
+            reached = [
+                name for name, mark in (("aim", aim), ("must", must)) if mark and row.better * (got.median - mark) >= 0
+            ]
+            verdict = reached[0] if reached else "MISSED" if must else ""
+            gain = f"{row.better * (got.median / peer - 1):+.1%}" if peer else ""
+        shown = (f"{mark:,}" if mark else "" for mark in (must, aim, peer))
+        lines.append(layout.format(row.title, f"{got or '-'} {row.unit}", *shown, line.get("who", ""), gain, verdict))
+    return lines
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    keys = [row.key for row in (*STARTS, *ROWS)]
+    parser.add_argument("--model", default="llama-3.1-8b", help="a name in benchmarks/configs, or a directory")
+    parser.add_argument("--rows", nargs="+", choices=keys, default=keys, help="default: all")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
+    parser.add_argument("--profile", action="store_true", help="also profile decode steps and an eager step")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--shrink", type=int, default=1)
+    parser.add_argument("--start-only", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    config = config_of(options)
+    if options.start_only:
+        with BenchEngine(config) as engine:
+            print(engine.since_start)
+        return 0
+    rows = [row for row in (*ROWS, *STARTS) if row.key in options.rows]
+    found: dict[str, Spread] = {}
+    with tempfile.TemporaryDirectory() as fresh:
+        if "start_cold" in options.rows:
+            os.environ["TRITON_CACHE_DIR"] = fresh
+        for row in STARTS:
+            if row in rows:
+                found[row.key] = Spread.of([start_apart(os.environ)])
+                print(f"{row.title}: {found[row.key].median:.1f} s", flush=True)
+        return run(options, config, rows, found)
+
+
+def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found: dict[str, Spread]) -> int:
+    """Everything in this process; 0 where every row was measured."""
+    import torch
+
+    limits: dict[str, float] = {}
+    profiled = None
+    if torch.cuda.is_available():
+        from gpu_ceilings import ceilings
+
+        limits = ceilings()
+    with BenchEngine(config) as engine:
+        report = dict(engine.facts.report)
+        for label, text in report.items():
+            print(f"{label}: {text}")
+        print(f"ready: {engine.ready:.1f} s to build\n", flush=True)
+        bench = Bench(engine, options.repeats, options.shrink)
+        found |= measure(rows, bench)
+        if options.profile and len(found) == len(rows):
+            from gpu_profile import report as profile
+
+            profiled = profile(engine)
+        known = versions(engine.registry)
+    chip = next((name for name in ("H200", "H100") if name in report["device"]), "H200")
+    peers = PEERS.get(Path(options.model).name, {}).get(chip, {})
+    print(f"\n{Path(options.model).name} on {report['device']}, {machine()['cpu']}; peers on {chip}")
+    print(", ".join(f"{name} {version}" for name, version in known.items()))
+    for name, value in limits.items():
+        print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip][name]})")
+    print("\n".join(table(rows, found, peers)), flush=True)
+    if options.json:
+        content = {
+            "model": options.model,
+            "settings": options.set,
+            "machine": machine(),
+            "versions": known,
+            "engine": report,
+            "ready_s": engine.ready,
+            "ceilings": limits,
+            "rows": {key: asdict(spread) for key, spread in found.items()},
+            "profile": profiled,
+        }
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 0 if len(found) == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Where a step's time goes: how idle the GPU is in steady decode, its longest kernels, and the host beside it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+from llmcore.bench.engine_runs import BenchEngine
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, schedule
+
+BATCH, PROMPT, STEPS, SETTLE = 64, 512, 20, 10
+EAGER_TOKENS, EAGER_STEPS = 1024, 12
+TOP = 15
+
+
+def steady_decode(bench: BenchEngine) -> dict[str, Any]:
+    """STEPS decode steps of BATCH requests: idle share of the GPU, time per step, and its kernels by time."""
+    engine = bench.engine
+    for _ in range(BATCH):
+        engine.submit(bench.request(PROMPT, SETTLE * 2 + STEPS + 64))
+    enough = engine.load().output_tokens + BATCH * SETTLE
+    while engine.load().output_tokens < enough:
+        engine.step()
+    timing = schedule(wait=0, warmup=5, active=STEPS, repeat=1)
+    with profile(activities=[ProfilerActivity.CUDA], schedule=timing, acc_events=True) as watch:
+        for _ in range(5 + STEPS):
+            engine.step()
+            watch.step()
+        torch.cuda.synchronize()
+    _finish(bench)
+    spans = _spans(watch)
+    window = max(end for _, _, end in spans) - min(start for _, start, _ in spans)
+    busy = _union([(start, end) for _, start, end in spans])
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for name, start, end in spans:
+        kernels[name].append(end - start)
+    longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))
+    return {
+        "idle": 1 - busy / window,
+        "step_us": window / STEPS,
+        "launches_per_step": len(spans) / STEPS,
+        "kernels": [
+            {"name": name, "us_per_step": sum(us) / STEPS, "per_step": len(us) / STEPS, "us": sum(us) / len(us)}
+            for name, us in longest
+        ],
+    }
+
+
+def eager_step(bench: BenchEngine) -> dict[str, float]:
+    """A step of one prompt of EAGER_TOKENS tokens: the host's time to plan and launch it, and the GPU's to run it."""
+
+    def once() -> float:
+        bench.engine.submit(bench.request(EAGER_TOKENS, 1))
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        bench.engine.step()
+        seconds = time.perf_counter() - began
+        _finish(bench)
+        return seconds
+
+    for _ in range(3):
+        once()
+    host = statistics.median(once() for _ in range(EAGER_STEPS)) * 1e6
+    with profile(activities=[ProfilerActivity.CUDA]) as watch:
+        for _ in range(EAGER_STEPS):
+            once()
+        torch.cuda.synchronize()
+    gpu = _union([(start, end) for _, start, end in _spans(watch)]) / EAGER_STEPS
+    return {"host_us": host, "gpu_us": gpu, "share": host / gpu}
+
+
+def report(bench: BenchEngine) -> dict[str, Any]:
+    """Both, printed as they are measured."""
+    decode = steady_decode(bench)
+    print(
+        f"\nsteady decode, batch {BATCH}: {decode['step_us']:,.0f} us per step, "
+        f"{decode['launches_per_step']:.0f} kernels and copies, GPU idle {decode['idle']:.1%} (under 3% wanted)"
+    )
+    total = sum(kernel["us_per_step"] for kernel in decode["kernels"])
+    print(f"  {'us/step':>9}  {'share':>6}  {'count':>6}  {'us each':>8}  kernel")
+    for kernel in decode["kernels"][:TOP]:
+        whole, count, each = (kernel[key] for key in ("us_per_step", "per_step", "us"))
+        print(f"  {whole:>9,.1f}  {whole / total:>6.1%}  {count:>6.1f}  {each:>8.2f}  {kernel['name'][:90]}")
+    eager = eager_step(bench)
+    print(
+        f"eager step of {EAGER_TOKENS} tokens: host {eager['host_us']:,.0f} us, GPU {eager['gpu_us']:,.0f} us: "
+        f"{eager['share']:.0%} (under 60% wanted)"
+    )
+    return {"steady_decode": decode, "eager_step": eager}
+
+
+def _finish(bench: BenchEngine) -> None:
+    while not bench.engine.idle:
+        bench.engine.step()
+
+
+def _spans(watch: profile) -> list[tuple[str, float, float]]:
+    """(name, start, end) in us of everything that ran on the GPU."""
+    found = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in watch.events() or ()
+        if event.device_type == DeviceType.CUDA and not event.name.startswith("ProfilerStep")
+    ]
+    if not found:
+        raise RuntimeError("the profiler saw nothing on the GPU; is CUPTI installed?")
+    return found
+
+
+def _union(spans: list[tuple[float, float]]) -> float:
+    """Length of what the spans cover together."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered

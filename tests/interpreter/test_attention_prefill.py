@@ -33,9 +33,9 @@ LENGTHS = (((70, 1, 16), (70, 40, 16)), ((33, 5), (52, 112)), ((16, 48), (17, 80
 """Prompts longer than a tile; prefixes that end inside a block, at its border, and before a row of one token."""
 
 
-def context(spec: AttnSpec, dtype: str = "f32", granule: int = 1, **other: object) -> OpContext:
+def context(spec: AttnSpec, dtype: str = "f32", granule: int = 1) -> OpContext:
     fixed = OpContext(op="attn.gqa.prefill", device=H200, dtype=dtype, layout="token", granule=granule, bucket=4)
-    return replace(fixed, shape=shape_of(spec), **other)
+    return replace(fixed, shape=shape_of(spec))
 
 
 class Lengths:
@@ -119,8 +119,8 @@ def test_any_chunking_gives_the_same_bits(window: int | None, monkeypatch: pytes
 
     monkeypatch.setattr(np, "matmul", matmul)
     spec = AttnSpec(heads=6, kv_heads=2, key_size=16, value_size=16, scale=0.25, window=window)
-    where = context(spec, "f16", deterministic=True)
-    kernel = prefill.make_with(where, {**TILES, "small": True})
+    where = context(spec, "f16")
+    kernel = prefill.make_with(where, TILES)
     whole = case(where, (90, 20), (90, 33))
     expected = answer(kernel, whole)[:90]
     for n in (1, 9, 43, 58, 74):

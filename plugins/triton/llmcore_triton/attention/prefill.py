@@ -8,12 +8,12 @@ read on the device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
-from llmcore.api import TOKEN_BUCKETS, AttnLimits, AttnRows, AttnSpec, MetaWriter, OpContext
+from llmcore.api import AttnLimits, AttnRows, AttnSpec, MetaWriter, OpContext
 from llmcore.layers import spec_of
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -57,9 +57,7 @@ class Prefill:
         self._sizes = _padded(spec.key_size), _padded(spec.value_size)
         # TMA loads whole boxes: half types whose heads need no padding.
         self._tma = bool(config["tma"]) and context.dtype != "f32" and self._sizes == (spec.key_size, spec.value_size)
-        shapes = [config]
-        if config["small"] and not context.deterministic:
-            shapes.append({**config, **SMALL})
+        shapes = [config, {**config, **SMALL}] if config["small"] else [config]
         self._launches = [self._launch(shape) for shape in shapes]
 
     def _launch(self, config: Config) -> _Launch:
@@ -196,12 +194,10 @@ def make_with(context: OpContext, config: Config) -> Prefill:
 
 
 def make(context: OpContext) -> Prefill:
-    """`context.shape` is an AttnSpec. Deterministic: launched alike in every bucket."""
-    if context.deterministic:
-        context = replace(context, bucket=len(TOKEN_BUCKETS) - 1)
+    """`context.shape` is an AttnSpec."""
     return make_with(context, tuned.choose(KERNEL, context, default(context)))
 
 
 def cost(context: OpContext) -> float | None:
-    """Microseconds, where they were measured."""
+    """Measured microseconds."""
     return tuned.microseconds(KERNEL, context)

@@ -4,17 +4,22 @@ from collections.abc import Iterable
 
 from llmcore.api import KernelSpec, ModeSpec, hookimpl
 
-from llmcore_triton.specs import attention, linear, rows, sampling
+from llmcore_triton.specs import attention as attention_specs
+from llmcore_triton.specs import linear as linear_specs
+from llmcore_triton.specs import rows as rows_specs
+from llmcore_triton.specs import sampling as sampling_specs
+
+# the names of the modules themselves belong to the kernels: importing llmcore_triton.linear binds `linear` here
 
 
 @hookimpl
 def register_kernels() -> Iterable[KernelSpec]:
     """By what they do."""
-    for part in (attention, linear, rows, sampling):
+    for part in (attention_specs, linear_specs, rows_specs, sampling_specs):
         yield from part.kernels()
 
 
 @hookimpl
 def register_modes() -> Iterable[ModeSpec]:
     """The seeds' names for ways to decode."""
-    yield from attention.modes()
+    yield from attention_specs.modes()

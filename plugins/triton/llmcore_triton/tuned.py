@@ -3,8 +3,8 @@
 A file is one GPU's: ``{"gpu": "NVIDIA H200", "capability": 90, "entries": [entry, ...]}``. An entry is the best of one
 kernel for one op, dtype, shape and token bucket: ``{"op": "linear", "kernel": "small_rows", "dtype": "bf16",
 "bucket": 0, "shape": {"inputs": 4096, ...}, "us": 9.8, "config": {"block_n": 64, ...}}``; `config` is {} for a
-kernel without choices. `benchmarks/tune.py` writes them. A GPU without a file of its own takes a sibling's, of the same
-compute capability.
+kernel without choices. `benchmarks/tune.py` writes them. A GPU without a file of its own takes a sibling's, of the
+same compute capability.
 """
 
 from __future__ import annotations
@@ -32,6 +32,17 @@ def microseconds(kernel: str, context: OpContext) -> float | None:
     """What `kernel` takes for `context`, None where nobody measured it."""
     entry = find(kernel, context)
     return float(entry["us"]) if entry else None
+
+
+def fastest(context: OpContext) -> float | None:
+    """What the fastest of the op's measured kernels takes for `context`."""
+    wanted = _key(context.op, "", context.dtype, context.bucket, context.shape)
+    times = [
+        float(entry["us"])
+        for key, entry in _table(context.device).items()
+        if key[0] == wanted[0] and key[2:] == wanted[2:]
+    ]
+    return min(times, default=None)
 
 
 def find(kernel: str, context: OpContext) -> Entry | None:

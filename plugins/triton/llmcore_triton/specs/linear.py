@@ -1,12 +1,86 @@
-"""The linear kernels."""
+"""The linear kernels.
+
+Which of them a linear gets is measured: the one with the least time in `tuned/*.json` for its shape, dtype and token
+bucket. Where nobody has measured, up to 16 tokens go to small_rows (and, gated, to its fusion with the activation)
+and more to cuBLAS. --deterministic leaves only `fixed`, for which there is no other use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from llmcore.api import KernelSpec
+from llmcore.api import KernelSpec, OpContext, Requires
+
+from llmcore_triton import tuned
+from llmcore_triton.specs.common import CAPABILITY, GPU
+
+FEW = Requires(device="cuda", capability=CAPABILITY, buckets=frozenset({0, 1, 2}))
+"""Up to 64 tokens, which weights that stream once can serve."""
+
+_GATED = "linear_silu_and_mul"
+
+Refuses = Callable[[OpContext], str | None]
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """None yet."""
-    return ()
+    """For few tokens, for one, for any, and for the same bits in every batch."""
+    yield _kernel("linear", "small_rows", "linear", FEW, _small_rows, "weights streamed once for up to 64 tokens")
+    yield _kernel(_GATED, "small_rows", "linear", FEW, _fused_small_rows, "gate, up and activation in one launch")
+    yield _kernel("linear", "gemv", "linear_gemv", GPU, _gemv, "one token without tensor cores")
+    yield _kernel(_GATED, "gemv", "linear_gemv", GPU, _fused_gemv, "one token, gate, up and activation in one launch")
+    yield _kernel("linear", "cublas", "linear_cublas", Requires(device="cuda"), None, "torch.nn.functional.linear")
+    yield replace(
+        _kernel("linear", "fixed", "linear_fixed", GPU, _fixed, "one order of adding for every batch"),
+        batch_invariant=True,
+    )
+
+
+def _kernel(op: str, name: str, module: str, when: Requires, refuses: Refuses | None, summary: str) -> KernelSpec:
+    path = f"llmcore_triton.{module}"
+    return KernelSpec(
+        op=op, name=name, make=f"{path}:make", when=when, refuses=refuses, cost=f"{path}:cost", summary=summary
+    )
+
+
+def _small_rows(context: OpContext) -> str | None:
+    if context.bucket == 2 and tuned.microseconds("small_rows", context) is None:
+        return "nobody has measured it here for 17 to 64 tokens"
+    return None
+
+
+def _gemv(context: OpContext) -> str | None:
+    # wider than small_rows in what it requires, so that it is chosen only where it was measured
+    return None if context.bucket == 0 else "reads all weights for every token"
+
+
+def _fused_small_rows(context: OpContext) -> str | None:
+    return _small_rows(context) or _slower_than_parts("small_rows", context)
+
+
+def _fused_gemv(context: OpContext) -> str | None:
+    return _gemv(context) or _slower_than_parts("gemv", context)
+
+
+def _slower_than_parts(kernel: str, context: OpContext) -> str | None:
+    """A composite's expansion has no cost of its own for `resolve` to compare, so the comparison is made here."""
+    shape = context.shape
+    if "inputs" not in shape or "size" not in shape:
+        return None
+    inputs, size = shape["inputs"], shape["size"]
+    linear = {"inputs": inputs, "outputs": 2 * int(size or 0), "bias": shape.get("bias", False)}
+    parts = (
+        tuned.fastest(replace(context, op="linear", shape=linear)),
+        tuned.fastest(replace(context, op="silu_and_mul", shape={"size": size})),
+    )
+    ours = tuned.microseconds(kernel, context)
+    if parts[0] is None:
+        return None
+    if ours is None:
+        return f"nobody has measured it here, and a linear alone takes {parts[0]:g} us"
+    apart = parts[0] + (parts[1] or 0.0)
+    return None if ours < apart else f"takes {ours:g} us, linear and silu_and_mul {apart:g} us"
+
+
+def _fixed(context: OpContext) -> str | None:
+    return None if context.deterministic else "is for --deterministic; others are faster"

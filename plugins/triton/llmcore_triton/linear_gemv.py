@@ -1,0 +1,77 @@
+"""linear and linear_silu_and_mul, kernel gemv: one token at a time, on the multiprocessors' ordinary arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from llmcore.api import OpContext
+
+from llmcore_triton import tuned
+from llmcore_triton.launch import overlaps
+from llmcore_triton.linear_kernels import gemv
+from llmcore_triton.linear_shapes import GATED, many_rows, power_of_two
+
+KERNEL = "gemv"
+
+DEFAULT = {"block_n": 4, "block_k": 1024, "warps": 4}
+
+MOST = 16
+"""More tokens than this go to torch: each reads all weights again."""
+
+
+class Gemv:
+    """The op, bound to a configuration."""
+
+    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+        self._gated, self._config = context.op == GATED, config
+        self._overlap = overlaps(context)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
+        tokens, (rows, inputs) = len(x), weight.shape
+        if tokens > MOST:
+            return many_rows(x, weight, bias, self._gated)
+        outputs = rows // (1 + self._gated)
+        block_n = self._config["block_n"]
+        block_k = min(self._config["block_k"], power_of_two(inputs))
+        out = x.new_empty(tokens, outputs)
+        gemv[(-(-outputs // block_n), tokens)](
+            *(x, weight, weight if bias is None else bias, out, outputs, inputs, x.stride(0)),
+            BLOCK_N=block_n,
+            BLOCK_K=block_k,
+            GATED=self._gated,
+            HAS_BIAS=bias is not None,
+            EVEN_N=outputs % block_n == 0,
+            EVEN_K=inputs % block_k == 0,
+            PDL=self._overlap,
+            num_warps=self._config["warps"],
+            launch_pdl=self._overlap,
+        )
+        return out
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Gemv:
+    """The op with one configuration."""
+    return Gemv(context, {**DEFAULT, **config})
+
+
+def make(context: OpContext) -> Gemv:
+    """The op with the configuration that was fastest, or the default."""
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing: 8 to 64 weights per thread and step, which keeps them in registers."""
+    for warps in (2, 4, 8):
+        for block_k in (512, 1024, 2048):
+            for block_n in (1, 2, 4, 8):
+                per_thread = (1 + (context.op == GATED)) * block_n * block_k // (32 * warps)
+                if 16 <= per_thread <= 64:
+                    yield {"block_n": block_n, "block_k": block_k, "warps": warps}
+
+
+def cost(context: OpContext) -> float | None:
+    """Measured microseconds."""
+    return tuned.microseconds(KERNEL, context)

@@ -1,0 +1,125 @@
+"""The kernels for linears against their ops' references, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from llmcore.ops import DTYPES, linear, linear_silu_and_mul
+from llmcore.ops.check import check
+from llmcore.specs import DeviceInfo, OpContext
+from llmcore_triton import linear as small_rows
+from llmcore_triton import linear_fixed, linear_gemv
+from llmcore_triton.linear_shapes import Sizes, buffer
+
+# exp overflows for gates far below zero, and means to
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
+
+H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
+MODULES = {"linear": linear, "linear_silu_and_mul": linear_silu_and_mul}
+SHARED = {"block_n": 16, "block_k": 16, "per_processor": 1}
+"""So many programs that they share tiles."""
+
+
+def context(op: str = "linear", dtype: str = "f32", bucket: int = 1, **more: Any) -> OpContext:
+    return OpContext(op=op, device=more.pop("device", H200), dtype=dtype, bucket=bucket, **more)  # type: ignore[arg-type]
+
+
+def case(tokens: int, outputs: int, inputs: int, dtype: str = "f32", seed: int = 0) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((tokens, inputs), (outputs, inputs), (outputs,))
+    x, weight, bias = (torch.randn(*size, generator=generator).to(DTYPES[dtype]) for size in sizes)
+    return x, weight / 4, bias
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, dtype: str = "f32") -> None:
+    allowed = linear.TOLERANCE[dtype] * max(float(expected.abs().max()), 1.0)
+    torch.testing.assert_close(got, expected, rtol=0.0, atol=allowed)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("op", MODULES)
+@pytest.mark.parametrize("module", [small_rows, linear_gemv], ids=["small_rows", "gemv"])
+def test_samples(module: Any, op: str, dtype: str) -> None:
+    for bucket in range(3) if module is small_rows else (0,):
+        where = context(op, dtype, bucket, shape={"inputs": 72, "outputs": 51, "size": 51})
+        assert check(MODULES[op], module.make(where), where) > 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_fixed_samples(dtype: str) -> None:
+    for bucket in range(5):
+        where = context("linear", dtype, bucket, deterministic=True)
+        assert check(linear, linear_fixed.make(where), where) > 0
+
+
+@pytest.mark.parametrize("op", MODULES)
+@pytest.mark.parametrize("processors", [1, 3, 7, 64])
+def test_programs_that_share_tiles(op: str, processors: int) -> None:
+    """Tiles that begin in one program and end in another, whole ones between them, and many programs on one tile."""
+    where = context(op, device=replace(H200, processors=processors))
+    kernel = small_rows.make_with(where, SHARED)
+    for tokens, outputs, inputs in ((1, 32, 64), (16, 30, 100), (17, 48, 130), (64, 16, 256)):
+        x, weight, bias = case(tokens, outputs * (1 + (op != "linear")), inputs)
+        for given in (None, bias):
+            close(kernel(x, weight, given), MODULES[op].reference(x, weight, given))
+
+
+def test_counters_are_left_as_they_were_found() -> None:
+    kernel = small_rows.make_with(context(device=replace(H200, processors=5)), SHARED)
+    x, weight, bias = case(7, 40, 200)
+    first = kernel(x, weight, bias)
+    assert any(plan.options["SHARED"] for plan in kernel._plans.values())
+    for plan in kernel._plans.values():
+        assert int(plan.arrivals.abs().sum()) == 0
+        plan.partials.fill_(torch.nan)
+    assert torch.equal(kernel(x, weight, bias), first)
+    close(first, linear.reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 64, 65])
+def test_any_number_of_tokens(tokens: int) -> None:
+    """Whatever bucket a kernel was made for, and rows that lie apart, with NaN between them."""
+    x, weight, bias = case(tokens, 40, 48)
+    wide = torch.full((tokens, 100), torch.nan)
+    wide[:, 20:68] = x
+    expected = linear.reference(x, weight, bias)
+    for made in (small_rows.make, linear_gemv.make, linear_fixed.make):
+        close(made(context(bucket=0))(wide[:, 20:68], weight, bias), expected)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_a_row_has_its_bits_in_every_batch(dtype: str) -> None:
+    """Rows keep their places in a tile here, for the interpreter's BLAS adds up according to place; a GPU does not."""
+    x, weight, bias = case(150, 140, 104, dtype)
+    whole = linear_fixed.make(context(dtype=dtype, bucket=3))(x, weight, bias)
+    for first, last, bucket in ((0, 1, 0), (64, 75, 1), (128, 129, 0), (64, 128, 2), (64, 150, 3)):
+        part = linear_fixed.make(context(dtype=dtype, bucket=bucket))(x[first:last], weight, bias)
+        assert torch.equal(part, whole[first:last])
+
+
+def test_equal_requests_share_buffers() -> None:
+    cpu = torch.device("cpu")
+    assert buffer(cpu, torch.float32, 64) is buffer(cpu, torch.float32, 64)
+    assert not buffer(cpu, torch.int32, 64).any()
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90, 120])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("op", MODULES)
+def test_every_configuration_fits_into_shared_memory(op: str, dtype: str, capability: int) -> None:
+    limit = {80: 163, 86: 99, 90: 227, 120: 99}[capability] * 1024
+    for bucket in range(3):
+        where = context(op, dtype, bucket, device=replace(H200, capability=capability))
+        configs = [small_rows.DEFAULT, *small_rows.candidates(where)]
+        assert len(configs) > (8 if capability == 90 and dtype != "f32" else 1)
+        for config in configs:
+            for padded in small_rows.PADDED:
+                block_n, block_k, stages = small_rows.tile_of(where, config, Sizes(4096, 4096), padded)
+                element = DTYPES[dtype].itemsize
+                tiles = stages * ((1 + (op != "linear")) * block_n + padded) * block_k * element
+                blocks = max(config["per_processor"], 1)
+                assert stages >= 1
+                assert (tiles + block_n * padded * 4) * blocks <= limit

@@ -1,0 +1,118 @@
+"""Penalties and biases: scores [S, V] f32 from logits, in three launches beside the clearing of counts."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.layers.sampling import Adjust
+from torch import Tensor
+
+from llmcore_triton.launch import release, wait
+
+BLOCK = 1024
+
+_REPEATED = tl.constexpr(1 << 30)
+"""Marks a token that repetition counts, above the number of times that presence and frequency do."""
+
+
+@triton.jit(do_not_specialize=["longest"])
+def _count(  # type: ignore[no-untyped-def]
+    ids,
+    stride,
+    longest,
+    length,
+    repeat_from,
+    count_from,
+    counts,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Into counts [S, V] int32: how often a row's ids hold each token."""
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wait(PDL)
+    release(PDL)
+    known = at < tl.minimum(tl.load(length + row), longest)
+    token = tl.load(ids + row * stride + at, mask=known, other=0)
+    counted = known & (at >= tl.load(count_from + row))
+    tl.atomic_add(counts + row * VOCAB + token, tl.full([BLOCK], 1, tl.int32), mask=counted, sem="relaxed")
+    repeated = known & (at >= tl.load(repeat_from + row))
+    mark = tl.full([BLOCK], _REPEATED, tl.int32)
+    tl.atomic_or(counts + row * VOCAB + token, mark, mask=repeated, sem="relaxed")
+
+
+@triton.jit
+def _penalize(  # type: ignore[no-untyped-def]
+    logits,
+    stride,
+    counts,
+    repetition,
+    presence,
+    frequency,
+    scores,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = at < VOCAB
+    wait(PDL)
+    score = tl.load(logits + row * stride + at, mask=mine, other=0.0).to(tl.float32)
+    count = tl.load(counts + row * VOCAB + at, mask=mine, other=0)
+    release(PDL)
+    factor = tl.load(repetition + row)
+    repeated = tl.where(score > 0, tl.div_rn(score, factor), score * factor)
+    score = tl.where(count >= _REPEATED, repeated, score)
+    count = count & (_REPEATED - 1)
+    score = score - tl.load(frequency + row) * count.to(tl.float32)
+    score = score - tl.load(presence + row) * (count > 0).to(tl.float32)
+    tl.store(scores + row * VOCAB + at, score, mask=mine)
+
+
+@triton.jit(do_not_specialize=["number"])
+def _bias(  # type: ignore[no-untyped-def]
+    scores,
+    bias_row,
+    bias_token,
+    bias_value,
+    bias_until,
+    position,
+    number,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = at < number
+    wait(PDL)
+    release(PDL)
+    row = tl.load(bias_row + at, mask=mine, other=0).to(tl.int64)
+    until = tl.load(bias_until + at, mask=mine, other=0)
+    mine = mine & (tl.load(position + row, mask=mine, other=0) < until)
+    place = scores + row * VOCAB + tl.load(bias_token + at, mask=mine, other=0)
+    tl.atomic_add(place, tl.load(bias_value + at, mask=mine, other=0.0), mask=mine, sem="relaxed")
+
+
+def adjusted(logits: Tensor, adjust: Adjust, position: Tensor, pdl: bool) -> Tensor:
+    """Scores [S, V] f32 of logits [S, V] whose rows are at `position` [S]."""
+    count, vocabulary = logits.shape
+    counts = torch.zeros((count, vocabulary), dtype=torch.int32, device=logits.device)
+    scores = torch.empty((count, vocabulary), dtype=torch.float32, device=logits.device)
+    longest, biases = adjust.ids.shape[1], adjust.bias_row.shape[0]
+    fixed = {"VOCAB": vocabulary, "BLOCK": BLOCK, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+    if longest:
+        starts = (adjust.repeat_from, adjust.count_from)
+        ids = (adjust.ids, adjust.ids.stride(0), longest)
+        _count[(-(-longest // BLOCK), count)](*ids, adjust.length, *starts, counts, **fixed)
+    penalties = (adjust.repetition, adjust.presence, adjust.frequency)
+    # products rounded before they are subtracted, as in the reference
+    _penalize[(-(-vocabulary // BLOCK), count)](
+        logits, logits.stride(0), counts, *penalties, scores, enable_fp_fusion=False, **fixed
+    )
+    if biases:
+        columns = (adjust.bias_row, adjust.bias_token, adjust.bias_value, adjust.bias_until)
+        _bias[(-(-biases // BLOCK),)](scores, *columns, position, biases, **fixed)
+    return scores

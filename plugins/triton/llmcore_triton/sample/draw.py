@@ -1,0 +1,145 @@
+"""The draw: a block of the vocabulary by its mass, then a token in it. Serves every variant but the greedy one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.layers.sampling import BLOCK, SampleRows
+from torch import Tensor
+
+from llmcore_triton.launch import release, wait
+from llmcore_triton.sample.numbers import exp, gumbel, tempered
+from llmcore_triton.sample.peaks import CHUNK, Peaks, first_of, peak_of, width_of
+
+
+@triton.jit
+def _weigh(  # type: ignore[no-untyped-def]
+    scores,
+    stride,
+    best,
+    floors,
+    temperature,
+    seed,
+    choice,
+    position,
+    weights,
+    blocks,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FILTERED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The best of a chunk's blocks: its noisy log mass and its index."""
+    chunk, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    block = chunk * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    wait(PDL)
+    warm = tl.load(temperature + row)
+    floor = float("-inf")
+    if FILTERED:
+        floor = tl.load(floors + row)
+    weight, heaviest = float("-inf"), chunk * (CHUNK // BLOCK)
+    if warm > 0:
+        # what a filter keeps is mostly in a few chunks
+        if tempered(tl.load(best + row * parts + chunk), warm) >= floor:
+            score = tl.load(scores + row * stride + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
+            part = tl.arange(0, WIDTH)
+            high = tl.max(tl.load(best + row * parts + part, mask=part < parts, other=float("-inf")), 0)
+            score = tempered(score, warm)
+            mass = tl.where(score >= floor, exp(score - tempered(high, warm)), 0.0).to(tl.float64)
+            noise = gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), block, 1)
+            noisy = tl.log(tl.sum(mass, 1)).to(tl.float32) + noise
+            noisy = tl.where(block * BLOCK < VOCAB, noisy, float("-inf"))
+            weight = tl.max(noisy, 0)
+            heaviest = tl.min(tl.where(noisy == weight, block, (VOCAB - 1) // BLOCK), 0)
+    release(PDL)
+    tl.store(weights + row * parts + chunk, weight)
+    tl.store(blocks + row * parts + chunk, heaviest)
+
+
+@triton.jit
+def _choose(  # type: ignore[no-untyped-def]
+    scores,
+    stride,
+    best,
+    first,
+    raw_best,
+    floors,
+    temperature,
+    seed,
+    choice,
+    position,
+    weights,
+    blocks,
+    tokens,
+    finite,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FILTERED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    wait(PDL)
+    release(PDL)
+    tl.store(finite + row, tl.abs(peak_of(raw_best, row, PARTS, WIDTH)) < float("inf"))
+    warm = tl.load(temperature + row)
+    high, token = first_of(best, first, row, VOCAB, PARTS, WIDTH)
+    if warm > 0:
+        part = tl.arange(0, WIDTH)
+        weight = tl.load(weights + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
+        block = tl.load(blocks + row * PARTS + part, mask=part < PARTS, other=0)
+        last: tl.constexpr = (VOCAB - 1) // BLOCK
+        chosen = tl.min(tl.where((weight == tl.max(weight, 0)) & (part < PARTS), block, last), 0)
+        at = chosen * BLOCK + tl.arange(0, BLOCK)
+        score = tl.load(scores + row * stride + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
+        score = tempered(score, warm)
+        if FILTERED:
+            score = tl.where(score >= tl.load(floors + row), score, float("-inf"))
+        noisy = score + gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), at, 0)
+        token = tl.min(tl.where(noisy == tl.max(noisy, 0), at, VOCAB - 1), 0)
+    # rows that are not finite get some token of the vocabulary, too
+    tl.store(tokens + row, tl.minimum(token, VOCAB - 1))
+
+
+def draw(
+    scores: Tensor, found: Peaks, raw_best: Tensor, rows: SampleRows, floors: Tensor | None, pdl: bool
+) -> tuple[Tensor, Tensor]:
+    """(tokens [S] int32, finite [S]) of scores [S, V] whose peaks are `found`; `floors` [S] f32: the least tempered
+    score of a row that may be drawn.
+    """
+    count, vocabulary = scores.shape
+    parts = found.best.shape[1]
+    weights = torch.empty_like(found.best)
+    blocks = torch.empty_like(found.first)
+    tokens = torch.empty(count, dtype=torch.int32, device=scores.device)
+    finite = torch.empty(count, dtype=torch.bool, device=scores.device)
+    fixed = {"VOCAB": vocabulary, "BLOCK": BLOCK, "WIDTH": width_of(parts), "PDL": pdl, "launch_pdl": pdl}
+    fixed["FILTERED"] = floors is not None
+    floor = found.best if floors is None else floors
+    stride = scores.stride(0)
+    noise = (rows.temperature, rows.seed, rows.choice, rows.position)
+    _weigh[(parts, count)](
+        scores, stride, found.best, floor, *noise, weights, blocks, CHUNK=CHUNK, num_warps=8, **fixed
+    )
+    _choose[(count,)](
+        scores,
+        stride,
+        found.best,
+        found.first,
+        raw_best,
+        floor,
+        *noise,
+        weights,
+        blocks,
+        tokens,
+        finite,
+        PARTS=parts,
+        num_warps=1,
+        **fixed,
+    )
+    return tokens, finite

@@ -1,0 +1,64 @@
+"""The numbers that a draw depends on: random ones, and scores, with the bits of the torch reference.
+
+Triton's `exp` and `/` of f32 are approximations on a GPU: here e is the one of CUDA's math library, which is torch's
+too, and a quotient is rounded once. Its `log` is already that of the library.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+from llmcore_triton.launch import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def exp(x):  # type: ignore[no-untyped-def]
+    """e to the x, as accurate as torch's."""
+    if _INTERPRETED:
+        y = tl.exp(x)
+    else:
+        y = libdevice.exp(x)
+    return y
+
+
+@triton.jit
+def gumbel(seed, choice, position, index, LEVEL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Standard Gumbel numbers of the indices `index`, a block; the rest are a row's scalars. See llmcore.ops.philox."""
+    zero = (index * 0).to(tl.uint32)
+    word0, word1, word2, word3 = tl.philox(
+        seed,
+        (index >> 2).to(tl.uint32),
+        zero + position.to(tl.uint32),
+        zero + choice.to(tl.uint32),
+        zero + LEVEL,
+    )
+    lane = index & 3
+    word = tl.where(lane < 2, tl.where(lane == 0, word0, word1), tl.where(lane == 2, word2, word3))
+    uniform = ((word >> 9) * 2 + 1).to(tl.float32) * (1.0 / 16777216)
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def tempered(score, temperature):  # type: ignore[no-untyped-def]
+    """Scores over the temperature, rounded once."""
+    return tl.div_rn(score, temperature)
+
+
+@triton.jit
+def rank(score, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """int32 that order as f32 scores do. `SHIFT`: their low bits that are always zero."""
+    bits = score.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit
+def ranked(rank, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The score of a rank."""
+    low: tl.constexpr = (1 << SHIFT) - 1
+    bits = (rank << SHIFT) | tl.where(rank < 0, low, 0)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+

@@ -1,0 +1,65 @@
+"""attn.gqa.decode: the KV of long rows split over programs, one query head per program, without matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmcore.api import OpContext
+from llmcore.layers import spec_of
+
+from llmcore_triton import tuned
+from llmcore_triton.attention.flashdecoding_kernel import per_head
+from llmcore_triton.attention.listed import Config, Listed, fitting, sizes, token_bytes
+
+KERNEL = "flashdecoding"
+
+
+class PerHead(Listed):
+    """One program per query head and item."""
+
+    def __init__(self, context: OpContext, config: Config) -> None:
+        spec = spec_of(context)
+        super().__init__(context, config, programs=spec.heads)
+        self._compiled = {
+            **sizes(spec, context.granule),
+            "HEADS": spec.heads,
+            "GROUP": spec.heads // spec.kv_heads,
+            "BLOCK_N": config.block_n,
+            "STAGES": config.stages,
+            "num_warps": config.warps,
+            "num_stages": config.stages,
+            **self.options,
+        }
+
+    def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
+        """A group's heads next to each other: they read the same KV."""
+        grid = (self.spec.heads, rows if items is None else items)
+        per_head[grid](*arguments, LISTED=items is not None, LSE=lse, **self._compiled)
+
+
+def make(context: OpContext) -> PerHead:
+    """An AttentionKernel; `context.shape` is an AttnSpec."""
+    return make_with(context, tuned.choose(KERNEL, context, vars(_default(context))))
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> PerHead:
+    """With this Config, as a mapping."""
+    return PerHead(context, Config(**config))
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configs worth timing."""
+    for block_n, warps, stages in ((16, 1, 4), (32, 2, 3), (32, 4, 3), (64, 4, 2), (64, 8, 3)):
+        if stages * block_n * token_bytes(context) <= 208 << 10:
+            for per_processor in (4, 8):
+                yield vars(Config(block_n=block_n, warps=warps, stages=stages, per_processor=per_processor))
+
+
+def cost(context: OpContext) -> float | None:
+    """Measured microseconds."""
+    return tuned.microseconds(KERNEL, context)
+
+
+def _default(context: OpContext) -> Config:
+    return fitting(context, Config(block_n=32, per_processor=4))

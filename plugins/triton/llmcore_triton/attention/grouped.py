@@ -1,0 +1,62 @@
+"""AttentionKernels whose programs take the query heads of a KV head together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
+from llmcore.layers import spec_of
+from triton import next_power_of_2
+
+from llmcore_triton.attention.grouped_kernel import grouped
+from llmcore_triton.attention.listed import Config, Listed, sizes
+from llmcore_triton.attention.scratch import reserve
+
+
+class Grouped(Listed):
+    """Tiles of `config.block_m` rows (more for larger groups): query tokens x the heads of a group.
+
+    With `decode`, rows have one query token, and a tile has one.
+    """
+
+    def __init__(self, context: OpContext, config: Config, *, decode: bool, fixed: int | None = None) -> None:
+        spec = spec_of(context)
+        group = spec.heads // spec.kv_heads
+        padded = next_power_of_2(group)
+        rows = max(config.block_m, padded)
+        tokens = None if decode else rows // padded
+        super().__init__(context, config, programs=spec.kv_heads, tokens=tokens, fixed=fixed)
+        self._compiled = {
+            **sizes(spec, context.granule),
+            "KV_HEADS": spec.kv_heads,
+            "GROUP": group,
+            "TOKENS": tokens or 1,
+            "HEADS_PADDED": padded,
+            "BLOCK_M": rows,
+            "BLOCK_N": config.block_n,
+            "STAGES": config.stages,
+            "FIXED": fixed or 0,
+            "num_warps": config.warps,
+            "num_stages": config.stages,
+            **self.options,
+        }
+
+    def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
+        """KV heads next to each other: a token's are one piece of memory."""
+        grid = (self.spec.kv_heads, rows if items is None else items)
+        grouped[grid](*arguments, LISTED=items is not None, LSE=lse, **self._compiled)
+
+
+class Whole(Grouped):
+    """Each row and KV head is one program's, whatever its length."""
+
+    def __init__(self, context: OpContext, config: Config) -> None:
+        super().__init__(context, config, decode=True)
+
+    def workspace(self, limits: AttnLimits) -> None:
+        """Nothing is split."""
+        self._scratch = reserve(self.device, 1)
+
+    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
+        """Nothing to upload."""
+        return "1"

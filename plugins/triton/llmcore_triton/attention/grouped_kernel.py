@@ -1,0 +1,142 @@
+"""Attention with the query heads of a KV head in one tile, so that KV is read once for all of them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach
+from llmcore_triton.launch import release, wait
+
+
+@triton.jit(
+    do_not_specialize=["room"],
+    do_not_specialize_on_alignment=["request", "q_start", "kv_len", "items", "lse"],
+)
+def grouped(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    values,
+    out,
+    lse,
+    table,
+    request,
+    q_start,
+    kv_len,
+    items,
+    partial,
+    room,
+    q_stride,
+    k_stride,
+    v_stride,
+    table_stride,
+    out_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    K_SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    GRANULE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    LISTED: tl.constexpr,
+    FIXED: tl.constexpr,
+    LSE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (KV head, item); without a list (LISTED) item is the row, of one query token.
+
+    A tile's M rows are TOKENS query tokens x HEADS_PADDED heads (GROUP of them real), the rest padding. With FIXED,
+    the tokens of a chunk: each chunk is computed by itself and they are folded in order, so that the bits of a result
+    depend neither on the tile it is in nor on how many programs worked on it.
+    """
+    wait(PDL)
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    tile = 0
+    place = 0
+    at = 0
+    chunk = 0
+    if LISTED:
+        record = items + (row + 1) * 4
+        row = tl.load(record)
+        tile = tl.load(record + 1)
+        place = tl.load(record + 2)
+        at = tl.load(record + 3)
+        chunk = tl.load(items)
+        if row < 0:
+            return
+    length = tl.load(kv_len + row)
+    token = tl.load(q_start + row)
+    n_query = tl.load(q_start + row + 1) - token
+    places = table + tl.load(request + row).to(tl.int64) * table_stride
+    first, end = reach(length, n_query, tile, TOKENS, WINDOW, FIXED if FIXED > 0 else BLOCK_N)
+    from_token, to_token = first, end
+    if LISTED:  # noqa: SIM102 - known when compiling
+        if place >= 0:
+            from_token = first + place * chunk
+            to_token = tl.minimum(from_token + chunk, end)
+    if (n_query <= 0) | (from_token >= to_token):
+        return
+
+    m_at = tl.arange(0, BLOCK_M)
+    own = m_at // HEADS_PADDED
+    head = m_at % HEADS_PADDED
+    tokens = tl.minimum(n_query - tile * TOKENS, TOKENS)
+    real = (own < tokens) & (head < GROUP)
+    query = length - n_query + tile * TOKENS + own
+    rows = (token + tile * TOKENS + own).to(tl.int64)
+    heads = kv_head * GROUP + head
+    k_at = tl.arange(0, BLOCK_K)
+    v_at = tl.arange(0, BLOCK_V)
+    x = tl.load(
+        q + rows[:, None] * q_stride + (heads * K_SIZE)[:, None] + k_at[None, :],
+        mask=real[:, None] & (k_at < K_SIZE)[None, :],
+        other=0.0,
+    )
+    release(PDL)
+    keys += kv_head * K_SIZE
+    values += kv_head * V_SIZE
+    if FIXED > 0:
+        m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
+        acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+        for start in tl.range(from_token, to_token, FIXED, num_stages=1):
+            part_m, part_l, part = attend(
+                x, query, keys, values, places, start, tl.minimum(start + FIXED, to_token), k_stride, v_stride,
+                SCALE, SOFT_CAP, WINDOW, True, GRANULE, K_SIZE, V_SIZE, BLOCK_V, BLOCK_N, STAGES,
+            )  # fmt: skip
+            part, part_lse = normalized(part_m, part_l, part)
+            m, l, acc = fold(m, l, acc, part, part_lse)  # noqa: E741
+    else:
+        m, l, acc = attend(  # noqa: E741
+            x, query, keys, values, places, from_token, to_token, k_stride, v_stride,
+            SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE, K_SIZE, V_SIZE, BLOCK_V, BLOCK_N, STAGES,
+        )  # fmt: skip
+    y, y_lse = normalized(m, l, acc)
+
+    inside = real[:, None] & (v_at < V_SIZE)[None, :]
+    if LISTED:  # noqa: SIM102 - known when compiling
+        if (from_token > first) | (to_token < end):
+            # one chunk of several
+            if FIXED > 0:
+                # the fold of one chunk is that chunk, to the bit
+                y = acc
+            to = (at + own).to(tl.int64) * (KV_HEADS * GROUP) + heads
+            tl.store(partial + to[:, None] * V_SIZE + v_at[None, :], y, mask=inside)
+            tl.store(partial + room.to(tl.int64) * (KV_HEADS * GROUP * V_SIZE) + to, y_lse, mask=real)
+            return
+    tl.store(
+        out + rows[:, None] * out_stride + (heads * V_SIZE)[:, None] + v_at[None, :],
+        y.to(out.dtype.element_ty),
+        mask=inside,
+    )
+    if LSE:
+        tl.store(lse + rows * (KV_HEADS * GROUP) + heads, y_lse * LN_2, mask=real)

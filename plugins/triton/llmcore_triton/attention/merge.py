@@ -1,0 +1,143 @@
+"""Putting together what several programs computed of one tile of queries, each from a chunk of its KV.
+
+Partial results are f32, normalized, [room, heads, value_size], and behind them their log2-sum-exp2 [room, heads]. A
+tile's chunks follow each other, each with the tile's query tokens.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmcore_triton.attention.tile import LN_2, fold, reach
+from llmcore_triton.launch import release, wait
+
+
+@triton.jit(do_not_specialize=["room"], do_not_specialize_on_alignment=["q_start", "kv_len", "items", "lse"])
+def merge_row(  # type: ignore[no-untyped-def]
+    partial,
+    items,
+    q_start,
+    kv_len,
+    out,
+    lse,
+    room,
+    out_stride,
+    HEADS: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    LSE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Rows of one query token: program (head, item) merges a row and head, where item is the row's first."""
+    wait(PDL)
+    release(PDL)
+    head = tl.program_id(0)
+    record = items + (tl.program_id(1) + 1) * 4
+    row = tl.load(record)
+    if row < 0:
+        return
+    if tl.load(record + 2) != 0:
+        return
+    at = tl.load(record + 3).to(tl.int64)
+    chunk = tl.load(items)
+    first, last = reach(tl.load(kv_len + row), 1, 0, 1, WINDOW, ALIGN)
+    count = tl.cdiv(last - first, chunk)
+    if count <= 1:
+        return
+    place = tl.arange(0, BLOCK_C)
+    v_at = tl.arange(0, BLOCK_V)
+    part_lse = partial + room.to(tl.int64) * (HEADS * V_SIZE) + at * HEADS + head
+    part = partial + (at * HEADS + head) * V_SIZE
+    m = tl.full([1], float("-inf"), tl.float32)
+    l = tl.zeros([1], tl.float32)  # noqa: E741
+    acc = tl.zeros([1, BLOCK_V], tl.float32)
+    for start in range(0, count, BLOCK_C):
+        here = start + place
+        there = here < count
+        scores = tl.load(part_lse + here * HEADS, mask=there, other=float("-inf"))
+        x = tl.load(
+            part + here[:, None] * (HEADS * V_SIZE) + v_at[None, :],
+            mask=there[:, None] & (v_at < V_SIZE)[None, :],
+            other=0.0,
+        )
+        highest = tl.maximum(m, tl.max(scores, 0)[None])
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        weight, keep = tl.exp2(scores - base), tl.exp2(m - base)
+        l = l * keep + tl.sum(weight, 0)[None]  # noqa: E741
+        acc = acc * keep[:, None] + tl.sum(x * weight[:, None], 0)[None, :]
+        m = highest
+    token = (tl.load(q_start + row) + tl.zeros([1], tl.int32)).to(tl.int64)
+    y = (acc / l[:, None]).to(out.dtype.element_ty)
+    tl.store(out + token[:, None] * out_stride + head * V_SIZE + v_at[None, :], y, mask=(v_at < V_SIZE)[None, :])
+    if LSE:
+        tl.store(lse + token * HEADS + head, (m + tl.log2(l)) * LN_2)
+
+
+@triton.jit(do_not_specialize=["room"], do_not_specialize_on_alignment=["q_start", "kv_len", "items", "lse"])
+def merge_tile(  # type: ignore[no-untyped-def]
+    partial,
+    items,
+    q_start,
+    kv_len,
+    out,
+    lse,
+    room,
+    out_stride,
+    HEADS: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ALIGN: tl.constexpr,
+    TOKENS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LSE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Tiles of several query tokens: program (head, item) merges a tile and head, in the order of the chunks.
+
+    Item is the tile's first. AHEAD chunks are read at a time: the order is the point, waiting for each is not.
+    """
+    wait(PDL)
+    release(PDL)
+    head = tl.program_id(0)
+    record = items + (tl.program_id(1) + 1) * 4
+    row = tl.load(record)
+    if row < 0:
+        return
+    if tl.load(record + 2) != 0:
+        return
+    tile = tl.load(record + 1)
+    at = tl.load(record + 3).to(tl.int64)
+    chunk = tl.load(items)
+    token = tl.load(q_start + row)
+    n_query = tl.load(q_start + row + 1) - token
+    first, last = reach(tl.load(kv_len + row), n_query, tile, TOKENS, WINDOW, ALIGN)
+    count = tl.cdiv(last - first, chunk)
+    if count <= 1:
+        return
+    tokens = tl.minimum(n_query - tile * TOKENS, TOKENS)
+    i = tl.arange(0, TOKENS)
+    v_at = tl.arange(0, BLOCK_V)
+    inside = (i < tokens)[:, None] & (v_at < V_SIZE)[None, :]
+    part_lse = partial + room.to(tl.int64) * (HEADS * V_SIZE) + (at + i) * HEADS + head
+    part = partial + ((at + i) * HEADS + head)[:, None] * V_SIZE + v_at[None, :]
+    m = tl.full([TOKENS], float("-inf"), tl.float32)
+    l = tl.zeros([TOKENS], tl.float32)  # noqa: E741
+    acc = tl.zeros([TOKENS, BLOCK_V], tl.float32)
+    for start in range(0, count, AHEAD):
+        for ahead in tl.static_range(AHEAD):
+            here = start + ahead
+            there = here < count
+            x_lse = tl.load(part_lse + here * tokens * HEADS, mask=there & (i < tokens), other=float("-inf"))
+            x = tl.load(part + here * tokens * (HEADS * V_SIZE), mask=there & inside, other=0.0)
+            m, l, acc = fold(m, l, acc, x, x_lse)  # noqa: E741
+    some = tl.where(l > 0, l, 1.0)
+    rows = (token + tile * TOKENS + i).to(tl.int64)
+    y = (acc / some[:, None]).to(out.dtype.element_ty)
+    tl.store(out + rows[:, None] * out_stride + head * V_SIZE + v_at[None, :], y, mask=inside)
+    if LSE:
+        tl.store(lse + rows * HEADS + head, (m + tl.log2(some)) * LN_2, mask=i < tokens)

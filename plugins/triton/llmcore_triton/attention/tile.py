@@ -1,0 +1,131 @@
+"""What the attention kernels have in common on the device: which KV a tile sees, and the loop over it.
+
+Scores are kept in units of log2, so that exponentials are the hardware's exp2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def reach(length, n_query, tile, TOKENS: tl.constexpr, WINDOW: tl.constexpr, align):  # type: ignore[no-untyped-def]
+    """(first, last): KV tokens that the queries of a row's tile see, without last; first is a multiple of align."""
+    query = length - n_query + tile * TOKENS
+    last = tl.minimum(query + TOKENS, length)
+    first = query * 0
+    if WINDOW > 0:
+        first = tl.maximum(query - WINDOW + 1, 0) // align * align
+    return first, last
+
+
+@triton.jit
+def slots_of(places, token, there, GRANULE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """int64 slots of tokens of the row whose table starts at `places`."""
+    slot = tl.load(places + token // GRANULE, mask=there, other=0).to(tl.int64)
+    if GRANULE > 1:
+        slot = slot * GRANULE + token % GRANULE
+    return slot
+
+
+@triton.jit
+def capped(scores, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scaled and soft-capped scores, in units of log2."""
+    if SOFT_CAP > 0:
+        # cap * tanh(score / cap)
+        scaled = (SOFT_CAP * LOG2_E) * (1.0 - 2.0 / (1.0 + tl.exp(scores * (2.0 * SCALE / SOFT_CAP))))
+    else:
+        scaled = scores * (SCALE * LOG2_E)
+    return scaled
+
+
+@triton.jit
+def attend(  # type: ignore[no-untyped-def]
+    q,
+    query,
+    keys,
+    values,
+    places,
+    first,
+    last,
+    k_stride,
+    v_stride,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    GRANULE: tl.constexpr,
+    K_SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Queries q [M, >= K_SIZE, zero beyond] at positions `query` [M] over KV tokens first to last of one KV head.
+
+    Returns the largest score m [M], the sum l [M] of exp2(score - m), and acc [M, BLOCK_V], the values weighted so;
+    a row that sees nothing has -inf, 0 and 0. Without CAUSAL all queries see up to `last`.
+    """
+    M: tl.constexpr = q.shape[0]
+    BLOCK_K: tl.constexpr = q.shape[1]
+    k_at = tl.arange(0, BLOCK_K)
+    v_at = tl.arange(0, BLOCK_V)
+    m = tl.full([M], float("-inf"), tl.float32)
+    l = tl.zeros([M], tl.float32)  # noqa: E741 - the usual name
+    acc = tl.zeros([M, BLOCK_V], tl.float32)
+    for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        token = start + tl.arange(0, BLOCK_N)
+        there = token < last
+        slot = slots_of(places, token, there, GRANULE)
+        k = tl.load(keys + slot[:, None] * k_stride + k_at[None, :], mask=inside_of(there, k_at, K_SIZE), other=0.0)
+        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), SCALE, SOFT_CAP)
+        seen = there[None, :]
+        if CAUSAL:
+            seen = seen & (token[None, :] <= query[:, None])
+        if WINDOW > 0:
+            seen = seen & (token[None, :] > query[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        highest = tl.maximum(m, tl.max(scores, 1))
+        # a row that has seen nothing yet has no finite maximum to subtract
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        p = tl.exp2(scores - base[:, None])
+        keep = tl.exp2(m - base)
+        v = tl.load(values + slot[:, None] * v_stride + v_at[None, :], mask=inside_of(there, v_at, V_SIZE), other=0.0)
+        l = l * keep + tl.sum(p, 1)  # noqa: E741
+        acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
+        m = highest
+    return m, l, acc
+
+
+@triton.jit
+def inside_of(there, at, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a [tokens, sizes] block may be read."""
+    if at.shape[0] == SIZE:
+        inside = there[:, None]
+    else:
+        inside = there[:, None] & (at < SIZE)[None, :]
+    return inside
+
+
+@triton.jit
+def normalized(m, l, acc):  # type: ignore[no-untyped-def] # noqa: E741
+    """(result, log2-sum-exp2) of what `attend` returns; 0 and -inf where nothing was seen."""
+    some = tl.where(l > 0, l, 1.0)
+    return acc / some[:, None], tl.where(l > 0, m + tl.log2(some), float("-inf"))
+
+
+@triton.jit
+def fold(m, l, acc, part, part_lse):  # type: ignore[no-untyped-def] # noqa: E741
+    """Add one chunk's `normalized` result to those before it; a chunk of which nothing is seen changes no bit.
+
+    Multiplications and additions are fused explicitly, so that every kernel that folds rounds alike.
+    """
+    highest = tl.maximum(m, part_lse)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    keep, weight = tl.exp2(m - base), tl.exp2(part_lse - base)
+    acc = tl.fma(acc, tl.broadcast_to(keep[:, None], acc.shape), part * weight[:, None])
+    return highest, tl.fma(l, keep, weight), acc

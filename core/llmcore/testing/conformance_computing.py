@@ -114,7 +114,9 @@ def _check_kernel(kernel: KernelSpec, module: Any, devices: Sequence[Device]) ->
 
 def _contexts(kernel: KernelSpec, module: Any, device: DeviceInfo, dtype: DType, bucket: int) -> Iterator[OpContext]:
     when = kernel.when
-    base = OpContext(op=kernel.op, device=device, dtype=dtype, bucket=bucket)
+    # a batch-invariant kernel may be for deterministic steps alone
+    invariant = kernel.batch_invariant
+    base = OpContext(op=kernel.op, device=device, dtype=dtype, bucket=bucket, deterministic=invariant)
     layouts: Sequence[str | None] = sorted(when.layouts) or ("token",)
     values = [[(name, value) for value in sorted(allowed, key=repr)] for name, allowed in when.shape.items()]
     shapes = itertools.islice(itertools.product(*values), _SHAPES)

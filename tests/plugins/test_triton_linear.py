@@ -1,0 +1,87 @@
+"""Which kernel a linear gets on a GPU: by default, by what was measured, and with --deterministic. No GPU needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmcore.resolve import Resolution, candidates_for, resolve
+from llmcore.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo
+from llmcore.testing import registry_of
+from llmcore_triton import tuned
+from llmcore_triton.specs import linear as specs
+
+H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
+SHAPES: dict[str, dict[str, Any]] = {
+    "linear": {"inputs": 4096, "outputs": 28672, "bias": False},
+    "linear_silu_and_mul": {"inputs": 4096, "size": 14336, "bias": False},
+    "silu_and_mul": {"size": 14336},
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Writes what was measured in bucket 1: (op, kernel) -> microseconds."""
+
+    def write(times: dict[tuple[str, str], float]) -> None:
+        entries = [
+            {"op": op, "kernel": kernel, "dtype": "bf16", "bucket": 1, "shape": SHAPES[op], "us": us, "config": {}}
+            for (op, kernel), us in times.items()
+        ]
+        text = json.dumps({"gpu": H200.name, "capability": 90, "entries": entries})
+        (tmp_path / "h200.json").write_text(text, encoding="utf-8")
+        tuned._table.cache_clear()
+
+    monkeypatch.setattr(tuned, "_FOLDER", tmp_path)
+    write({})
+    yield write
+    tuned._table.cache_clear()
+
+
+def chosen(op: str, bucket: int = 1, **more: Any) -> Resolution:
+    context = OpContext(op=op, device=H200, dtype="bf16", bucket=bucket, shape=SHAPES[op], **more)
+    owner = PluginInfo("triton", "plugin-triton", "1", "triton")
+    kernels: list[tuple[KernelSpec, PluginInfo]] = [(spec, owner) for spec in specs.kernels() if spec.op == op]
+    return resolve([*candidates_for(registry_of("-triton"), op), *kernels], context, {})
+
+
+def name(op: str, bucket: int = 1, **more: Any) -> str:
+    return chosen(op, bucket, **more).chosen.name
+
+
+def test_where_nobody_has_measured(measured: Any) -> None:
+    assert [name("linear", bucket) for bucket in range(5)] == ["small_rows"] * 2 + ["cublas"] * 3
+    assert [name("linear_silu_and_mul", bucket) for bucket in range(5)] == ["small_rows"] * 2 + ["torch"] * 3
+
+
+def test_the_least_time_wins(measured: Any) -> None:
+    measured({("linear", "cublas"): 60.0, ("linear", "small_rows"): 55.0})
+    assert name("linear") == "small_rows"
+    measured({("linear", "cublas"): 60.0, ("linear", "small_rows"): 65.0})
+    assert name("linear") == "cublas"
+    measured({("linear", "cublas"): 60.0})
+    assert name("linear") == "cublas"
+
+
+def test_a_fusion_must_beat_its_parts(measured: Any) -> None:
+    parts = {("linear", "cublas"): 60.0, ("linear", "small_rows"): 58.0, ("silu_and_mul", "triton"): 2.0}
+    measured({**parts, ("linear_silu_and_mul", "small_rows"): 59.0})
+    assert name("linear_silu_and_mul") == "small_rows"
+    measured({**parts, ("linear_silu_and_mul", "small_rows"): 61.0})
+    assert "linear and silu_and_mul 60 us" in chosen("linear_silu_and_mul").reasons["small_rows"]
+    assert name("linear_silu_and_mul") == "torch"
+    measured(parts)
+    assert name("linear_silu_and_mul") == "torch"
+
+
+@pytest.mark.parametrize("bucket", range(5))
+def test_deterministic_leaves_one(bucket: int, measured: Any) -> None:
+    assert name("linear", bucket, deterministic=True) == "fixed"
+    assert name("linear_silu_and_mul", bucket, deterministic=True) == "torch"
+    fixed = next(spec for spec in specs.kernels() if spec.name == "fixed")
+    assert fixed.refuses is not None
+    assert fixed.refuses(replace(chosen("linear", bucket).context)) is not None

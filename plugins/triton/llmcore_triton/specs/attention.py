@@ -59,16 +59,6 @@ def kernels() -> Iterable[KernelSpec]:
         cost=f"{_DIR}.prefill:cost",
         summary="streaming softmax; new keys by TMA, a cached prefix from its slots",
     )
-    yield KernelSpec(
-        op="attn.gqa.prefill",
-        name="flash",
-        make=f"{_DIR}.prefill:make",
-        when=_TOKEN,
-        refuses=_beyond_flash,
-        cost=f"{_DIR}.prefill:cost",
-        batch_invariant=True,
-        summary="streaming softmax; new keys by TMA, a cached prefix from its slots",
-    )
     for kind in ("mixed", "decode", "prefill"):
         yield KernelSpec(
             op=f"attn.gqa.{kind}",
@@ -121,16 +111,3 @@ def beyond_flash(context: OpContext) -> str | None:
     if float(shape.get("scale") or 1) <= 0:
         return "needs a positive scale"
     return beyond(replace(context, shape={**shape, "mask": "causal"}) if shape.get("mask") == "full" else context)
-
-
-def _beyond_flash(context: OpContext) -> str | None:
-    shape = context.shape
-    if shape.get("sinks"):
-        return "has no sinks"
-    if shape.get("mask", "causal") not in ("causal", "full"):
-        return f"has no {shape['mask']} mask"
-    if max(int(shape.get(size) or 0) for size in ("key_size", "value_size")) > 256:
-        return "takes heads of up to 256 elements"
-    if not float(shape.get("scale") or 1.0) > 0:
-        return "needs a positive scale"
-    return None

@@ -1,0 +1,97 @@
+"""benchmarks/tune.py without a GPU: every op's calls run, the fastest right configuration is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from llmcore.config import Config
+from llmcore.plugins import build_registry, discover
+from llmcore.specs import DeviceInfo
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+GPU = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
+SIZES = {
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 32},
+    **{"intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"head_dim": 16, "max_position_embeddings": 64, "torch_dtype": "float32"},
+}
+
+
+def script(name: str) -> ModuleType:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+script("tune_cases")
+tune = script("tune")
+REGISTRY = build_registry(Config(discovered=discover(None)))
+
+
+def wanted(tmp_path: Path, *ops: str) -> list:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    return tune.contexts(REGISTRY, tmp_path, GPU, ops, "fp32")
+
+
+@pytest.mark.parametrize(
+    "op", ["linear", "silu_and_mul", "add_rms_norm", "rope_kv_write", "attn.gqa.decode", "attn.gqa.prefill"]
+)
+def test_calls_of_every_op_run_and_agree_with_the_reference(tmp_path: Path, op: str) -> None:
+    contexts = [context for context in wanted(tmp_path, op) if context.bucket == 0][:1]
+    jobs = tune.jobs_for(REGISTRY, contexts, most=1)
+    assert jobs, f"no kernel of {op} has a cost"
+    ran = []
+
+    def timer(calls) -> float:
+        calls[-1]()
+        ran.append(len(calls))
+        return float(len(ran))
+
+    entries, notes = tune.measure(REGISTRY, jobs, torch.device("cpu"), timer, lambda: 1.0, counts=(1,))
+    assert not notes
+    assert [entry["kernel"] for entry in entries] == [job.spec.name for job in jobs]
+    assert all(entry["op"] == op and entry["us"] > 0 for entry in entries) and min(ran) >= 4
+
+
+def test_the_parts_of_composites_are_measured_too(tmp_path: Path) -> None:
+    shapes = [context.shape for context in wanted(tmp_path, "linear") if context.bucket == 0]
+    assert {"inputs": 32, "outputs": 96, "bias": False} in shapes
+
+
+def test_the_fastest_configuration_wins_and_time_runs_out(tmp_path: Path) -> None:
+    contexts = [context for context in wanted(tmp_path, "linear") if context.bucket == 0][:2]
+    jobs = [job for job in tune.jobs_for(REGISTRY, contexts, most=3) if len(job.configs) == 3]
+    times = iter((3.0, 1.0, 2.0))
+    left = iter([1.0] * 4)
+    entries, notes = tune.measure(
+        REGISTRY, jobs[:2], torch.device("cpu"), lambda calls: next(times), lambda: next(left, 0.0), counts=(1,)
+    )
+    assert [(entry["us"], entry["config"]) for entry in entries] == [(1.0, jobs[0].configs[1])]
+    assert not notes or notes == ["no time for 1 kernels"]
+
+
+def test_a_table_keeps_what_was_not_measured_again(tmp_path: Path) -> None:
+    entry = {
+        "op": "linear",
+        "kernel": "a",
+        "dtype": "bf16",
+        "bucket": 0,
+        "shape": {"inputs": 4},
+        "us": 2.0,
+        "config": {},
+    }
+    head = {"gpu": "NVIDIA H200", "capability": 90}
+    tune.written(tmp_path, [entry, {**entry, "kernel": "b"}], head)
+    path = tune.written(tmp_path, [{**entry, "us": 1.0}], head)
+    table = json.loads(path.read_text())
+    assert path.name == "nvidia-h200.json" and table["gpu"] == "NVIDIA H200"
+    assert [(e["kernel"], e["us"]) for e in table["entries"]] == [("a", 1.0), ("b", 2.0)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.layers.linear import Linear, QKVLinear
 from llmcore.layers.norm import RMSNorm
@@ -20,8 +21,8 @@ class Attention(nn.Module):
     """One layer's attention over KV group `group`, in which it is layer `index` of the model.
 
     `spec` counts the whole model's heads; each rank of `attn_tp` gets its share. The family passes the modules: `qkv`
-    and `out` linears, `rope`, and norms over each head of q and k where it has them. Rows that decode and rows that
-    prefill go to a kernel each, or all to the one for mixed steps.
+    and `out` linears, `rope`, and norms over each head of q and k, of one eps, where it has them. Rows that decode and
+    rows that prefill go to a kernel each, or all to the one for mixed steps.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Attention(nn.Module):
         self.q_norm: RMSNorm | None
         self.k_norm: RMSNorm | None
         self.q_norm, self.k_norm = norms if norms is not None else (None, None)
+        if norms is not None and norms[0].eps != norms[1].eps:
+            raise ConfigError(f"the norms of q and k have one eps, not {norms[0].eps} and {norms[1].eps}")
         spec = _share(spec, build)
         self.spec, self.group, self.index, self._rope = spec, group, index, rope
         self._kernels = build.attention(spec, group)
         layout = build.layout(group)
         self._rope_write = build.op(
-            "rope_kv_write",
+            "rope_kv_write" if norms is None else "qk_norm_rope_kv_write",
             layout=layout.group.layout,
             granule=layout.granule,
             given={"kv_write": layout.write},
@@ -62,7 +65,7 @@ class Attention(nn.Module):
         cos, sin = self._rope.angles(step)
         state = step.kv[self.group]
         kv = state.kv[self.index]
-        qk = self._rope_write[step.bucket](qk, v, cos, sin, kv, state.slots)
+        qk = self._rope_write[step.bucket](qk, v, *self._head_norms(), cos, sin, kv, state.slots)
         q, k = qk[:, : self.spec.heads], qk[:, self.spec.heads :]
         out = x.new_empty(len(x), self.spec.heads, self.spec.value_size)
         n, bucket, kernels = step.n_decode, step.bucket, self._kernels
@@ -78,6 +81,12 @@ class Attention(nn.Module):
         y: torch.Tensor = self.o_proj(out.flatten(1), step)
         return y
 
+    def _head_norms(self) -> tuple[tuple[torch.Tensor, torch.Tensor], float] | tuple[()]:
+        """What qk_norm_rope_kv_write takes and rope_kv_write does not."""
+        if self.q_norm is None or self.k_norm is None:
+            return ()
+        return (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+
     def _project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys as heads beside each other [T, heads + kv_heads, key_size], and values."""
         spec = self.spec
@@ -85,9 +94,6 @@ class Attention(nn.Module):
         border = (spec.heads + spec.kv_heads) * spec.key_size
         qk = joined[:, :border].view(len(x), -1, spec.key_size)
         v = joined[:, border:].view(len(x), spec.kv_heads, spec.value_size)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(qk[:, : spec.heads], step), self.k_norm(qk[:, spec.heads :], step)
-            qk = torch.cat((q, k), 1)
         return qk, v
 
 

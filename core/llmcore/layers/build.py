@@ -179,7 +179,7 @@ class Build:
         def part(op: str, **shape: Any) -> Op:
             if op in given:
                 return given[op]
-            return self._make(self._context(op, whole.bucket, whole.layout, whole.granule, shape), {})  # type: ignore[no-any-return]
+            return self._make(self._context(op, whole.bucket, whole.layout, whole.granule, shape), given)  # type: ignore[no-any-return]
 
         return part
 

@@ -52,11 +52,12 @@ def config_of(options: argparse.Namespace) -> Config:
     return with_plugins(config, registry.offered)
 
 
-def start_apart(environment: Mapping[str, str]) -> float:
-    """Seconds from the start of a process until its engine was ready."""
+def start_apart(environment: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds until an engine in a process of its own was ready: since the process began, and those of building it."""
     command = [sys.executable, __file__, *sys.argv[1:], "--start-only"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout.splitlines()[-1])
+    began, building = done.stdout.splitlines()[-1].split()
+    return float(began), float(building)
 
 
 def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
@@ -73,6 +74,17 @@ def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
             break
         print(f"{row.title}: {found[row.key]} {row.unit}, in {time.perf_counter() - began:.0f} s", flush=True)
     return found
+
+
+def profile(engine: BenchEngine) -> dict[str, Any] | None:
+    """The profile's figures; None, with the reason printed, where there are none."""
+    from gpu_profile import report
+
+    try:
+        return report(engine)
+    except Exception:  # noqa: BLE001 - the table is worth printing
+        print(f"profile: FAILED\n{traceback.format_exc()}", flush=True)
+        return None
 
 
 def table(rows: Sequence[Row], found: dict[str, Spread], peers: dict[str, Any]) -> list[str]:
@@ -113,7 +125,7 @@ def main() -> int:
     config = config_of(options)
     if options.start_only:
         with BenchEngine(config) as engine:
-            print(engine.since_start)
+            print(engine.since_start, engine.ready)
         return 0
     rows = [row for row in (*ROWS, *STARTS) if row.key in options.rows]
     found: dict[str, Spread] = {}
@@ -122,8 +134,9 @@ def main() -> int:
             os.environ["TRITON_CACHE_DIR"] = fresh
         for row in STARTS:
             if row in rows:
-                found[row.key] = Spread.of([start_apart(os.environ)])
-                print(f"{row.title}: {found[row.key].median:.1f} s", flush=True)
+                began, building = start_apart(os.environ)
+                found[row.key] = Spread.of([began])
+                print(f"{row.title}: {began:.1f} s, of which {building:.1f} s to build the engine", flush=True)
         return run(options, config, rows, found)
 
 
@@ -144,9 +157,7 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
         print(f"ready: {engine.ready:.1f} s to build\n", flush=True)
         bench = Bench(engine, options.repeats, options.shrink)
         found |= measure(rows, bench)
-        if options.profile and len(found) == len(rows):
-            from gpu_profile import report as profile
-
+        if options.profile and all(row.key in found for row in rows):
             profiled = profile(engine)
         known = versions(engine.registry)
     chip = next((name for name in ("H200", "H100") if name in report["device"]), "H200")

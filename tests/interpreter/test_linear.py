@@ -120,6 +120,6 @@ def test_every_configuration_fits_into_shared_memory(op: str, dtype: str, capabi
                 block_n, block_k, stages = small_rows.tile_of(where, config, Sizes(4096, 4096), padded)
                 element = DTYPES[dtype].itemsize
                 tiles = stages * ((1 + (op != "linear")) * block_n + padded) * block_k * element
-                blocks = max(config["per_processor"], 1)
+                blocks = config["per_processor"] or 2
                 assert stages >= 1
                 assert (tiles + block_n * padded * 4) * blocks <= limit

@@ -42,6 +42,9 @@ _LEAST = 16
 _IN_FLIGHT = 24 * 1024
 """Bytes of weights on their way to each multiprocessor without which memory is not kept busy."""
 
+_RESIDENT = 2
+"""Programs that share a multiprocessor's memory where every tile has one."""
+
 _F32_BLOCK_K = 32
 """f32 has no tensor cores that round as it should; longer blocks only make more instructions."""
 
@@ -134,7 +137,7 @@ def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded:
     if context.dtype == "f32":
         block_k = min(block_k, _F32_BLOCK_K)
     # besides the tiles: the accumulator on its way to another arrangement of threads
-    room = shared_bytes(context, max(config["per_processor"], 1)) - block_n * padded * 4
+    room = shared_bytes(context, config["per_processor"] or _RESIDENT) - block_n * padded * 4
     stages = 0
     while stages < 2:
         stages = room // (((1 + gated) * block_n + padded) * block_k * element)
@@ -178,7 +181,7 @@ def _worthwhile(context: OpContext, config: Mapping[str, Any]) -> bool:
     except ValueError:
         return False
     weights = (1 + (context.op == GATED)) * block_n * block_k * element_bytes(context)
-    in_flight = max(config["per_processor"], 1) * (stages - 1) * weights
+    in_flight = (config["per_processor"] or _RESIDENT) * (stages - 1) * weights
     return block_n == config["block_n"] and block_k == config["block_k"] and stages >= 3 and in_flight >= _IN_FLIGHT
 
 

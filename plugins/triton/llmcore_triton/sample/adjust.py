@@ -9,14 +9,21 @@ from llmcore.layers.sampling import Adjust
 from torch import Tensor
 
 from llmcore_triton.launch import release, wait
+from llmcore_triton.sample.numbers import COLUMNS
 
 BLOCK = 1024
 
 _REPEATED = tl.constexpr(1 << 30)
 """Marks a token that repetition counts, above the number of times that presence and frequency do."""
 
+_COLUMNS = [
+    *COLUMNS,
+    *("length", "repeat_from", "count_from", "repetition", "presence", "frequency"),
+    *("bias_row", "bias_token", "bias_value", "bias_until"),
+]
 
-@triton.jit(do_not_specialize=["longest"])
+
+@triton.jit(do_not_specialize=["longest"], do_not_specialize_on_alignment=_COLUMNS)
 def _count(  # type: ignore[no-untyped-def]
     ids,
     stride,
@@ -43,7 +50,7 @@ def _count(  # type: ignore[no-untyped-def]
     tl.atomic_or(counts + row * VOCAB + token, mark, mask=repeated, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def _penalize(  # type: ignore[no-untyped-def]
     logits,
     stride,
@@ -72,7 +79,7 @@ def _penalize(  # type: ignore[no-untyped-def]
     tl.store(scores + row * VOCAB + at, score, mask=mine)
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
 def _bias(  # type: ignore[no-untyped-def]
     scores,
     bias_row,

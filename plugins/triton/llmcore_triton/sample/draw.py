@@ -9,11 +9,11 @@ from llmcore.layers.sampling import BLOCK, SampleRows
 from torch import Tensor
 
 from llmcore_triton.launch import release, wait
-from llmcore_triton.sample.numbers import exp, gumbel, tempered
+from llmcore_triton.sample.numbers import COLUMNS, exp, gumbel, tempered
 from llmcore_triton.sample.peaks import CHUNK, Peaks, first_of, peak_of, width_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _weigh(  # type: ignore[no-untyped-def]
     scores,
     stride,
@@ -28,12 +28,13 @@ def _weigh(  # type: ignore[no-untyped-def]
     VOCAB: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The best of a chunk's blocks: its noisy log mass and its index."""
-    chunk, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     block = chunk * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
     at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     wait(PDL)
@@ -42,25 +43,23 @@ def _weigh(  # type: ignore[no-untyped-def]
     if FILTERED:
         floor = tl.load(floors + row)
     weight, heaviest = float("-inf"), chunk * (CHUNK // BLOCK)
-    if warm > 0:
-        # what a filter keeps is mostly in a few chunks
-        if tempered(tl.load(best + row * parts + chunk), warm) >= floor:
-            score = tl.load(scores + row * stride + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
-            part = tl.arange(0, WIDTH)
-            high = tl.max(tl.load(best + row * parts + part, mask=part < parts, other=float("-inf")), 0)
-            score = tempered(score, warm)
-            mass = tl.where(score >= floor, exp(score - tempered(high, warm)), 0.0).to(tl.float64)
-            noise = gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), block, 1)
-            noisy = tl.log(tl.sum(mass, 1)).to(tl.float32) + noise
-            noisy = tl.where(block * BLOCK < VOCAB, noisy, float("-inf"))
-            weight = tl.max(noisy, 0)
-            heaviest = tl.min(tl.where(noisy == weight, block, (VOCAB - 1) // BLOCK), 0)
+    # what a filter keeps is mostly in a few chunks
+    peak = tempered(tl.load(best + row * PARTS + chunk), tl.where(warm > 0, warm, 1.0))
+    if (warm > 0) & (peak >= floor):
+        score = tl.load(scores + row * stride + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
+        high = peak_of(best, row, PARTS, WIDTH)
+        score = tempered(score, warm)
+        mass = tl.where(score >= floor, exp(score - tempered(high, warm)), 0.0).to(tl.float64)
+        noise = gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), block, 1)
+        noisy = tl.log(tl.sum(mass, 1)).to(tl.float32) + noise
+        weight = tl.max(noisy, 0)
+        heaviest = tl.min(tl.where(noisy == weight, block, (VOCAB - 1) // BLOCK), 0)
     release(PDL)
-    tl.store(weights + row * parts + chunk, weight)
-    tl.store(blocks + row * parts + chunk, heaviest)
+    tl.store(weights + row * PARTS + chunk, weight)
+    tl.store(blocks + row * PARTS + chunk, heaviest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _choose(  # type: ignore[no-untyped-def]
     scores,
     stride,
@@ -88,7 +87,7 @@ def _choose(  # type: ignore[no-untyped-def]
     release(PDL)
     tl.store(finite + row, tl.abs(peak_of(raw_best, row, PARTS, WIDTH)) < float("inf"))
     warm = tl.load(temperature + row)
-    high, token = first_of(best, first, row, VOCAB, PARTS, WIDTH)
+    _, token = first_of(best, first, row, VOCAB, PARTS, WIDTH)
     if warm > 0:
         part = tl.arange(0, WIDTH)
         weight = tl.load(weights + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
@@ -119,7 +118,7 @@ def draw(
     tokens = torch.empty(count, dtype=torch.int32, device=scores.device)
     finite = torch.empty(count, dtype=torch.bool, device=scores.device)
     fixed = {"VOCAB": vocabulary, "BLOCK": BLOCK, "WIDTH": width_of(parts), "PDL": pdl, "launch_pdl": pdl}
-    fixed["FILTERED"] = floors is not None
+    fixed |= {"PARTS": parts, "FILTERED": floors is not None}
     floor = found.best if floors is None else floors
     stride = scores.stride(0)
     noise = (rows.temperature, rows.seed, rows.choice, rows.position)
@@ -138,7 +137,6 @@ def draw(
         blocks,
         tokens,
         finite,
-        PARTS=parts,
         num_warps=1,
         **fixed,
     )

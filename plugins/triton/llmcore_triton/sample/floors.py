@@ -17,7 +17,7 @@ from llmcore.layers.sampling import SampleRows
 from torch import Tensor
 
 from llmcore_triton.launch import release, wait
-from llmcore_triton.sample.numbers import exp, rank, ranked, tempered
+from llmcore_triton.sample.numbers import COLUMNS, exp, rank, ranked, tempered
 from llmcore_triton.sample.peaks import CHUNK, Peaks, peak_of, width_of
 
 CANDIDATES = 8192
@@ -47,7 +47,7 @@ def _wanted(temperature, top_k, top_p, row, VOCAB: tl.constexpr):  # type: ignor
     return warm, k, tl.where(warm > 0, tl.load(top_p + row), 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _survey(  # type: ignore[no-untyped-def]
     scores,
     stride,
@@ -82,7 +82,7 @@ def _survey(  # type: ignore[no-untyped-def]
             tl.store(masses + out * DEPTHS + index, tl.sum(tl.where(inside, mass, 0.0), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _gather(  # type: ignore[no-untyped-def]
     scores,
     stride,
@@ -123,7 +123,7 @@ def _gather(  # type: ignore[no-untyped-def]
         size = tl.sum(tl.sum(tl.where(chosen, count, 0), 1), 0)
         before = tl.sum(tl.sum(tl.where(chosen & (part[:, None] < chunk), count, 0), 1), 0)
         here = tl.sum(tl.sum(tl.where(chosen & (part[:, None] == chunk), count, 0), 1), 0)
-        size = tl.where(depth < DEPTHS, size, VOCAB)
+        size = tl.where(depth < DEPTHS, size, CANDIDATES + 1)
         edge = peak_of(best, row, PARTS, WIDTH) - _depth(depth) * warm
         if chunk == 0:
             tl.store(sizes + row, size)
@@ -167,7 +167,7 @@ def _mass_from(source, size, floor, high, warm, TILE: tl.constexpr):  # type: ig
     return tl.sum(found, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=COLUMNS)
 def _select(  # type: ignore[no-untyped-def]
     scores,
     stride,
@@ -201,6 +201,7 @@ def _select(  # type: ignore[no-untyped-def]
         source = kept + row * CANDIDATES
         if size > CANDIDATES:
             source = scores + row * stride
+            size = VOCAB
         top = rank(peak, SHIFT).to(tl.int64)
         bottom = rank(tl.load(edges + row), SHIFT).to(tl.int64) - 1
         part = tl.arange(0, WIDTH)

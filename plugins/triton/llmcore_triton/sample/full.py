@@ -17,7 +17,7 @@ from llmcore_triton.sample.numbers import exp
 from llmcore_triton.sample.peaks import Peaks, peaks, width_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["logprobs", "normalizers"])
 def _report(  # type: ignore[no-untyped-def]
     logits,
     stride,

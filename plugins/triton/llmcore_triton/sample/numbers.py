@@ -12,6 +12,9 @@ from triton.language.extra.cuda import libdevice
 
 from llmcore_triton.launch import INTERPRETED
 
+COLUMNS = ["temperature", "top_k", "top_p", "min_p", "seed", "choice", "position"]
+"""Arguments that are columns of a step's tables: where they begin depends on the number of rows."""
+
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
@@ -27,7 +30,7 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gumbel(seed, choice, position, index, LEVEL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Standard Gumbel numbers of the indices `index`, a block; the rest are a row's scalars. See llmcore.ops.philox."""
+    """Standard Gumbel numbers of a block of indices; the rest are a row's scalars. See llmcore.ops.philox."""
     zero = (index * 0).to(tl.uint32)
     word0, word1, word2, word3 = tl.philox(
         seed,
@@ -61,4 +64,3 @@ def ranked(rank, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
     low: tl.constexpr = (1 << SHIFT) - 1
     bits = (rank << SHIFT) | tl.where(rank < 0, low, 0)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
+import subprocess
+import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -45,9 +45,8 @@ def compile_some(share: int, of: int, shapes: list[str], counts: list[int]) -> N
     for shape in shapes:
         weight = torch.empty(SHAPES[shape], dtype=torch.bfloat16, device="cuda")
         for tokens in counts:
-            context = context_for(shape, tokens)
             # a configuration is one process's, whatever the shape, for it is mostly compiled once for all shapes
-            for index, (module, config) in enumerate(configurations(context)):
+            for index, (module, config) in enumerate(configurations(context := context_for(shape, tokens))):
                 if index % of == share:
                     module.make_with(context, config)(weight[:tokens], weight)
         torch.cuda.synchronize()
@@ -59,11 +58,16 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--tokens", default="1,8,16,32,64")
     parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     shapes, counts = options.shapes.split(","), [int(tokens) for tokens in options.tokens.split(",")]
     start, many = time.perf_counter(), options.processes
-    with ProcessPoolExecutor(many, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_some, range(many), [many] * many, [shapes] * many, [counts] * many))
+    if options.share is not None:
+        compile_some(options.share, many, shapes, counts)
+        return
+    children = [subprocess.Popen([sys.executable, *sys.argv, "--share", str(share)]) for share in range(many)]
+    if any([child.wait() for child in children]):
+        sys.exit("a process that compiles has failed")
     print(f"{torch.cuda.get_device_name()}; compiled in {time.perf_counter() - start:.0f} s")
     print("shape    tokens   cuBLAS us  TB/s     ours us  TB/s  configuration")
     for shape in shapes:

@@ -23,7 +23,7 @@ from llmcore.layers.step import KVStep, Step
 from llmcore.modes import Pins
 from llmcore.ops.attention import Uploads
 from llmcore.plugins import build_registry, discover, load
-from llmcore.protocols import AttnRows
+from llmcore.protocols import AttnLimits, AttnRows, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
 from llmcore.weights.load import dummy_weights, load_weights
@@ -51,7 +51,7 @@ def registry_for_tests(plugins: Sequence[str] | None = None) -> Registry:
 
 
 class LoadedModel:
-    """A model on the CPU with its KV pools, driven step by step by hand.
+    """A model on the CPU (or on `device`) with its KV pools, driven step by step by hand.
 
     Granules are handed out in a scattered order and requests never share any.
     """
@@ -67,15 +67,17 @@ class LoadedModel:
         tokens: int = 4096,
         requests: int = 16,
         dummy: bool = False,
+        device: Device | None = None,
     ) -> None:
+        self.device = torch.device("cpu") if device is None else device.torch_device
         registry = registry or registry_for_tests()
         checkpoint = open_checkpoint(registry, path, weights=not dummy)
         spec, self.config = read_model(registry, checkpoint.config(), data_type)
         self.build = Build(
             registry=registry,
             config=self.config,
-            device=DeviceInfo("cpu"),
-            torch_device=torch.device("cpu"),
+            device=DeviceInfo("cpu") if device is None else device.info,
+            torch_device=self.device,
             pins=Pins(kernels=kernels or {}),
             granules={group.name: granule for group in self.config.kv_groups},
         )
@@ -86,10 +88,28 @@ class LoadedModel:
             self.weight_bytes = load_weights(self.model, checkpoint, load(spec.weights)(self.config))
         self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
         granules = tokens // granule
-        self.pools = {name: layout.tensors(granules, torch.device("cpu")) for name, layout in self.layouts.items()}
+        self.pools = {name: layout.tensors(granules, self.device) for name, layout in self.layouts.items()}
         self.granule, self._per_request = granule, granules // requests
         order = np.random.default_rng(0).permutation(granules)[: requests * self._per_request]
-        self.table = torch.from_numpy(order.reshape(requests, -1).astype(np.int32))
+        self.table = torch.from_numpy(order.reshape(requests, -1).astype(np.int32)).to(self.device)
+
+        limits = AttnLimits(rows=requests, tokens=tokens, kv_len=tokens // requests)
+        for kinds in self.model.attention_kernels.values():
+            for kernel in (kernel for kernels in kinds for kernel in kernels or ()):
+                kernel.workspace(limits)
+
+    @torch.inference_mode()
+    def all_logits(self, tokens: Sequence[int], *, chunk: int | None = None, last: int | None = None) -> torch.Tensor:
+        """Logits [`last` or all, vocab_size] f32 of a sequence's tokens, computed in chunks of `chunk` tokens."""
+        size, found = chunk or len(tokens), []
+        for start in range(0, len(tokens), size):
+            part = tuple(tokens[start : start + size])
+            hidden, residual = self.model(self.make_step([Row(0, part, start, len(tokens))]))
+            skip = max(0, len(tokens) - (last or len(tokens)) - start)
+            if skip < len(part):
+                residual = None if residual is None else residual[skip:]
+                found.append(self.model.logits(hidden[skip:], residual).float())
+        return torch.cat(found)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -104,12 +124,14 @@ class LoadedModel:
         """The step of these rows, with every kernel's plan made."""
         n_query = np.array([len(row.tokens) for row in rows], np.int32)
         kv_len = np.array([row.start for row in rows], np.int32) + n_query
+        where = self.device
         n_decode = sum(1 for row in rows if row.decode)
         bucket = bucket_of(int(n_query.sum()))
         positions = torch.cat([torch.arange(row.start, row.start + len(row.tokens)) for row in rows])
         owner = torch.repeat_interleave(torch.tensor([row.request for row in rows]), torch.from_numpy(n_query))
+        positions, owner = positions.to(where), owner.to(where)
         slots = self.table[owner, positions // self.granule].long() * self.granule + positions % self.granule
-        request = torch.tensor([row.request for row in rows], dtype=torch.int32)
+        request = torch.tensor([row.request for row in rows], dtype=torch.int32).to(where)
         kv: dict[str, KVStep] = {}
         for name, (decode, prefill, _) in self.model.attention_kernels.items():
             metas = []
@@ -118,8 +140,8 @@ class LoadedModel:
                 meta = {
                     "table": self.table,
                     "request": request[part],
-                    "q_start": torch.from_numpy(borders),
-                    "kv_len": torch.from_numpy(kv_len[part]),
+                    "q_start": torch.from_numpy(borders).to(where),
+                    "kv_len": torch.from_numpy(kv_len[part]).to(where),
                 }
                 if len(n_query[part]):
                     kernels[bucket].plan(AttnRows(n_query=n_query[part], kv_len=kv_len[part]), Uploads(meta))
@@ -129,10 +151,10 @@ class LoadedModel:
         return Step(
             bucket=bucket,
             n_decode=n_decode,
-            tokens=torch.tensor([token for row in rows for token in row.tokens]),
+            tokens=torch.tensor([token for row in rows for token in row.tokens]).to(where),
             positions=positions.int().unsqueeze(0),
-            prompt_len=prompts.repeat_interleave(torch.from_numpy(n_query)),
-            sampled=torch.from_numpy(np.cumsum(n_query) - 1),
+            prompt_len=prompts.repeat_interleave(torch.from_numpy(n_query)).to(where),
+            sampled=torch.from_numpy(np.cumsum(n_query) - 1).to(where),
             kv=kv,
         )
 
@@ -201,12 +223,12 @@ class Generated:
 @torch.inference_mode()
 def oracle(model: Any, prompt: Sequence[int], new: int) -> Generated:
     """What a transformers model generates greedily, with its cache."""
-    out, past, ids = Generated([], []), None, torch.tensor([list(prompt)])
+    out, past, ids = Generated([], []), None, torch.tensor([list(prompt)], device=model.device)
     for _ in range(new):
         reply = model(input_ids=ids, past_key_values=past, use_cache=True)
         past = reply.past_key_values
         out.take(reply.logits[0, -1].float())
-        ids = torch.tensor([[out.tokens[-1]]])
+        ids = torch.tensor([[out.tokens[-1]]], device=model.device)
     return out
 
 

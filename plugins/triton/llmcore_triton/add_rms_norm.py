@@ -9,7 +9,7 @@ import torch
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps
+from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.rms_norm import SHORT, candidates, default, norm_rows
 from llmcore_triton.rows import choose, power, size
 
@@ -23,6 +23,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     rows = max(1, SHORT // block)
     fixed = {"INNER": 1, "SIZE": width, "BLOCK": block, "ROWS": rows, "ADD": True, "PDL": pdl, "launch_pdl": pdl}
     fixed.update(config)
+    launch = Bound(norm_rows, **fixed)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -30,7 +31,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         """x, residual [T, size] -> (normed sum, sum), which are x and residual."""
         n, stride = x.shape[0], x.stride(0)
         grid = ((n + rows - 1) // rows,)
-        norm_rows[grid](x, residual, weight, x, n, stride, 0, residual.stride(0), stride, eps, **fixed)
+        launch(grid, x, residual, weight, x, n, stride, 0, residual.stride(0), stride, eps)
         return x, residual
 
     return run

@@ -8,7 +8,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import power, size, warps
 
 BLOCK_COLUMNS = 1024
@@ -32,12 +32,13 @@ def make(context: OpContext) -> Op:
     block = min(power(width), BLOCK_COLUMNS)
     blocks = -(-width // block)
     fixed = {"SIZE": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl, "num_warps": warps(context, block, 1)}
+    launch = Bound(_rows_of, **fixed)
 
     def run(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """ids [T], table [vocabulary, size] -> [T, size]."""
         n = ids.shape[0]
         out = torch.empty((n, width), dtype=table.dtype, device=table.device)
-        _rows_of[(n, blocks)](ids, table, out, **fixed)
+        launch((n, blocks), ids, table, out)
         return out
 
     return run

@@ -8,7 +8,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 
 BLOCK = 128
 
@@ -31,12 +31,13 @@ def make(context: OpContext) -> Op:
     """The kernel."""
     pdl = overlaps(context)
     fixed = {"GRANULE": context.granule, "BLOCK": BLOCK, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+    launch = Bound(_slots, **fixed)
 
     def run(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """table [N, places], owner [T], positions [T] -> slots [T] int64."""
         n = owner.shape[0]
         slots = torch.empty((n,), dtype=torch.int64, device=owner.device)
-        _slots[((n + BLOCK - 1) // BLOCK,)](table, owner, positions, slots, n, table.stride(0), **fixed)
+        launch(((n + BLOCK - 1) // BLOCK,), table, owner, positions, slots, n, table.stride(0))
         return slots
 
     return run

@@ -13,7 +13,7 @@ import torch
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
-from llmcore_triton.launch import overlaps, place
+from llmcore_triton.launch import Bound, overlaps, place
 from llmcore_triton.linear_kernels import small_rows
 from llmcore_triton.linear_shapes import (
     GATED,
@@ -50,14 +50,14 @@ _F32_BLOCK_K = 32
 
 
 class Plan(NamedTuple):
-    """One shape's launch: positional arguments by name, and the options of the compiled kernel."""
+    """One shape's launch: positional arguments by name, and the kernel with its compile-time ones."""
 
     programs: int
     partials: torch.Tensor
     arrivals: torch.Tensor
     sizes: Sizes
     steps: int
-    options: Mapping[str, Any]
+    launch: Bound
 
 
 class SmallRows:
@@ -83,11 +83,10 @@ class SmallRows:
         plan = self._plans.get((rows, inputs, padded)) or self._plan(rows, inputs, padded)
         out = x.new_empty(tokens, plan.sizes.outputs)
         has_bias = bias is not None
-        small_rows[(plan.programs,)](
+        plan.launch.but(HAS_BIAS=has_bias)(
+            (plan.programs,),
             *(x, weight, bias if has_bias else weight, out, plan.partials, plan.arrivals),
             *(tokens, plan.sizes.outputs, inputs, x.stride(0), plan.steps),
-            HAS_BIAS=has_bias,
-            **plan.options,
         )
         return out
 
@@ -110,20 +109,21 @@ class SmallRows:
             buffer(where, torch.int32, power_of_two(tiles)),
             sizes,
             steps,
-            {
-                "TOKENS": padded,
-                "BLOCK_N": block_n,
-                "BLOCK_K": block_k,
-                "GATED": self._gated,
-                "EVEN_N": sizes.outputs % block_n == 0,
-                "EVEN_K": inputs % block_k == 0,
-                "SHARED": shared,
-                "DEPTH": (stages - 1) * config["prefetch"],
-                "PDL": overlap,
-                "num_warps": config["warps"],
-                "num_stages": stages,
-                "launch_pdl": overlap,
-            },
+            Bound(
+                small_rows,
+                TOKENS=padded,
+                BLOCK_N=block_n,
+                BLOCK_K=block_k,
+                GATED=self._gated,
+                EVEN_N=sizes.outputs % block_n == 0,
+                EVEN_K=inputs % block_k == 0,
+                SHARED=shared,
+                DEPTH=(stages - 1) * config["prefetch"],
+                PDL=overlap,
+                num_warps=config["warps"],
+                num_stages=stages,
+                launch_pdl=overlap,
+            ),
         )
         self._plans[rows, inputs, padded] = plan
         return plan

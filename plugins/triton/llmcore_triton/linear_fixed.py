@@ -16,7 +16,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.linear_kernels import touch
 from llmcore_triton.linear_shapes import element_bytes, shared_bytes
 
@@ -82,7 +82,7 @@ class Fixed:
         room = shared_bytes(context, blocks) // ((BLOCK_M + BLOCK_N) * self._block_k * element)
         stages = max(min(config["stages"], room), 1)
         overlap = overlaps(context)
-        self._options = {
+        options = {
             "BLOCK_M": BLOCK_M,
             "BLOCK_N": BLOCK_N,
             "BLOCK_K": self._block_k,
@@ -93,16 +93,15 @@ class Fixed:
             "num_stages": stages,
             "launch_pdl": overlap,
         }
+        self._launch = Bound(tiles_of_one_size, **options)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs]."""
         tokens, (outputs, inputs) = len(x), weight.shape
         out = x.new_empty(tokens, outputs)
-        tiles_of_one_size[(-(-tokens // BLOCK_M) * -(-outputs // BLOCK_N),)](
+        self._launch.but(HAS_BIAS=bias is not None, EVEN_K=inputs % self._block_k == 0)(
+            (-(-tokens // BLOCK_M) * -(-outputs // BLOCK_N),),
             *(x, weight, weight if bias is None else bias, out, tokens, outputs, inputs, x.stride(0)),
-            HAS_BIAS=bias is not None,
-            EVEN_K=inputs % self._block_k == 0,
-            **self._options,
         )
         return out
 

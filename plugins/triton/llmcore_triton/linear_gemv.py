@@ -9,7 +9,7 @@ import torch
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
-from llmcore_triton.launch import overlaps
+from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.linear_kernels import gemv
 from llmcore_triton.linear_shapes import GATED, many_rows, power_of_two
 
@@ -26,7 +26,8 @@ class Gemv:
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         self._gated, self._config = context.op == GATED, config
-        self._overlap = overlaps(context)
+        overlap = overlaps(context)
+        self._launch = Bound(gemv, GATED=self._gated, PDL=overlap, num_warps=config["warps"], launch_pdl=overlap)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
@@ -37,18 +38,15 @@ class Gemv:
         block_n = self._config["block_n"]
         block_k = min(self._config["block_k"], power_of_two(inputs))
         out = x.new_empty(tokens, outputs)
-        gemv[(-(-outputs // block_n), tokens)](
-            *(x, weight, weight if bias is None else bias, out, outputs, inputs, x.stride(0)),
+        launch = self._launch.but(
             BLOCK_N=block_n,
             BLOCK_K=block_k,
-            GATED=self._gated,
             HAS_BIAS=bias is not None,
             EVEN_N=outputs % block_n == 0,
             EVEN_K=inputs % block_k == 0,
-            PDL=self._overlap,
-            num_warps=self._config["warps"],
-            launch_pdl=self._overlap,
         )
+        parts = (x, weight, weight if bias is None else bias, out, outputs, inputs, x.stride(0))
+        launch((-(-outputs // block_n), tokens), *parts)
         return out
 
 

@@ -9,6 +9,7 @@ import torch
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
+from llmcore_triton.launch import Bound
 from llmcore_triton.rope_kv_write import candidates, default, fixed_parts, rotate_and_store
 from llmcore_triton.rows import choose, power
 
@@ -18,6 +19,7 @@ __all__ = ["candidates", "make", "make_with"]
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in `config`."""
     fixed, blocks = fixed_parts(context, config, norm=True)
+    launch = Bound(rotate_and_store, **fixed)
 
     def run(
         qk: torch.Tensor,
@@ -33,7 +35,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         width = v.shape[2]
         strides = (qk.stride(0), qk.stride(1), v.stride(0), v.stride(1))
         parts = (qk, v, cos, sin, *kv, slots, *norms, eps, *strides)
-        rotate_and_store[(qk.shape[0], blocks)](*parts, VALUE_SIZE=width, VALUE=power(width), **fixed)
+        launch.but(VALUE_SIZE=width, VALUE=power(width))((qk.shape[0], blocks), *parts)
         return qk
 
     return run

@@ -11,7 +11,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import choose, power, size, small, warps
 
 SHORT = 1024
@@ -77,6 +77,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     block, pdl = power(width), overlaps(context)
     rows = max(1, SHORT // block)
     fixed = {"SIZE": width, "BLOCK": block, "ROWS": rows, "ADD": False, "PDL": pdl, "launch_pdl": pdl, **config}
+    launch = Bound(norm_rows, **fixed)
 
     def run(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., size] -> [..., size]."""
@@ -89,7 +90,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
             inner_stride = 0
         n = x.shape[0] * inner
         strides = (x.stride(0), inner_stride, 0, width)
-        norm_rows[((n + rows - 1) // rows,)](x, x, weight, out, n, *strides, eps, INNER=inner, **fixed)
+        launch.but(INNER=inner)(((n + rows - 1) // rows,), x, x, weight, out, n, *strides, eps)
         return out
 
     return run

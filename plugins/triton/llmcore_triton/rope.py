@@ -11,7 +11,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import choose, power, size, small, warps
 
 
@@ -95,12 +95,13 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         "launch_pdl": pdl,
         "num_warps": config["num_warps"],
     }
+    launch = Bound(_rotated, **fixed)
 
     def run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """x [T, heads, size] -> [T, heads, size]."""
         n = x.shape[0]
         out = torch.empty((n, heads, width), dtype=x.dtype, device=x.device)
-        _rotated[(n, blocks)](x, cos, sin, out, x.stride(0), x.stride(1), **fixed)
+        launch((n, blocks), x, cos, sin, out, x.stride(0), x.stride(1))
         return out
 
     return run

@@ -8,7 +8,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import power, size
 
 TOKENS = 2
@@ -49,13 +49,14 @@ def make(context: OpContext) -> Op:
     rotated, pdl = size(context, "rotated"), overlaps(context)
     half = rotated // 2
     fixed = {"HALF": half, "BLOCK": power(half), "TOKENS": TOKENS, "PDL": pdl, "launch_pdl": pdl, "num_warps": 2}
+    launch = Bound(_angles, **fixed)
 
     def run(positions: torch.Tensor, frequencies: torch.Tensor, amplitude: float) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [T], frequencies [rotated / 2] -> cos, sin [T, rotated] f32."""
         n = positions.shape[0]
         cos = torch.empty((n, rotated), dtype=torch.float32, device=positions.device)
         sin = torch.empty_like(cos)
-        _angles[((n + TOKENS - 1) // TOKENS,)](positions, frequencies, cos, sin, n, float(amplitude), **fixed)
+        launch(((n + TOKENS - 1) // TOKENS,), positions, frequencies, cos, sin, n, float(amplitude))
         return cos, sin
 
     return run

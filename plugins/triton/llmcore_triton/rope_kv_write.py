@@ -15,7 +15,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rope import block_of_heads, turned
 from llmcore_triton.rows import choose, power, size, small
 
@@ -160,6 +160,7 @@ def fixed_parts(context: OpContext, config: Mapping[str, Any], *, norm: bool) ->
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in `config`."""
     fixed, blocks = fixed_parts(context, config, norm=False)
+    launch = Bound(rotate_and_store, **fixed)
 
     def run(
         qk: torch.Tensor,
@@ -174,7 +175,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         width = v.shape[2]
         strides = (qk.stride(0), qk.stride(1), v.stride(0), v.stride(1))
         parts = (qk, v, cos, sin, keys, values, slots, qk, qk, 0.0, *strides)
-        rotate_and_store[(qk.shape[0], blocks)](*parts, VALUE_SIZE=width, VALUE=power(width), **fixed)
+        launch.but(VALUE_SIZE=width, VALUE=power(width))((qk.shape[0], blocks), *parts)
         return qk
 
     return run

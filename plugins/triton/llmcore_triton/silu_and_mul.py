@@ -11,7 +11,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import choose, power, size, small, warps
 
 
@@ -49,12 +49,13 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     block = config["block"]
     blocks = -(-width // block)
     fixed = {"SIZE": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl, "num_warps": config["num_warps"]}
+    launch = Bound(_gated, **fixed)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         """x [T, 2 size] -> [T, size]."""
         n = x.shape[0]
         out = torch.empty((n, width), dtype=x.dtype, device=x.device)
-        _gated[(n, blocks)](x, out, x.stride(0), **fixed)
+        launch((n, blocks), x, out, x.stride(0))
         return out
 
     return run

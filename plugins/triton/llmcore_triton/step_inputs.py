@@ -8,7 +8,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 
 BLOCK = 128
 
@@ -58,6 +58,7 @@ def make(context: OpContext) -> Op:
     """The kernel."""
     pdl = overlaps(context)
     fixed = {"BLOCK": BLOCK, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+    launch = Bound(_inputs, **fixed)
 
     def run(
         state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -73,7 +74,7 @@ def make(context: OpContext) -> Op:
         kv_len = torch.empty((n_rows,), dtype=torch.int32, device=where)
         out = (tokens, positions, owner, prompts, kv_len)
         grid = ((max(n_tokens, n_rows) + BLOCK - 1) // BLOCK,)
-        _inputs[grid](*state, request, n_query, row, offset, *out, n_tokens, n_rows, state[0].stride(0), **fixed)
+        launch(grid, *state, request, n_query, row, offset, *out, n_tokens, n_rows, state[0].stride(0))
         return out
 
     return run

@@ -13,7 +13,7 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import overlaps, release, wait
+from llmcore_triton.launch import Bound, overlaps, release, wait
 
 BLOCK = 128
 
@@ -58,6 +58,7 @@ def make(context: OpContext) -> Op:
     """The kernel."""
     pdl = overlaps(context)
     fixed = {"BLOCK": BLOCK, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+    launch = Bound(_outputs, **fixed)
 
     def run(
         state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -71,6 +72,6 @@ def make(context: OpContext) -> Op:
         n_rows, n_samples = request.shape[0], sample_request.shape[0]
         grid = ((max(n_rows, n_samples) + BLOCK - 1) // BLOCK,)
         counts = (n_rows, n_samples, history.stride(0), history.shape[1])
-        _outputs[grid](*state, request, n_query, sample_request, tokens, *counts, **fixed)
+        launch(grid, *state, request, n_query, sample_request, tokens, *counts)
 
     return run

@@ -44,7 +44,7 @@ class _Launch:
     tokens: int
     programs: int
     block_n: int
-    options: Mapping[str, Any]
+    kernel: launch.Bound
 
 
 class Prefill:
@@ -86,7 +86,9 @@ class Prefill:
         if self._pdl:
             options["launch_pdl"] = True
         tokens = config["block_m"] // pack
-        return _Launch(f"tiles{config['block_m']}", tokens, spec.heads // pack, config["block_n"], options)
+        return _Launch(
+            f"tiles{config['block_m']}", tokens, spec.heads // pack, config["block_n"], launch.Bound(flash, **options)
+        )
 
     def workspace(self, limits: AttnLimits) -> None:
         """Nothing to take."""
@@ -120,7 +122,8 @@ class Prefill:
         k_tiles, v_tiles = self._boxes(k_new, shape.block_n), self._boxes(v_new, shape.block_n)
         if k_tiles is None or v_tiles is None:
             k_tiles = v_tiles = None
-        flash[(len(tiles) // 2 * shape.programs,)](
+        shape.kernel.but(LSE=lse is not None)(
+            (len(tiles) // 2 * shape.programs,),
             q,
             k_new,
             v_new,
@@ -141,8 +144,6 @@ class Prefill:
             kv[0].stride(0),
             kv[1].stride(0),
             self._spec.scale,
-            LSE=lse is not None,
-            **shape.options,
         )
         return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmcore.api import OpContext
@@ -10,7 +11,7 @@ from llmcore.layers import spec_of
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.flashdecoding_kernel import per_head
-from llmcore_triton.attention.listed import Config, Listed, fitting, sizes, token_bytes
+from llmcore_triton.attention.listed import Config, Listed, fitting, sizes, timed
 
 KERNEL = "flashdecoding"
 
@@ -50,10 +51,9 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> PerHead:
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configs worth timing."""
-    for block_n, warps, stages in ((16, 1, 4), (32, 2, 3), (32, 4, 3), (64, 4, 2), (64, 8, 3)):
-        if stages * block_n * token_bytes(context) <= 208 << 10:
-            for per_processor in (4, 8):
-                yield vars(Config(block_n=block_n, warps=warps, stages=stages, per_processor=per_processor))
+    for config in timed(context, ((16, 1, 5), (32, 2, 3), (32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 8, 3))):
+        for per_processor in (4, 8):
+            yield vars(replace(config, per_processor=per_processor))
 
 
 def cost(context: OpContext) -> float | None:
@@ -62,4 +62,4 @@ def cost(context: OpContext) -> float | None:
 
 
 def _default(context: OpContext) -> Config:
-    return fitting(context, Config(block_n=32, per_processor=4))
+    return fitting(context, Config(block_n=32, stages=3, per_processor=4))

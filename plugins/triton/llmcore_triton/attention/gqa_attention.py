@@ -9,14 +9,14 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.grouped import Whole
-from llmcore_triton.attention.listed import BLOCKS, Config, fitting, token_bytes
+from llmcore_triton.attention.listed import BLOCKS, Config, timed, usual
 
 KERNEL = "gqa_attention"
 
 
 def make(context: OpContext) -> Whole:
     """An AttentionKernel; `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(KERNEL, context, vars(fitting(context, Config()))))
+    return make_with(context, tuned.choose(KERNEL, context, vars(usual(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Whole:
@@ -26,9 +26,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Whole:
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configs worth timing."""
-    for block_n, warps, stages in BLOCKS:
-        if stages * block_n * token_bytes(context) <= 208 << 10:
-            yield vars(Config(block_n=block_n, warps=warps, stages=stages))
+    yield from map(vars, timed(context, BLOCKS))
 
 
 def cost(context: OpContext) -> float | None:

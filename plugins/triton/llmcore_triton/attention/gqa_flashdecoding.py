@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.grouped import Grouped
-from llmcore_triton.attention.listed import BLOCKS, Config, fitting, token_bytes
+from llmcore_triton.attention.listed import BLOCKS, Config, timed, usual
 
 KERNEL = "gqa_flashdecoding"
 
 
 def make(context: OpContext) -> Grouped:
     """An AttentionKernel; `context.shape` is an AttnSpec."""
-    return make_with(context, tuned.choose(KERNEL, context, vars(fitting(context, Config()))))
+    return make_with(context, tuned.choose(KERNEL, context, vars(usual(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Grouped:
@@ -26,14 +27,12 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Grouped:
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configs worth timing."""
-    for block_n, warps, stages in BLOCKS:
-        if stages * block_n * token_bytes(context) > 208 << 10:
-            continue
+    for config in timed(context, BLOCKS):
         for per_processor in (2, 4):
-            yield vars(Config(block_n=block_n, warps=warps, stages=stages, per_processor=per_processor))
+            yield vars(replace(config, per_processor=per_processor))
     if context.bucket < 2:
-        yield vars(fitting(context, Config(per_processor=4, least=64)))
-        yield vars(fitting(context, Config(per_processor=2, least=256)))
+        for least in (64, 256):
+            yield vars(replace(usual(context), least=least))
 
 
 def cost(context: OpContext) -> float | None:

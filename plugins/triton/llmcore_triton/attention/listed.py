@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,35 +22,59 @@ Meta = Mapping[str, torch.Tensor]
 _WHOLE, _SPLIT = "items", "split_items"
 """Names of the uploaded list: the second where some items have partial results to merge."""
 
-BLOCKS = ((32, 2, 4), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 8, 3))
+BLOCKS = ((32, 2, 5), (32, 4, 5), (32, 4, 7), (64, 4, 3), (64, 4, 5), (64, 8, 5), (128, 4, 3), (128, 8, 5))
 """`block_n`, `warps` and `stages` worth timing where KV is read once for a group."""
 
-_SHARED = {True: 96 << 10, False: 64 << 10}
-"""Bytes of shared memory for tiles in flight, on Hopper (two programs per processor) and before."""
+_SHARED = {True: 72 << 10, False: 48 << 10}
+"""Bytes of shared memory for KV in flight, on Hopper (three programs per processor) and before."""
+
+_MOST_SHARED = 200 << 10
+"""Bytes that a program may take on Hopper at all, with some left for what else the compiler keeps there."""
 
 
 @dataclass(frozen=True)
 class Config:
     """How an attention kernel is launched.
 
-    `block_n`: KV tokens of an inner step. `stages`: inner steps in flight, plus one. `per_processor`: programs that
-    the work is cut into, per multiprocessor. `least`: tokens of a chunk worth a program. `block_m`: rows of a tile.
+    `block_n`: KV tokens of an inner step. `stages`: depth of the compiler's pipeline; slots are read one level before
+    the KV in them, so 2n + 1 keeps the KV of n inner steps in flight. `per_processor`: programs that the work is cut
+    into, per multiprocessor. `least`: tokens of a chunk worth a program. `block_m`: rows of a tile.
     """
 
     block_n: int = 64
     warps: int = 4
-    stages: int = 3
-    per_processor: int = 2
+    stages: int = 5
+    per_processor: int = 3
     least: int = 128
     block_m: int = 16
 
 
 def fitting(context: OpContext, config: Config) -> Config:
     """`config` with as many stages, then as large a block as shared memory has room for."""
-    if config.stages * config.block_n * token_bytes(context) <= _SHARED[(context.device.capability or 0) >= 90]:
-        return config
-    changed = {"stages": config.stages - 1} if config.stages > 2 else {"block_n": config.block_n // 2}
-    return config if config.block_n <= 16 else fitting(context, Config(**{**vars(config), **changed}))
+    room = _SHARED[(context.device.capability or 0) >= launch.HOPPER]
+    while in_flight(context, config.block_n, config.stages) > room and config.block_n > 16:
+        changed = {"stages": config.stages - 2} if config.stages > 3 else {"block_n": config.block_n // 2}
+        config = replace(config, **changed)
+    return config
+
+
+def usual(context: OpContext, **changed: Any) -> Config:
+    """The Config of a kernel of matrix products that nobody measured."""
+    # exact f32 products have no tensor cores, and their operands are in registers
+    config = Config(block_n=16) if context.dtype == "f32" else Config(**changed)
+    return fitting(context, config)
+
+
+def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:
+    """Configs of these (block_n, warps, stages) that a Hopper has room for."""
+    for block_n, warps, stages in blocks:
+        if in_flight(context, block_n, stages) <= _MOST_SHARED:
+            yield Config(block_n=block_n, warps=warps, stages=stages)
+
+
+def in_flight(context: OpContext, block_n: int, stages: int) -> int:
+    """Bytes of a program's KV in shared memory."""
+    return max((stages - 1) // 2, 1) * block_n * token_bytes(context)
 
 
 def token_bytes(context: OpContext) -> int:

@@ -15,7 +15,7 @@ from llmcore.layers import spec_of
 
 from llmcore_triton import tuned
 from llmcore_triton.attention.grouped import Grouped
-from llmcore_triton.attention.listed import Config, fitting, token_bytes
+from llmcore_triton.attention.listed import Config, timed, usual
 
 KERNEL = "unified"
 
@@ -39,17 +39,9 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configs worth timing; none where results may not depend on them."""
     if context.deterministic:
         return
-    for block_m, block_n, warps, stages in (
-        (16, 64, 4, 3),
-        (32, 64, 4, 3),
-        (64, 64, 4, 2),
-        (64, 64, 4, 3),
-        (64, 128, 4, 2),
-        (128, 64, 8, 3),
-        (128, 128, 8, 2),
-    ):
-        if stages * block_n * token_bytes(context) <= 208 << 10:
-            yield vars(Config(block_m=block_m, block_n=block_n, warps=warps, stages=stages))
+    for block_m, warps, stages in ((16, 4, 5), (32, 4, 5), (64, 4, 3), (64, 4, 5), (128, 8, 3), (128, 8, 5)):
+        for config in timed(context, ((64, warps, stages), (128, warps, stages))):
+            yield vars(replace(config, block_m=block_m))
 
 
 def cost(context: OpContext) -> float | None:
@@ -59,6 +51,6 @@ def cost(context: OpContext) -> float | None:
 
 def _default(context: OpContext) -> Config:
     wide = max(spec_of(context).key_size, spec_of(context).value_size) > 128
-    config = fitting(context, Config(block_m=64, warps=8 if wide else 4))
-    # exact f32 products have no tensor cores, and their operands are in registers
-    return replace(config, block_m=16, block_n=min(config.block_n, 32)) if context.dtype == "f32" else config
+    # folding holds a second accumulator in registers: smaller steps, more of them in flight
+    block_n, stages = (32, 5) if context.deterministic else (64, 3)
+    return usual(context, block_m=64, block_n=block_n, stages=stages, warps=8 if wide else 4)

@@ -1,0 +1,72 @@
+"""Which attention kernel a GPU gets: by default, by mode, and with --deterministic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from llmcore.errors import ResolveError
+from llmcore.ops.attention import shape_of
+from llmcore.resolve import Resolution, candidates_for, resolve
+from llmcore.specs import AttnSpec, DeviceInfo, OpContext, PluginInfo
+from llmcore.testing import registry_of
+from llmcore_triton.specs import attention as specs
+
+LLAMA = AttnSpec(heads=32, kv_heads=8, key_size=128, value_size=128, scale=0.1)
+CONTEXT = OpContext(
+    op="attn.gqa.decode",
+    device=DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132),
+    dtype="bf16",
+    layout="token",
+    shape=shape_of(LLAMA),
+)
+PLUGIN = PluginInfo("triton", "plugin-triton", "0", "llmcore_triton")
+
+
+def chosen(context: OpContext, **pins: str) -> Resolution:
+    ours = [(spec, PLUGIN) for spec in specs.kernels() if spec.op == context.op]
+    return resolve([*candidates_for(registry_of(), context.op), *ours], context, pins)
+
+
+@pytest.mark.parametrize("bucket", range(5))
+def test_unmeasured_the_general_kernel_is_taken(bucket: int) -> None:
+    found = chosen(replace(CONTEXT, bucket=bucket))
+    assert found.chosen.name == "gqa_flashdecoding"
+    assert "deterministic" in found.reasons["unified"]
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "mixed"])
+def test_deterministic_takes_one_kernel_for_all(kind: str) -> None:
+    context = replace(CONTEXT, op=f"attn.gqa.{kind}", deterministic=True)
+    assert chosen(context).chosen.name == "unified"
+
+
+def test_prefill_has_its_own_kernel_otherwise() -> None:
+    assert chosen(replace(CONTEXT, op="attn.gqa.prefill")).chosen.name == "flash"
+
+
+def test_modes_pin_kernels_that_exist() -> None:
+    for mode in specs.modes():
+        (op, name), *more = mode.kernels.items()
+        assert not more
+        assert mode.name == f"triton_{name}"
+        found = resolve([(spec, PLUGIN) for spec in specs.kernels() if spec.op == op], CONTEXT, mode.kernels)
+        assert (found.chosen.name, found.why) == (name, "pinned")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"sinks": True}, "no sinks"),
+        ({"mask": "full"}, "no full mask"),
+        ({"heads": 9}, "whole groups"),
+        ({"key_size": 576, "value_size": 512}, "up to 256"),
+        ({"heads": 256, "kv_heads": 1}, "up to 128"),
+    ],
+)
+def test_what_is_refused_says_why(changed: dict[str, Any], reason: str) -> None:
+    context = replace(CONTEXT, shape=shape_of(replace(LLAMA, **changed)))
+    assert chosen(context).chosen.name == "torch"
+    with pytest.raises(ResolveError, match=reason):
+        chosen(context, **{"attn.gqa.decode": "gqa_flashdecoding"})

@@ -9,7 +9,7 @@ import pytest
 from llmcore.errors import ResolveError
 from llmcore.ops.attention import shape_of
 from llmcore.resolve import Resolution, candidates_for, resolve
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext, PluginInfo
+from llmcore.specs import AttnSpec, DeviceInfo, OpContext
 from llmcore.testing import registry_of
 from llmcore_triton.specs import attention as specs
 
@@ -21,12 +21,10 @@ CONTEXT = OpContext(
     layout="token",
     shape=shape_of(LLAMA),
 )
-PLUGIN = PluginInfo("triton", "plugin-triton", "0", "llmcore_triton")
 
 
 def chosen(context: OpContext, **pins: str) -> Resolution:
-    ours = [(spec, PLUGIN) for spec in specs.kernels() if spec.op == context.op]
-    return resolve([*candidates_for(registry_of(), context.op), *ours], context, pins)
+    return resolve(candidates_for(registry_of(), context.op), context, pins)
 
 
 @pytest.mark.parametrize("bucket", range(5))
@@ -51,7 +49,8 @@ def test_modes_pin_kernels_that_exist() -> None:
         (op, name), *more = mode.kernels.items()
         assert not more
         assert mode.name == f"triton_{name}"
-        found = resolve([(spec, PLUGIN) for spec in specs.kernels() if spec.op == op], CONTEXT, mode.kernels)
+        found = chosen(CONTEXT, **mode.kernels)
+        assert op == CONTEXT.op
         assert (found.chosen.name, found.why) == (name, "pinned")
 
 

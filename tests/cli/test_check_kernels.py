@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from click.testing import CliRunner, Result
 from llmcore.cli.kernels import command
 from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm
-from llmcore.ops.attention import shape_of
+from llmcore.ops.attention import attend, shape_of
 from llmcore.ops.check import compare
+from llmcore.ops.invariance import check_invariance
 from llmcore.specs import AttnSpec, DeviceInfo, OpContext
 
 SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))
@@ -22,7 +24,8 @@ from llmcore.api import KernelSpec, Requires, hookimpl
 
 @hookimpl
 def register_kernels():
-    yield KernelSpec(op="rms_norm", name="mine", make=f"{__name__}:make", when=Requires(REQUIRES))
+    where = f"{__name__}:make"
+    yield KernelSpec(op="rms_norm", name="mine", make=where, when=Requires(REQUIRES), batch_invariant=INVARIANT)
 """
 
 RIGHT = """
@@ -48,9 +51,12 @@ def make(context):
 """
 
 
-def check(tmp_path: Path, code: str, *options: str, requires: str = "") -> tuple[Result, dict[str, dict]]:
-    file = tmp_path / "mine.py"
-    file.write_text(HEAD.replace("REQUIRES", requires) + code)
+def check(
+    tmp_path: Path, code: str, *options: str, requires: str = "", invariant: bool = False
+) -> tuple[Result, dict[str, dict]]:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))  # a module is imported once
+    file = folder / "mine.py"
+    file.write_text(HEAD.replace("REQUIRES", requires).replace("INVARIANT", str(invariant)) + code)
     arguments = ["rms_norm", "--check", "--json", "--device", "cpu", "--plugins", str(file), *options]
     result = CliRunner().invoke(command, arguments)
     return result, {row["dtype"]: row for row in json.loads(result.stdout)}
@@ -79,6 +85,48 @@ def test_what_a_kernel_leaves_unwritten_is_found(tmp_path: Path) -> None:
 def test_a_kernel_for_another_device_declines(tmp_path: Path) -> None:
     result, rows = check(tmp_path, RIGHT, requires="device='abacus'")
     assert result.exit_code == 0 and rows["f16"]["declined"] == "needs device abacus, has cpu"
+
+
+def test_deterministic_compares_rows_with_themselves_alone(tmp_path: Path) -> None:
+    right, rows = check(tmp_path, RIGHT, "--dtype", "fp32", "--deterministic", invariant=True)
+    assert right.exit_code == 0 and rows["f32"]["cases"]
+    code = RIGHT.replace("x.float()", "(x.double() if len(x) > 1 else x)")
+    wrong, rows = check(tmp_path, code, "--dtype", "fp32", "--deterministic", invariant=True)
+    assert wrong.exit_code == 1 and "has other bits alone" in rows["f32"]["failures"][0]
+    assert check(tmp_path, code, "--dtype", "fp32")[0].exit_code == 0, "it is close enough otherwise"
+    _, rows = check(tmp_path, RIGHT, "--dtype", "fp32", "--deterministic")
+    assert "--deterministic rules out" in rows["f32"]["declined"]
+
+
+def test_attention_rows_alone_and_in_chunks() -> None:
+    shape = shape_of(AttnSpec(heads=4, kv_heads=2, key_size=8, value_size=8, scale=8**-0.5))
+    context = OpContext(op="attn", device=DeviceInfo("cpu"), dtype="f32", layout="token", bucket=1, shape=shape)
+    kernel = attn_gqa_prefill.make(context)
+
+    class ByQuery:
+        """Every query by itself, so that nothing depends on the others."""
+
+        workspace, plan = kernel.workspace, kernel.plan
+
+        def run(self, q, k_new, v_new, kv, meta, out, lse=None):
+            borders = meta["q_start"].tolist()
+            for row, length in enumerate(meta["kv_len"].tolist()):
+                slots = meta["table"][meta["request"][row]].long()
+                for at in range(borders[row], borders[row + 1]):
+                    own = slots[: length - borders[row + 1] + at + 1]
+                    out[at] = attend(q[at : at + 1], kv[0][own], kv[1][own], kernel.spec)[0][0]
+            return out
+
+    samples = list(attn_gqa_prefill.samples(context))
+    for sample in samples:
+        check_invariance("attn.gqa.prefill", ByQuery(), ByQuery(), sample, torch.device("cpu"))
+
+    class OtherAlone(ByQuery):
+        def run(self, *args):
+            return super().run(*args).mul_(1 + 1e-6)
+
+    with pytest.raises(AssertionError, match="other bits alone"):
+        check_invariance("attn.gqa.prefill", ByQuery(), OtherAlone(), samples[0], torch.device("cpu"))
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:

@@ -105,6 +105,14 @@ def test_kernels_explain_for_a_device_that_is_not_here() -> None:
     assert "there is no device 'sm_x'" in str(run("kernels", "--explain", "--device", "sm_x").exception)
 
 
+def test_kernels_explain_what_deterministic_leaves() -> None:
+    found = {row["op"]: row for row in rows("kernels", "--explain", "--device", "sm90", "--deterministic")}
+    assert all(row["chosen"] for row in found.values())
+    assert found["attn.gqa.decode"]["chosen"] == found["attn.gqa.prefill"]["chosen"] != "torch"
+    (linear,) = rows("kernels", "linear", "--explain", "--deterministic")
+    assert linear["chosen"] is None and linear["why"].startswith("--deterministic: no kernel for linear on cpu")
+
+
 def test_kernels_explain_says_why_a_pin_does_not_fit() -> None:
     code = str(EXAMPLES / "register_kernels.py")
     pin = ("--plugins", code, "--kernel", "rms_norm=written-out")

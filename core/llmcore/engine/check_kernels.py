@@ -2,6 +2,7 @@
 
 In small shapes the reference runs on the CPU; in real ones, with the long samples an op may have, on the device
 itself. Inputs are drawn anew for every seed, and memory that a kernel allocates is full of NaN before it writes.
+Under `deterministic` rows are also compared, to the bit, with themselves alone.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from llmcore.ops import Shape, drawing
 from llmcore.ops.check import compare
+from llmcore.ops.invariance import check_invariance
 from llmcore.plugins import load
 from llmcore.protocols import Device
 from llmcore.registry import Registry
@@ -142,7 +144,7 @@ def _check_context(
     kinds = ["samples", "long_samples"] if large and hasattr(module, "long_samples") else ["samples"]
     name = ""
     try:
-        kernel = load(spec.make)(context)
+        kernel, alone = (load(spec.make)(where) for where in (context, replace(context, bucket=0)))
         for kind in kinds:
             with drawing(seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
                 for number, sample in enumerate(getattr(module, kind)(context), 1):
@@ -150,6 +152,8 @@ def _check_context(
                     for form in _forms(kernel):
                         worst = compare(module, form, context, sample, device.torch_device, name=name, long=large)
                         row.cases, row.worst = row.cases + 1, max(row.worst or 0.0, worst)
+                    if context.deterministic:
+                        check_invariance(context.op, kernel, alone, sample, device.torch_device)
     except AssertionError as error:
         _note(row, f"{_words(context)}: {error}")
     except Exception as error:

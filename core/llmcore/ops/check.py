@@ -60,8 +60,8 @@ def compare(
 
 
 def _function(meaning: Op, kernel: Any, sample: tuple[Any, ...], where: torch.device, long: bool) -> Pairs:
-    ours = _moved(sample, None if long else torch.device("cpu"), widen=long)
-    theirs = _moved(sample, where)
+    ours = moved(sample, None if long else torch.device("cpu"), widen=long)
+    theirs = moved(sample, where)
     expected, got = meaning(*ours), kernel(*theirs)
     for name, left, right in (("output", got, expected), ("written pool", _pools(theirs), _pools(ours))):
         yield from ((name, a, b) for a, b in zip(_flat(left), _flat(right), strict=True))
@@ -72,22 +72,24 @@ def _attention(kernel: AttentionKernel, case: AttnCase, where: torch.device) -> 
     meta = {name: tensor.to(where) for name, tensor in case.meta.items()}
     kernel.workspace(AttnLimits(rows=len(case.rows.n_query), tokens=len(case.q), kv_len=int(case.rows.kv_len.max())))
     kernel.plan(case.rows, Uploads(meta))
-    q, k_new, v_new, kv = (_moved(part, where) for part in (case.q, case.k_new, case.v_new, case.kv))
+    q, k_new, v_new, kv = (moved(part, where) for part in (case.q, case.k_new, case.v_new, case.kv))
     yield "output", kernel.run(q, k_new, v_new, kv, meta, case.out().to(where)), expected
     lse = torch.full_like(expected_lse, torch.nan, device=where)
     yield "output beside lse", kernel.run(q, k_new, v_new, kv, meta, case.out().to(where), lse), expected
     yield "lse", lse, expected_lse
 
 
-def _moved(value: Any, where: torch.device | None, widen: bool = False) -> Any:
+def moved(value: Any, where: torch.device | None, widen: bool = False) -> Any:
     """A copy on `where` (None: where each tensor is), half types as f32 if `widen`."""
     if isinstance(value, torch.Tensor):
         half = widen and value.dtype in (torch.float16, torch.bfloat16)
         return value.to(where or value.device, torch.float32 if half else value.dtype, copy=True)
     if isinstance(value, tuple):
-        return tuple(_moved(item, where, widen) for item in value)
+        return tuple(moved(item, where, widen) for item in value)
+    if isinstance(value, dict):
+        return {name: moved(item, where, widen) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _moved(getattr(value, f.name), where, widen) for f in fields(value)})
+        return replace(value, **{f.name: moved(getattr(value, f.name), where, widen) for f in fields(value)})
     return value
 
 

@@ -12,6 +12,7 @@ from llmcore.layers import spec_of
 from llmcore_triton import tuned
 from llmcore_triton.attention.flashdecoding_kernel import per_head
 from llmcore_triton.attention.listed import Config, Listed, fitting, sizes, timed
+from llmcore_triton.launch import Bound
 
 KERNEL = "flashdecoding"
 
@@ -22,7 +23,7 @@ class PerHead(Listed):
     def __init__(self, context: OpContext, config: Config) -> None:
         spec = spec_of(context)
         super().__init__(context, config, programs=spec.heads)
-        self._compiled = {
+        compiled = {
             **sizes(spec, context.granule),
             "HEADS": spec.heads,
             "GROUP": spec.heads // spec.kv_heads,
@@ -32,11 +33,12 @@ class PerHead(Listed):
             "num_stages": config.stages,
             **self.options,
         }
+        self._kernel = Bound(per_head, **compiled)
 
     def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
         """A group's heads next to each other: they read the same KV."""
         grid = (self.spec.heads, rows if items is None else items)
-        per_head[grid](*arguments, LISTED=items is not None, LSE=lse, **self._compiled)
+        self._kernel.but(LISTED=items is not None, LSE=lse)(grid, *arguments)
 
 
 def make(context: OpContext) -> PerHead:
@@ -54,11 +56,6 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     for config in timed(context, ((16, 1, 5), (32, 2, 3), (32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 8, 3))):
         for per_processor in (4, 8):
             yield vars(replace(config, per_processor=per_processor))
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)
 
 
 def _default(context: OpContext) -> Config:

@@ -27,8 +27,3 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Whole:
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configs worth timing."""
     yield from map(vars, timed(context, BLOCKS))
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)

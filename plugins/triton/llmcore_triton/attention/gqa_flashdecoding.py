@@ -33,8 +33,3 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     if context.bucket < 2:
         for least in (64, 256):
             yield vars(replace(usual(context), least=least))
-
-
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)

@@ -22,8 +22,8 @@ Meta = Mapping[str, torch.Tensor]
 _WHOLE, _SPLIT = "items", "split_items"
 """Names of the uploaded list: the second where some items have partial results to merge."""
 
-BLOCKS = ((32, 2, 5), (32, 4, 5), (32, 4, 7), (64, 4, 3), (64, 4, 5), (64, 8, 5), (128, 4, 3), (128, 8, 5))
-"""`block_n`, `warps` and `stages` worth timing where KV is read once for a group."""
+BLOCKS = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (64, 8, 5), (32, 4, 7), (128, 4, 3), (32, 2, 5), (128, 8, 5))
+"""`block_n`, `warps` and `stages` worth timing where KV is read once for a group, the likely ones first."""
 
 _SHARED = {True: 72 << 10, False: 48 << 10}
 """Bytes of shared memory for KV in flight, on Hopper (three programs per processor) and before."""
@@ -118,8 +118,9 @@ class Listed(ABC):
             "num_warps": 4,
             **self.options,
         }
-        self._merging = merging | ({"BLOCK_C": 64} if tokens is None else {"TOKENS": tokens, "AHEAD": 4})
-        self._merge = merge_row if tokens is None else merge_tile
+        by_row = tokens is None
+        merging |= {"BLOCK_C": 64} if by_row else {"TOKENS": tokens, "AHEAD": 4}
+        self._merge = launch.Bound(merge_row if by_row else merge_tile, **merging)
 
     @abstractmethod
     def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
@@ -165,9 +166,8 @@ class Listed(ABC):
         )  # fmt: skip
         self.launch(arguments, size, kv_len.shape[0], lse is not None)
         if split is not None:
-            self._merge[(self.spec.heads, size)](
-                partial, split, q_start, kv_len, out, summed, room, out.stride(0), LSE=lse is not None, **self._merging
-            )
+            merged = (partial, split, q_start, kv_len, out, summed, room, out.stride(0))
+            self._merge.but(LSE=lse is not None)((self.spec.heads, size), *merged)
         return out
 
 

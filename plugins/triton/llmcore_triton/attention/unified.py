@@ -44,11 +44,6 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
             yield vars(replace(config, block_m=block_m))
 
 
-def cost(context: OpContext) -> float | None:
-    """Measured microseconds."""
-    return tuned.microseconds(KERNEL, context)
-
-
 def _default(context: OpContext) -> Config:
     wide = max(spec_of(context).key_size, spec_of(context).value_size) > 128
     # folding holds a second accumulator in registers: smaller steps, more of them in flight

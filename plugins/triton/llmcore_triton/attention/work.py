@@ -65,7 +65,7 @@ class Planner:
 
     def reserve(self, limits: AttnLimits) -> int:
         """`room` for steps within `limits`, at least what it was."""
-        self.room = max(self.room, limits.rows + 2 * self.items * (self.tokens or 1))
+        self.room = max(self.room, 2 * limits.rows + 2 * self.items * (self.tokens or 1))
         return self.room
 
     def plan(self, rows: AttnRows) -> Work | None:
@@ -101,7 +101,7 @@ class Planner:
     def _even(self, tiles: Tiles) -> tuple[int, Int32]:
         """Tokens per chunk, and each tile's chunks."""
         span = tiles.span
-        longest, fair = int(span.max(initial=1)), float(span.sum()) / self.items
+        longest, fair = int(span.max(initial=1)), self._fair(span)
         if longest <= max(2 * self.least, _UNEVEN * fair):
             return self._blocks(longest), np.minimum(span, 1)
         chunk = self._blocks(max(fair, self.least))
@@ -116,11 +116,15 @@ class Planner:
         """Each tile's items, and which tiles are one item whatever their chunks."""
         span = tiles.span
         count = -(-span // chunk)
-        long = max(2.0 * float(span.sum()) / self.items, chunk)
+        long = max(2 * self._fair(span), chunk)
         while self._needed(tiles, count, span > long) > self.room:
             long *= 2
         whole = span <= long
         return np.where(whole, np.minimum(count, 1), count), whole
+
+    def _fair(self, span: Int32) -> float:
+        """KV tokens of an item: with many tiles about two of theirs, so that no long one is left at the end."""
+        return float(span.sum()) / max(self.items, len(span) / 2)
 
     @staticmethod
     def _needed(tiles: Tiles, count: Int32, split: NDArray[np.bool_]) -> int:

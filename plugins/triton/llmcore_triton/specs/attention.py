@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from llmcore.api import KernelSpec, ModeSpec, OpContext
 
+from llmcore_triton import tuned
 from llmcore_triton.specs.common import GPU
 
 _DIR = "llmcore_triton.attention"
@@ -29,7 +30,7 @@ def kernels() -> Iterable[KernelSpec]:
         make=f"{_DIR}.gqa_flashdecoding:make",
         when=replace(_TYPED, buckets=frozenset(range(5))),
         refuses=beyond,
-        cost=f"{_DIR}.gqa_flashdecoding:cost",
+        cost=f"{__name__}:microseconds_gqa_flashdecoding",
         summary="long rows split over programs, the heads of a group in one tile",
     )
     yield KernelSpec(
@@ -38,7 +39,7 @@ def kernels() -> Iterable[KernelSpec]:
         make=f"{_DIR}.gqa_attention:make",
         when=_TYPED,
         refuses=beyond,
-        cost=f"{_DIR}.gqa_attention:cost",
+        cost=f"{__name__}:microseconds_gqa_attention",
         summary="one program per row and KV head, the heads of a group in one tile",
     )
     yield KernelSpec(
@@ -47,7 +48,7 @@ def kernels() -> Iterable[KernelSpec]:
         make=f"{_DIR}.flashdecoding:make",
         when=_TOKEN,
         refuses=beyond,
-        cost=f"{_DIR}.flashdecoding:cost",
+        cost=f"{__name__}:microseconds_flashdecoding",
         summary="long rows split over programs, one query head each, no matrix products",
     )
     yield KernelSpec(
@@ -66,7 +67,7 @@ def kernels() -> Iterable[KernelSpec]:
             make=f"{_DIR}.unified:make",
             when=_TOKEN,
             refuses=beyond if kind == "mixed" else beyond_or_not_deterministic,
-            cost=f"{_DIR}.unified:cost",
+            cost=f"{__name__}:microseconds_unified",
             # where it fits decode and prefill at all, both must be its own: their bits are one kernel's
             priority=50 if kind == "mixed" else 60,
             batch_invariant=True,
@@ -82,6 +83,26 @@ def modes() -> Iterable[ModeSpec]:
         ("gqa_flashdecoding", "grouped query heads over split KV"),
     ):
         yield ModeSpec(name=f"triton_{name}", kernels={"attn.gqa.decode": name}, summary=f"decode with {summary}")
+
+
+def microseconds_gqa_flashdecoding(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds("gqa_flashdecoding", context)
+
+
+def microseconds_gqa_attention(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds("gqa_attention", context)
+
+
+def microseconds_flashdecoding(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds("flashdecoding", context)
+
+
+def microseconds_unified(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds("unified", context)
 
 
 def beyond(context: OpContext) -> str | None:

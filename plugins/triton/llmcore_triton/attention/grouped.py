@@ -11,6 +11,7 @@ from triton import next_power_of_2
 from llmcore_triton.attention.grouped_kernel import grouped
 from llmcore_triton.attention.listed import Config, Listed, sizes
 from llmcore_triton.attention.scratch import reserve
+from llmcore_triton.launch import Bound
 
 
 class Grouped(Listed):
@@ -26,7 +27,7 @@ class Grouped(Listed):
         rows = max(config.block_m, padded)
         tokens = None if decode else rows // padded
         super().__init__(context, config, programs=spec.kv_heads, tokens=tokens, fixed=fixed)
-        self._compiled = {
+        compiled = {
             **sizes(spec, context.granule),
             "KV_HEADS": spec.kv_heads,
             "GROUP": group,
@@ -40,11 +41,12 @@ class Grouped(Listed):
             "num_stages": config.stages,
             **self.options,
         }
+        self._kernel = Bound(grouped, **compiled)
 
     def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
         """KV heads next to each other: a token's are one piece of memory."""
         grid = (self.spec.kv_heads, rows if items is None else items)
-        grouped[grid](*arguments, LISTED=items is not None, LSE=lse, **self._compiled)
+        self._kernel.but(LISTED=items is not None, LSE=lse)(grid, *arguments)
 
 
 class Whole(Grouped):

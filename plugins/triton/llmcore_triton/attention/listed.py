@@ -167,7 +167,7 @@ class Listed(ABC):
         self.launch(arguments, size, kv_len.shape[0], lse is not None)
         if split is not None:
             merged = (partial, split, q_start, kv_len, out, summed, room, out.stride(0))
-            self._merge.but(LSE=lse is not None)((self.spec.heads, size), *merged)
+            self._merge.but(LSE=lse is not None)((self.spec.heads, split.shape[0] // 4 - 1), *merged)
         return out
 
 

@@ -148,7 +148,7 @@ def _best(
 
 
 @torch.inference_mode()
-def replayed(calls: Sequence[Call], least: float = 2000.0, rounds: int = 3) -> float:
+def replayed(calls: Sequence[Call], least: float = 1500.0, rounds: int = 3) -> float:
     """Microseconds per call of a captured graph of them, the best of `rounds` of at least `least` microseconds."""
     calls[0]()
     torch.cuda.synchronize()
@@ -190,16 +190,19 @@ def compile_apart(processes: int, seconds: float) -> None:
 
 
 @torch.inference_mode()
-def compile_share(jobs: Sequence[Job], device: torch.device) -> None:
-    """Make and run every configuration of these jobs once."""
-    for job in jobs:
-        for config in job.configs or [{}]:
-            try:
-                for calls in Workload(job.context, device).calls(job.make(config), cold=False):
-                    calls[0]()
-                torch.cuda.synchronize()
-            except Exception as error:  # noqa: BLE001 - it is said when it is measured
-                print(job.name, config, error, file=sys.stderr)
+def compile_share(pairs: Sequence[tuple[Job, dict[str, Any]]], device: torch.device) -> None:
+    """Make and run each job in its configuration once; pairs of one context follow each other."""
+    load_of: Workload | None = None
+    for job, config in pairs:
+        try:
+            if load_of is None or load_of.context is not job.context:
+                load_of = None
+                load_of = Workload(job.context, device)
+            for calls in load_of.calls(job.make(config), cold=False):
+                calls[0]()
+            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001 - it is said when it is measured
+            print(job.name, config, error, file=sys.stderr)
 
 
 # --- the table -------------------------------------------------------------------------------------------------
@@ -252,7 +255,8 @@ def main() -> int:
     jobs = jobs_for(registry, wanted)
     if options.share:
         first, _, step = options.share.partition("/")
-        compile_share(jobs[int(first) :: int(step)], device.torch_device)
+        pairs = [(job, config) for job in jobs for config in job.configs or [{}]]
+        compile_share(pairs[int(first) :: int(step)], device.torch_device)
         return 0
     print(f"{len(jobs)} kernels, {sum(len(job.configs) or 1 for job in jobs)} configurations", flush=True)
     if options.processes:

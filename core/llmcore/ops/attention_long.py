@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from llmcore.ops import size
 from llmcore.ops.attention import AttnCase, case, with_spec
@@ -66,4 +68,16 @@ def _made(context: OpContext, rows: Sequence[Rows]) -> Iterator[AttnCase]:
     width = size(context.shape, "kv_heads") * (size(context.shape, "key_size") + size(context.shape, "value_size"))
     for n_query, kv_len in rows:
         if 4 * width * sum(kv_len) <= MOST_BYTES:
-            yield case(context, n_query, kv_len, sharpness=SHARP)
+            yield _joined(case(context, n_query, kv_len, sharpness=SHARP))
+
+
+def _joined(made: AttnCase) -> AttnCase:
+    """Queries, keys and values as a projection leaves them: parts of the rows of one tensor."""
+    parts = (made.q, made.k_new, made.v_new)
+    row = torch.cat([part.flatten(1) for part in parts], 1)
+    views, start = [], 0
+    for part in parts:
+        width = part.shape[1] * part.shape[2]
+        views.append(row[:, start : start + width].view(part.shape))
+        start += width
+    return replace(made, q=views[0], k_new=views[1], v_new=views[2])

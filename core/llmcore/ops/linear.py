@@ -38,6 +38,14 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
         yield x, weight, bias
 
 
+def long_samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """A step's most tokens."""
+    inputs, outputs = size(context.shape, "inputs", 72), size(context.shape, "outputs", 51)
+    # a head is asked for some rows of a step only
+    tokens = {0: 1, 1: 13, 2: 50, 3: 256}.get(context.bucket, 4096 if outputs < 1 << 16 else 300)
+    yield draw(context, tokens, inputs), draw(context, outputs, inputs, seed=1), None
+
+
 def cost(shape: Shape) -> tuple[float, float]:
     """The weight is read once, activations once each."""
     tokens, inputs, outputs = (size(shape, name) for name in ("tokens", "inputs", "outputs"))

@@ -6,6 +6,7 @@ It expands to `rope` and the layout's own write, which the attention layer hands
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -77,6 +78,14 @@ def samples(
         slots = torch.randperm(2 * tokens + 1, generator=torch.Generator().manual_seed(2))[:tokens]
         pool = torch.full((2 * tokens + 1, kv_heads, width), torch.nan, dtype=x.dtype)
         yield qk, draw(context, tokens, kv_heads, width, seed=3), cos, sin, (pool, pool.clone()), slots
+
+
+def long_samples(context: OpContext) -> Iterator[tuple[Any, ...]]:
+    """Queries, keys and values as a projection leaves them: parts of the rows of one tensor."""
+    for qk, v, *rest in samples(context):
+        joined = torch.cat((qk.flatten(1), v.flatten(1)), 1)
+        border = qk.shape[1] * qk.shape[2]
+        yield joined[:, :border].view(qk.shape), joined[:, border:].view(v.shape), *rest
 
 
 def cost(shape: Shape) -> tuple[float, float]:

@@ -172,7 +172,7 @@ def default(context: OpContext) -> dict[str, Any]:
     if wide:
         return {**both, "block_m": 128 if hopper else 64, "block_n": 64 if hopper else 32, "warps": 8, "stages": 2}
     if hopper:
-        return {**both, "block_m": 128, "block_n": 128, "warps": 8, "stages": 3}
+        return {**both, "small": False, "block_m": 64, "block_n": 64, "warps": 4, "stages": 3}
     return {**both, "block_m": 128, "block_n": 64, "warps": 8, "stages": 2}
 
 
@@ -180,12 +180,11 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing on Hopper, heads of up to 128."""
     base = default(context)
     yield base
-    if context.dtype == "f32" or base["block_n"] != 128:
+    if context.dtype == "f32" or base["block_n"] != 64:
         return
-    for block_m, block_n, warps, stages in ((128, 64, 8, 4), (128, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2)):
-        yield {**base, "block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages, "small": False}
+    for block_m, block_n, warps, stages in ((128, 128, 8, 3), (128, 64, 8, 4), (128, 64, 4, 2), (64, 64, 4, 2)):
+        yield {**base, "block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages}
     yield {**base, "tma": False}
-    yield {**base, "small": False}
     yield {**base, "pack": False}
 
 

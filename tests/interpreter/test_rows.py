@@ -192,8 +192,10 @@ def test_filling_samples_stay_within_their_history() -> None:
     n_query = torch.cat((torch.tensor([1]), torch.zeros(299))).int()
     tokens = torch.arange(300, dtype=torch.int32) + 10
     run = made(context("step_outputs", bucket=4))
+    finite = torch.arange(300) % 3 > 0
     for _ in range(3):
-        run((history, lengths, computed), request, n_query, request, tokens)
+        read = run((history, lengths, computed), request, n_query, request, tokens, finite)
+    assert read.tolist() == [t if t % 3 != 1 else -1 - t for t in range(10, 310)]
     assert lengths.tolist() == [1, 4, 4]
     assert computed.tolist() == [0, 5, 0]
     assert history[1].tolist() == [0, 0, 10, 10]
@@ -205,5 +207,5 @@ def test_a_step_that_samples_nothing() -> None:
     history = torch.zeros(2, 4, dtype=torch.int32)
     lengths, computed = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([0, 0], dtype=torch.int32)
     none, row = torch.empty(0, dtype=torch.int32), torch.tensor([0], dtype=torch.int32)
-    made(context("step_outputs"))((history, lengths, computed), row, row + 2, none, none)
+    made(context("step_outputs"))((history, lengths, computed), row, row + 2, none, none, none.bool())
     assert (lengths.tolist(), computed.tolist(), int(history.sum())) == ([3, 2], [2, 0], 0)

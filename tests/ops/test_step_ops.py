@@ -28,9 +28,11 @@ def test_inputs_are_the_tokens_after_the_computed_ones() -> None:
 def test_outputs_end_the_histories() -> None:
     history = torch.tensor([[10, -1, -1], [20, 21, -1], [30, 31, 32]], dtype=torch.int32)
     lengths, computed = ints(1, 2, 3), ints(0, 1, 0)
-    step_outputs.reference(
-        (history, lengths, computed), ints(1, 0, 2, 2), ints(1, 1, 0, 0), ints(1, 2, 2), ints(7, 8, 8)
+    finite = torch.tensor([True, False, True])
+    read = step_outputs.reference(
+        (history, lengths, computed), ints(1, 0, 2, 2), ints(1, 1, 0, 0), ints(1, 2, 2), ints(7, 8, 8), finite
     )
+    assert read.tolist() == [7, -9, 8]
     assert history.tolist() == [[10, -1, -1], [20, 21, 7], [30, 31, 8]]
     assert lengths.tolist() == [1, 3, 3]
     assert computed.tolist() == [1, 2, 0]

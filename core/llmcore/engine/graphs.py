@@ -7,6 +7,7 @@ capture cannot (compilation, libraries).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -89,6 +90,7 @@ class Graphs(Generic[T]):
 
     def _capture(self, key: object, layout: object, work: Callable[[], T]) -> _Captured[T] | None:
         self._device.synchronize()
+        began = time.perf_counter()
         try:
             graph, result = self._device.capture(work)
         except Exception:
@@ -96,6 +98,7 @@ class Graphs(Generic[T]):
             self._full = True
             return None
         self._captured[key] = _Captured(graph, result, layout)
+        logger.debug("captured %s in %.0f ms", key, (time.perf_counter() - began) * 1e3)
         if self._device.graph_memory >= self._most:
             logger.warning("the memory for captured steps is used up after %d of them", len(self))
             self._full = True

@@ -8,7 +8,7 @@ columns of one upload, and a few choices that make up the key under which it may
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -136,13 +136,13 @@ class Runner:
         for upload in (self._changes, self._eager, self._static):
             upload.clear()
         self._sampler.admit(plan)
-        self._change(plan)
         frame = frame_of(plan, self._graph_rows) if self._graph_rows else None
         packed, draw = self._pack(plan, frame)
         if frame is not None and (not all(packed.keys) or draw.biases):
             frame = None
             packed, draw = self._pack(plan, frame)
-        packed.upload.send()
+        packed.upload.seal()
+        self._change(plan, packed.upload)
         if frame is None:
             outcome = self._forward(packed, draw)
         else:
@@ -157,22 +157,27 @@ class Runner:
         out = step.outcome
         if out is None:
             return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_))
+        read = out.tokens.numpy()
+        finite = read >= 0
         return StepResult(
-            tokens=out.tokens.numpy(),
-            finite=out.finite.numpy(),
+            tokens=np.where(finite, read, ~read),
+            finite=finite,
             logprobs=_array(out.logprobs),
             top_ids=_array(out.top_ids),
             top_logprobs=_array(out.top_logprobs),
         )
 
-    def _change(self, plan: StepPlan) -> None:
-        """Bring the tables up to date, and copy granules that somebody else still holds."""
-        upload = self._changes
+    def _change(self, plan: StepPlan, frame: Upload) -> None:
+        """Send the step; bring the tables up to date, and copy granules that somebody else still holds."""
+        # Steady decoding changes little and gets by with one copy; what may be long never makes a frame grow.
+        upload = self._changes if plan.admitted or any(plan.copies) else frame
         self._tables.pack(plan.admitted, plan.writes, upload)
         for group, pairs in zip(self._groups, plan.copies, strict=False):
             if pairs:
                 upload.put(f"copies/{group.name}", np.array(pairs, np.int32).T.reshape(-1))
         upload.send()
+        if upload is not frame:
+            frame.send()
         self._tables.apply(len(plan.admitted), plan.writes, upload)
         for group, pairs in zip(self._groups, plan.copies, strict=False):
             if pairs:
@@ -194,14 +199,15 @@ class Runner:
         state = (tables.history, tables.lengths, tables.computed)
         sample_request = upload.get("sample_request")
         if not packed.n_samples:
-            self._ops.outputs[bucket](state, request, n_query, sample_request, sample_request)
+            nothing = sample_request, sample_request, sample_request.bool()
+            self._ops.outputs[bucket](state, request, n_query, *nothing)
             return None
         if step.sampled is not None:
             hidden = hidden.index_select(0, step.sampled)
             residual = None if residual is None else residual.index_select(0, step.sampled)
         out = self._sampler.draw(self._model.logits(hidden, residual), sample_request, draw, upload)
-        self._ops.outputs[bucket](state, request, n_query, sample_request, out.tokens)
-        return out
+        read = self._ops.outputs[bucket](state, request, n_query, sample_request, out.tokens, out.finite)
+        return replace(out, tokens=read)
 
     def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
         tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.n_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,12 +125,15 @@ class RowSampler:
         return self._greedy[count]
 
     def to_host(self, out: Sampled, count: int) -> Sampled:
-        """Start the copy of the first `count` rows to the host; the step's event says when it is complete."""
-        columns: dict[str, Tensor | None] = {f.name: getattr(out, f.name) for f in fields(out)}
+        """Start the copy of the first `count` rows to the host; the step's event says when it is complete.
+
+        `finite` stays behind: op `step_outputs` has said it with the tokens.
+        """
+        columns: dict[str, Tensor | None] = {f.name: getattr(out, f.name) for f in fields(out) if f.name != "finite"}
         host = {
             name: None if column is None else self._device.to_host(column[:count]) for name, column in columns.items()
         }
-        return Sampled(**host)  # type: ignore[arg-type]
+        return replace(out, **host)  # type: ignore[arg-type]
 
     def _admit(self, admitted: Admitted) -> None:
         index, sampling = admitted.index, admitted.sampling

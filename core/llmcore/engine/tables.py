@@ -36,12 +36,17 @@ class Upload:
         self._columns: dict[str, tuple[int, int]] = {}
         self._used = 0
         self._moved = 0
+        self._sealed: tuple[object, ...] = ()
         self._reserve(capacity)
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Where the columns lie: equal for two steps whose columns a graph finds in the same places."""
-        return (self._moved, tuple(self._columns.items()))
+        """Where the sealed columns lie: equal for two steps whose columns a graph finds in the same places."""
+        return (self._moved, self._sealed)
+
+    def seal(self) -> None:
+        """What is put from now on is not for a graph."""
+        self._sealed = tuple(self._columns.items())
 
     def clear(self) -> None:
         """Forget the last step's columns. The device must be done with the host's buffer of `turns` steps ago."""

@@ -14,9 +14,16 @@ TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 
 
 def reference(
-    state: State, request: torch.Tensor, n_query: torch.Tensor, sample_request: torch.Tensor, tokens: torch.Tensor
-) -> None:
-    """Changes `state`, (history [N, L], lengths [N], computed [N]) by request index; all int32.
+    state: State,
+    request: torch.Tensor,
+    n_query: torch.Tensor,
+    sample_request: torch.Tensor,
+    tokens: torch.Tensor,
+    finite: torch.Tensor,
+) -> torch.Tensor:
+    """Changes `state`, (history [N, L], lengths [N], computed [N]) by request index; all int32 but `finite` [S] bool.
+
+    Returns [S] what the host reads: each token, or its complement, below 0, where the row was not finite.
 
     `computed` grows by `n_query` [R] for each row's `request` [R]. Each of `tokens` [S] goes to the end of its
     request's history, `sample_request` [S], which becomes one longer; a history that is full loses its last token
@@ -28,6 +35,7 @@ def reference(
     at = lengths[sample_request].clamp(max=history.shape[1] - 1)
     history[sample_request, at] = tokens
     lengths[sample_request] = at + 1
+    return torch.where(finite, tokens, ~tokens)
 
 
 def make(context: OpContext) -> Op:
@@ -37,7 +45,7 @@ def make(context: OpContext) -> Op:
 
 def samples(
     context: OpContext,
-) -> Iterator[tuple[State, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[State, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """All rows sampled, every other, none; full histories; filling rows, and filling samples of one token."""
     for rows in SAMPLE_TOKENS[context.bucket]:
         for every in (1, 2, rows + 1):
@@ -52,7 +60,8 @@ def samples(
             tokens[-2:] = 5
             n_query = torch.cat((counts, torch.zeros(2, dtype=torch.int64)))
             rows_of = torch.cat((request, request[-1:]))
-            yield (history, lengths, computed), rows_of, n_query.int(), sample_request, tokens.int()
+            finite = torch.arange(len(tokens)) % 4 != 1
+            yield (history, lengths, computed), rows_of, n_query.int(), sample_request, tokens.int(), finite
 
 
 def cost(shape: Shape) -> tuple[float, float]:

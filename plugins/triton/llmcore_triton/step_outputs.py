@@ -20,7 +20,7 @@ BLOCK = 128
 
 @triton.jit(
     do_not_specialize=["n_rows", "n_samples"],
-    do_not_specialize_on_alignment=["request", "n_query", "sample_request", "tokens"],
+    do_not_specialize_on_alignment=["request", "n_query", "sample_request", "tokens", "finite"],
 )
 def _outputs(  # type: ignore[no-untyped-def]
     history,
@@ -30,6 +30,8 @@ def _outputs(  # type: ignore[no-untyped-def]
     n_query,
     sample_request,
     tokens,
+    finite,
+    out,
     n_rows,
     n_samples,
     stride,
@@ -52,6 +54,8 @@ def _outputs(  # type: ignore[no-untyped-def]
     tl.store(computed + mine, done + new, mask=is_row)
     tl.store(history + sampled.to(tl.int64) * stride + at, token, mask=is_sample)
     tl.store(lengths + sampled, at + 1, mask=is_sample)
+    fine = tl.load(finite + index, mask=is_sample, other=0) != 0
+    tl.store(out + index, tl.where(fine, token, ~token), mask=is_sample)
 
 
 def make(context: OpContext) -> Op:
@@ -66,12 +70,15 @@ def make(context: OpContext) -> Op:
         n_query: torch.Tensor,
         sample_request: torch.Tensor,
         tokens: torch.Tensor,
-    ) -> None:
-        """Changes state, (history [N, L], lengths [N], computed [N])."""
+        finite: torch.Tensor,
+    ) -> torch.Tensor:
+        """Changes state, (history [N, L], lengths [N], computed [N]) -> tokens [S] for the host."""
         history = state[0]
         n_rows, n_samples = request.shape[0], sample_request.shape[0]
         grid = ((max(n_rows, n_samples) + BLOCK - 1) // BLOCK,)
         counts = (n_rows, n_samples, history.stride(0), history.shape[1])
-        launch(grid, *state, request, n_query, sample_request, tokens, *counts)
+        out = torch.empty_like(tokens)
+        launch(grid, *state, request, n_query, sample_request, tokens, finite, out, *counts)
+        return out
 
     return run

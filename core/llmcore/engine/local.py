@@ -100,7 +100,7 @@ class LocalBridge:
                     self._deliver(events[_OWNER])
 
     def _drain(self) -> None:
-        while self._inbox:
+        for _ in range(len(self._inbox)):  # what comes meanwhile waits for the next step, or nothing would ever run
             message = self._inbox.popleft()
             match message:
                 case Submit():

@@ -153,7 +153,7 @@ def test_true_lengths_are_the_devices() -> None:
 
 def test_short_steps_get_small_tiles() -> None:
     spec = AttnSpec(heads=32, kv_heads=8, key_size=128, value_size=128, scale=0.1)
-    kernel = prefill.make(context(spec, "f16"))
+    kernel = prefill.make_with(context(spec, "f16"), {**TILES, "block_m": 128, "small": True})
     for n_query, name in ((64, "tiles64"), (4096, "tiles128")):
         meta: dict[str, torch.Tensor] = {"table": torch.empty(0)}
         kernel.plan(AttnRows(n_query=np.array([n_query], np.int32), kv_len=np.array([5000], np.int32)), Uploads(meta))

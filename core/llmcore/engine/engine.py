@@ -56,6 +56,11 @@ class Engine:
         """Nothing runs, waits or is in flight."""
         return not self._flying and self._scheduler.idle
 
+    @property
+    def captured(self) -> int:
+        """Steps that are captured so far."""
+        return self._runner.graphs
+
     def submit(self, request: Submit, owner: int = 0) -> None:
         """Queue a request. Raises RequestError if it is wrong or can never fit."""
         self._check(request)

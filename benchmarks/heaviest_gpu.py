@@ -1,0 +1,245 @@
+"""Proof that memory does not run out: the engine with its defaults, at its start and under the heaviest loads.
+
+    python benchmarks/heaviest_gpu.py [--loads sizes mixed places pool] [--set mem_fraction=0.95]
+
+Random weights from a config.json alone. Prints what was predicted and measured of the memory, then each load with its
+peaks beside what `mem_fraction` allows, and fails where a request fails or ends early. The loads: batches of every
+size that is captured, in every variant of sampling; small prompts that join a batch; as many requests at once as may
+run, with everything that sampling can be asked for, until some are preempted; the longest requests until KV is full.
+`--shrink 100 --set device=cpu` divides sizes and lengths, to try the script itself on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from gpu import config_of
+from llmcore.bench.engine_runs import BenchEngine
+from llmcore.bench.workloads import Prompts
+from llmcore.bridge import Finish, SamplingParams, StepEvents, Submit
+from llmcore.budget import DEFAULT_TOTAL_LEN
+from llmcore.engine.graphs import MIXED_TOKENS, padded
+from llmcore.engine.model import pick_device
+
+OWNER = 0
+GIB = 1 << 30
+EVERYTHING = SamplingParams(
+    temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.5, logprobs=20
+)
+VARIANTS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "temperature": SamplingParams(temperature=0.8),
+    "filtered": SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01),
+    "full": EVERYTHING,
+}
+STEPS_PER_SIZE = 3
+"""A step of a new size is captured when it comes again, and then replayed."""
+
+Wave = list[Submit]
+"""Requests that are submitted between two steps."""
+
+
+class Requests:
+    """Makes requests with prompts that nobody has seen before, and says what was asked for."""
+
+    def __init__(self, bench: BenchEngine, shrink: int) -> None:
+        self.bench, self.facts, self.config, self._shrink = bench, bench.facts, bench.config, shrink
+        self._prompts = Prompts(bench.facts.vocab_size)
+        self._made = 0
+
+    def steps(self, tokens: int) -> int:
+        """In which so many tokens of prompts are computed: answers have to be longer for all to be there at once."""
+        most = self.config.scheduling.batch_max_tokens
+        return tokens // (most or pick_device(self.bench.registry, self.config.model.device).step_tokens) + 1
+
+    def n(self, count: int) -> int:
+        """A count or a length, made smaller where the script itself is tried."""
+        return max(1, count // self._shrink)
+
+    @property
+    def pool(self) -> int:
+        """Tokens of KV to be filled."""
+        return self.facts.kv_tokens
+
+    def make(self, prompt: int, output: int, sampling: SamplingParams, *, stops: bool = False) -> Submit:
+        """`stops`: the model's eos ids are stop ids, but not allowed before the answer is as long as it may be."""
+        self._made += 1
+        return Submit(
+            id=self._made,
+            prompt=self._prompts.draw(prompt).astype("<i4").tobytes(),
+            max_new_tokens=output,
+            min_new_tokens=output if stops else 0,
+            stop_ids=tuple(self.facts.eos_ids) if stops else (),
+            sampling=sampling,
+        )
+
+
+def sizes(requests: Requests) -> Iterator[Wave]:
+    """Every captured size of a decode step in every variant: a batch whose requests end one after the other."""
+    most = min(requests.config.kernels.graph_max_batch_size, requests.facts.max_running)
+    steps = sorted({padded(size) for size in range(1, most + 1) if padded(size) <= most})
+    prompt = requests.n(16)
+    for sampling in VARIANTS.values():
+        smaller = [0, *steps]
+        yield [
+            requests.make(prompt, 2 + STEPS_PER_SIZE * (len(steps) - place), sampling)
+            for place, size in enumerate(steps)
+            for _ in range(size - smaller[place])
+        ]
+
+
+def mixed(requests: Requests) -> Iterator[Wave]:
+    """Prompts of every captured size that join a small batch, one between two steps, in the widest variant."""
+    lengths = [length for length in (1 << power for power in range(1, 7)) if length < MIXED_TOKENS]
+    lengths += range(2 * lengths[-1], MIXED_TOKENS, lengths[-1])
+    joining = [length for length in lengths for _ in range(STEPS_PER_SIZE)]
+    yield [requests.make(requests.n(16), 2 * len(joining), EVERYTHING) for _ in range(4)]
+    for length in joining:
+        yield [requests.make(max(length - 8, 1), 2, EVERYTHING)]
+
+
+def places(requests: Requests) -> Iterator[Wave]:
+    """As many requests as may run, prompts of 1 to 2,000 tokens that nearly fill KV, answers that more than do.
+
+    The answers that ended before were short, so the scheduler takes in more than will fit.
+    """
+    count, longest, output = requests.facts.max_running, requests.n(2000), requests.steps(requests.pool) + 32
+    longest = min(longest, requests.facts.max_total_len - output)
+    mean = min(0.94 * requests.pool / count, longest / 2)
+    output = max(output, min(int(1.3 * (requests.pool / count - mean)), requests.facts.max_total_len - longest))
+    power = longest / mean - 1
+    yield [
+        requests.make(1 + int((longest - 1) * (place / count) ** power), output, EVERYTHING, stops=True)
+        for place in range(count)
+    ]
+
+
+def pool(requests: Requests) -> Iterator[Wave]:
+    """Requests of max_req_total_len until KV is full to the last token."""
+    facts = requests.facts
+    output = requests.steps(requests.pool) + 16
+    count, rest = divmod(requests.pool, facts.max_total_len)
+    wave = [requests.make(facts.max_total_len - output, output, EVERYTHING) for _ in range(count)]
+    if rest > output:
+        wave.append(requests.make(rest - output, output, EVERYTHING))
+    yield wave
+
+
+LOADS: dict[str, Callable[[Requests], Iterator[Wave]]] = {
+    "sizes": sizes,
+    "mixed": mixed,
+    "places": places,
+    "pool": pool,
+}
+
+
+@dataclass
+class Outcome:
+    """What came back. `produced`: tokens by request; `wrong`: what should not have come."""
+
+    produced: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+
+    def take(self, events: StepEvents) -> None:
+        self.wrong += [f"request {events.request[row]}: {code}: {text}" for row, (code, text) in events.error.items()]
+        for request, count, finish in zip(events.request, events.count, events.finish, strict=True):
+            self.produced[request] = self.produced.get(request, 0) + count
+            if finish:
+                self.ended.add(request)
+                if finish != Finish.LENGTH:
+                    self.wrong.append(f"request {request} ended with {Finish(finish).name}")
+
+    def compare(self, asked: Iterable[Submit]) -> list[str]:
+        """What is wrong, request by request."""
+        wrong = list(self.wrong)
+        for request in asked:
+            got = self.produced.get(request.id, 0)
+            if got != request.max_new_tokens or request.id not in self.ended:
+                wrong.append(f"request {request.id}: {got} of {request.max_new_tokens} tokens")
+        return wrong
+
+
+def memory_text(fraction: float) -> str:
+    """What torch and the driver say, since the last call, beside `fraction` of all; begins a new measurement."""
+    if not torch.cuda.is_available():
+        return "no GPU, so no figures of its memory"
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    others = total - free - torch.cuda.memory_reserved()
+    retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+    torch.cuda.reset_peak_memory_stats()
+    return (
+        f"peaks: {allocated / GIB:.2f} GiB in tensors, {reserved / GIB:.2f} held by torch, "
+        f"{(others + reserved) / GIB:.2f} with all else on the GPU; in use now {(total - free) / GIB:.2f} "
+        f"({(total - free) / total:.1%}); allowed {fraction * total / GIB:.2f} of {total / GIB:.2f} ({fraction:.0%}); "
+        f"{retries} allocations so far only after torch gave back what it did not use"
+    )
+
+
+def run(name: str, bench: BenchEngine, waves: Iterable[Sequence[Submit]], *, one_by_one: bool) -> list[str]:
+    """Run a load; what is wrong with its outcome. `one_by_one`: a wave waits until the one before is answered."""
+    engine, outcome, asked = bench.engine, Outcome(), []
+    before, most_live, began = engine.load(), 0, time.perf_counter()
+    for wave in [*waves, []]:
+        for request in wave:
+            engine.submit(request, OWNER)
+        asked += wave
+        stepped = False
+        while not engine.idle and (one_by_one or not wave or not stepped):
+            for events in engine.step():
+                if OWNER in events:
+                    outcome.take(events[OWNER])
+            stepped = True
+            most_live = max(most_live, engine.load().kv_live)
+    after = engine.load()
+    print(
+        f"{name}: {len(asked):,} requests, {time.perf_counter() - began:.1f} s, {after.steps - before.steps:,} steps, "
+        f"{after.preemptions - before.preemptions:,} preemptions, KV at most {most_live / after.kv_total:.1%} full, "
+        f"{engine.captured} captured steps so far",
+        flush=True,
+    )
+    if after.kv_live or after.running or after.waiting:
+        outcome.wrong.append(f"not all was given back: {after}")
+    return outcome.compare(asked)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-3.1-8b", help="a name in benchmarks/configs, or a directory")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="default: all, in this order")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
+    parser.add_argument("--shrink", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    if not any(text.startswith("max_req_total_len=") for text in options.set):
+        options.set.append(f"max_req_total_len={DEFAULT_TOTAL_LEN}")  # gpu.py has less
+    config = config_of(options)
+    fraction, wrong = config.memory.mem_fraction, list[str]()
+    with BenchEngine(config) as bench:
+        report = dict(bench.facts.report)
+        for label in ("model", "device", "start", "predicted", "measured"):
+            print(f"{label}: {report[label]}")
+        print(f"at the start: {memory_text(fraction)}", flush=True)
+        requests = Requests(bench, options.shrink)
+        for name in options.loads:
+            found = run(name, bench, LOADS[name](requests), one_by_one=name == "sizes")
+            wrong += [f"{name}: {text}" for text in found]
+            print(f"  {memory_text(fraction)}", flush=True)
+    for text in wrong[:20]:
+        print(text)
+    print(f"{len(wrong)} FAILURES" if wrong else "every request was answered in full")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
-from llmcore.api import DeviceSpec, hookimpl
+from llmcore.api import DeviceInfo, DeviceSpec, hookimpl
 from llmcore.budget import GRAPH_BYTES
 from llmcore.builtin.devices.cpu import CPU
 
@@ -53,10 +53,31 @@ class AheadCPU(CPU):
         return 320_000 + GRAPH_BYTES
 
 
+class Short(AheadCPU):
+    """An accelerator that is old and has little memory, as kernels and limits see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = DeviceInfo("cuda", "Old and Small", capability=75, memory=1 << 30, processors=20)
+
+    def kv_budget(self, fraction: float) -> int:
+        """Room for 2,400 tokens of the fake model at 0.9, for none at 0.5."""
+        return GRAPH_BYTES + (int(fraction * 6000) - 3000) * 32
+
+    def free_memory(self) -> int:
+        """Somebody else is here."""
+        return 700 << 20
+
+    def peak_memory(self) -> int:
+        """Since the start."""
+        return 300 << 20
+
+
 @hookimpl
 def register_devices() -> Iterable[DeviceSpec]:
-    """`cpu-ahead`."""
-    yield DeviceSpec(name="cpu-ahead", make=f"{__name__}:AheadCPU", available=f"{__name__}:available")
+    """`cpu-ahead` and `short`."""
+    for name, made in (("cpu-ahead", "AheadCPU"), ("short", "Short")):
+        yield DeviceSpec(name=name, make=f"{__name__}:{made}", available=f"{__name__}:available")
 
 
 def available() -> str | None:

@@ -9,18 +9,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from llmcore.budget import GRAPH_BYTES, Machine, predict
+from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.config import Config
 from llmcore.engine.engine import Engine
 from llmcore.engine.explain import fallbacks
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
-from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
+from llmcore.engine.limits import fit, kv_capacity, kv_room, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
 from llmcore.engine.profile import measure, run_worst_case, take_workspaces
 from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
+from llmcore.engine.shortage import OUT_OF_MEMORY, figures, kv_short, step_short, tables_short, weights_short
 from llmcore.engine.tables import Tables
 from llmcore.errors import ConfigError
 from llmcore.kv.group import KVGroup
@@ -32,7 +31,6 @@ from llmcore.registry import Registry
 from llmcore.sched.scheduler import Scheduler
 from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, ModelReport, SchedulerSpec
 from llmcore.wire import ModelFacts
-
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +48,19 @@ class _Parts:
     device: Device
     loaded: Loaded
     limits: SchedulerLimits
+    machine: Machine
+    free: int
+    """Bytes free before anything was loaded."""
+
+    @property
+    def budget(self) -> Budget:
+        """What was to be expected."""
+        return predict(self.loaded.config, self.loaded.shapes, self.config, self.machine, self.token_bytes)
+
+    @property
+    def figures(self) -> str:
+        """The prediction beside what is measured, for where memory is short."""
+        return figures(self.budget, self.device, self.free)
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -99,12 +110,15 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     device = pick_device(registry, config.model.device)
     machine = machine_of(device, config)
     device.reset_peak()
-    loaded = _loaded(config, registry, device, progress)
+    free = device.free_memory()
+    try:
+        loaded = load_model(config, registry, device, progress)
+    except OUT_OF_MEMORY as error:
+        raise weights_short(config, registry, device, machine, free) from error
     read = time.monotonic()
     limits = scheduler_limits(config, loaded.config, device)
-    parts = _Parts(config, registry, device, loaded, limits)
-    tables = Tables(device, limits.max_running, limits.max_total_len, _granules(parts))
-    runner, kv_tokens = _runner(parts, tables)
+    parts = _Parts(config, registry, device, loaded, limits, machine, free)
+    runner, kv_tokens = _runner(parts, _tables(parts))
     for line in fallbacks(registry, loaded.build.resolutions):
         logger.warning(line)
     scheduler = _scheduler(parts, kv_tokens)
@@ -118,7 +132,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     )
     registry.call("on_model_built", report=report)
     timings = {"model loaded in": read - started, "ready in": time.monotonic() - started}
-    budget = predict(loaded.config, loaded.shapes, config, machine, parts.token_bytes)
+    budget = parts.budget
     facts = ModelFacts(
         architecture=loaded.config.architecture,
         vocab_size=loaded.config.vocab_size,
@@ -138,15 +152,12 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     return Engine(scheduler, runner, device, facts, loaded.config.fixed_angles_up_to)
 
 
-def _loaded(config: Config, registry: Registry, device: Device, progress: Progress) -> Loaded:
+def _tables(parts: _Parts) -> Tables:
+    limits = parts.limits
     try:
-        return load_model(config, registry, device, progress)
-    except torch.OutOfMemoryError as error:
-        size = device.info.memory / 2**30
-        raise ConfigError(
-            f"the weights do not fit into the {size:.1f} GiB of {device.info.name or device.info.type}; take a smaller "
-            "model or --data_type; `llmcore plan` predicts what fits where"
-        ) from error
+        return Tables(parts.device, limits.max_running, limits.max_total_len, _granules(parts))
+    except OUT_OF_MEMORY as error:
+        raise tables_short(error, parts.config, limits.max_total_len) from error
 
 
 def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
@@ -155,23 +166,33 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
     What the largest steps and their graphs take is measured with next to no KV; KV then gets what is left, and the
     largest step runs once more beside it. Raises ConfigError where that does not fit.
     """
-    device, granules = parts.device, _granules(parts)
+    device = parts.device
     take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
-    graphs = GRAPH_BYTES
+    graphs = GRAPH_BYTES + (_measured(parts, tables) if device.measured else 0)
     try:
-        if device.measured:
-            graphs += measure(parts.runner(tables, 1, GRAPH_BYTES << 4), device, parts.limits, granules)
-            device.forget_graphs()
         parts.limits, kv_tokens = _fitted(parts, graphs)
+    except ConfigError as error:
+        raise ConfigError(f"{error}\n{parts.figures}") from error
+    room = kv_room(parts.config, device, parts.token_bytes, graphs)
+    try:
         runner = parts.runner(tables, kv_tokens, graphs)
         if device.measured:
-            run_worst_case(runner, device, parts.limits, granules)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"the largest step does not fit beside the weights and KV ({error}); lower --batch_max_tokens, "
-            "--running_max_req_size, --mem_fraction or --max_total_token_num"
-        ) from error
+            run_worst_case(runner, device, parts.limits, _granules(parts))
+    except OUT_OF_MEMORY as error:
+        raise kv_short(error, parts.config, kv_tokens, room, parts.token_bytes, parts.figures) from error
     return runner, kv_tokens
+
+
+def _measured(parts: _Parts, tables: Tables) -> int:
+    """Run the largest steps; bytes of their graphs."""
+    try:
+        runner = parts.runner(tables, 1, GRAPH_BYTES << 4)
+        graphs = measure(runner, parts.device, parts.limits, _granules(parts))
+    except OUT_OF_MEMORY as error:
+        raise step_short(error, parts.figures) from error
+    del runner  # its graphs go with it
+    parts.device.forget_graphs()
+    return graphs
 
 
 def _granules(parts: _Parts) -> tuple[int, ...]:

@@ -13,6 +13,9 @@ from llmcore.specs import ModelConfig
 
 log = logging.getLogger(__name__)
 
+LEAST_KV, MOST_KV = 2, (1 << 31) - (1 << 16)
+"""Tokens. Slots are int32, and some beyond the last one are for padding."""
+
 
 def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> SchedulerLimits:
     """Limits before it is known what fits. Raises ConfigError where settings and model contradict each other."""
@@ -49,24 +52,33 @@ def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> Sche
     )
 
 
-def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_bytes: int, graphs: int = 0) -> int:
-    """Tokens of KV: what the operator asked for, else what the device grants.
+def kv_room(config: Config, device: Device, token_bytes: int, graphs: int = 0) -> int:
+    """Tokens of KV that the device grants; `graphs`: bytes that a measured device keeps for captured steps."""
+    budget = device.kv_budget(config.memory.mem_fraction) - (graphs if device.measured else 0)
+    return max(budget, 0) // token_bytes
 
-    `token_bytes`: of one token's KV; `graphs`: bytes that a measured device keeps for captured steps.
-    """
-    if config.memory.max_total_token_num is not None:
-        return config.memory.max_total_token_num
+
+def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_bytes: int, graphs: int = 0) -> int:
+    """Tokens of KV: what the operator asked for, else what the device grants. `token_bytes`: of one token's KV."""
+    asked = config.memory.max_total_token_num
+    if asked is not None:
+        if not LEAST_KV <= asked <= MOST_KV:
+            raise ConfigError(
+                f"--max_total_token_num {asked} is not between {LEAST_KV}, a prompt and an answer of one token each, "
+                f"and {MOST_KV}, the slots that can be numbered"
+            )
+        return asked
     if not device.measured and config.memory.mem_fraction != Memory.mem_fraction:
         log.warning("--mem_fraction has no effect: on %s KV takes what the device grants.", device.info.type)
-    budget = device.kv_budget(config.memory.mem_fraction) - (graphs if device.measured else 0)
-    tokens = budget // token_bytes
-    if tokens < 1:
+    tokens = kv_room(config, device, token_bytes, graphs)
+    if tokens < LEAST_KV:
         raise ConfigError(
-            f"no memory is left for KV: {budget >> 20} MiB where one token takes {token_bytes} bytes; use a smaller "
-            "model or --data_type, lower --batch_max_tokens, or raise --mem_fraction"
+            f"no memory is left for KV: there is room for {tokens} tokens of {token_bytes} bytes, and the shortest "
+            "request has 2; use a smaller model or --data_type, lower --batch_max_tokens or --running_max_req_size, "
+            "raise --mem_fraction, or end what else holds the memory"
         )
     # more than every running request could fill would never be used
-    return min(tokens, limits.max_running * limits.max_total_len)
+    return min(tokens, limits.max_running * limits.max_total_len, MOST_KV)
 
 
 def fit(config: Config, limits: SchedulerLimits, kv_tokens: int) -> SchedulerLimits:
@@ -84,5 +96,9 @@ def fit(config: Config, limits: SchedulerLimits, kv_tokens: int) -> SchedulerLim
         raise ConfigError(
             f"--max_req_input_len {asked_input} does not fit: there is room for {kv_tokens} tokens of KV; lower it to "
             f"{kv_tokens - 1}, or make room (--max_total_token_num, --mem_fraction, --data_type)"
+        )
+    if config.memory.max_total_token_num is None:
+        log.warning(
+            "requests may have %d tokens instead of %d: there is no room for more KV", kv_tokens, limits.max_total_len
         )
     return replace(limits, max_total_len=kv_tokens, max_input_len=min(limits.max_input_len, kv_tokens - 1))

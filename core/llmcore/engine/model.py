@@ -23,6 +23,9 @@ from llmcore.weights.source import open_checkpoint, read_model
 
 logger = logging.getLogger(__name__)
 
+STEP_OPS = frozenset({"sample", "step_inputs", "step_outputs", "kv_slots"})
+"""What surrounds every model's forward."""
+
 Progress = Callable[[str, int, int], None]
 """(stage, done, total): how far a start-up has come; "weights" counts bytes."""
 
@@ -94,7 +97,7 @@ def build_model(
     granules = settle_granules(DryBuild(torch_device=torch.device("meta"), **shared), make)
     build = Build(torch_device=device.torch_device, granules=granules, **shared)
     model = make(model_config, build)
-    used = {resolution.context.op for resolution in build.resolutions} | {"sample"}
+    used = {resolution.context.op for resolution in build.resolutions} | STEP_OPS
     apply_modes(kernels.mode, registry, device.info, kernels.kernel, ops=used)
     if idle := sorted(set(build.pins.kernels) - used):
         raise ConfigError(

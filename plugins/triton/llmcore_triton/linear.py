@@ -1,7 +1,7 @@
 """linear and linear_silu_and_mul, kernel small_rows: weights once through the tensor cores for up to 64 tokens.
 
-A call's work is cut into equal shares for a fixed number of programs, whatever the shape (see linear_kernels). What
-is added up across programs is added in one order, so equal calls give equal bits.
+A call's work is cut into equal shares for a fixed number of programs, whatever the shape, or into whole tiles (see
+linear_kernels). What is added up across programs is added in one order, so equal calls give equal bits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from llmcore.api import OpContext
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import tuned
-from llmcore_triton.launch import Bound, overlaps, place
+from llmcore_triton.launch import HOPPER, Bound, overlaps, place
 from llmcore_triton.linear_kernels import small_rows
 from llmcore_triton.linear_shapes import (
     GATED,
@@ -29,9 +30,13 @@ from llmcore_triton.linear_shapes import (
 
 KERNEL = "small_rows"
 
-DEFAULT = {"block_n": 64, "block_k": 128, "warps": 4, "stages": 8, "per_processor": 2, "prefetch": 1}
+DEFAULT = {
+    **{"block_n": 64, "block_k": 128, "warps": 4, "stages": 8, "per_processor": 2},
+    **{"tma": False, "early": False},
+}
 """`stages`: tiles on their way at most, fewer where shared memory ends. `per_processor`: programs on each
-multiprocessor; 0 gives every tile one program. `prefetch`: weights set out for the L2 cache before `wait`."""
+multiprocessor; 0 gives every tile one program. `tma`: tiles come by the tensor memory accelerator, where alignment
+allows. `early`: each program loads one step's weights before `wait`."""
 
 PADDED = (16, 32, 64)
 """Token counts that kernels are compiled for."""
@@ -43,20 +48,32 @@ _IN_FLIGHT = 24 * 1024
 """Bytes of weights on their way to each multiprocessor without which memory is not kept busy."""
 
 _RESIDENT = 2
-"""Programs that share a multiprocessor's memory where every tile has one."""
+"""Programs that share a multiprocessor's memory where every tile has one, and not all fit at once with it whole."""
+
+_ALIGNED = 16
+"""Bytes to which TMA wants addresses and row strides."""
+
+_BARRIERS = 1024
+"""Bytes of shared memory, at most, in which TMA says what has arrived."""
 
 _F32_BLOCK_K = 32
 """f32 has no tensor cores that round as it should; longer blocks only make more instructions."""
 
 
 class Plan(NamedTuple):
-    """One shape's launch: positional arguments by name, and the kernel with its compile-time ones."""
+    """One shape's launch: positional arguments by name, and the kernel with its compile-time ones.
+
+    `boxes`: the tiles of x and weight that TMA is to read, None where it is not; `weights`: their descriptors by
+    address, made once because weights stay where they are.
+    """
 
     programs: int
     partials: torch.Tensor
     arrivals: torch.Tensor
     sizes: Sizes
     steps: int
+    boxes: tuple[list[int], list[int]] | None
+    weights: dict[int, TensorDescriptor]
     launch: Bound
 
 
@@ -85,7 +102,8 @@ class SmallRows:
         has_bias = bias is not None
         plan.launch.but(HAS_BIAS=has_bias)(
             (plan.programs,),
-            *(x, weight, bias if has_bias else weight, out, plan.partials, plan.arrivals),
+            *(x, weight, *_descriptors(x, weight, plan)),
+            *(bias if has_bias else weight, out, plan.partials, plan.arrivals),
             *(tokens, plan.sizes.outputs, inputs, x.stride(0), plan.steps),
         )
         return out
@@ -109,6 +127,8 @@ class SmallRows:
             buffer(where, torch.int32, power_of_two(tiles)),
             sizes,
             steps,
+            ([padded, block_k], [block_n, block_k]) if takes_tma(context, config) else None,
+            {},
             Bound(
                 small_rows,
                 TOKENS=padded,
@@ -118,7 +138,8 @@ class SmallRows:
                 EVEN_N=sizes.outputs % block_n == 0,
                 EVEN_K=inputs % block_k == 0,
                 SHARED=shared,
-                DEPTH=(stages - 1) * config["prefetch"],
+                ONE=steps == k_steps,
+                EARLY=config["early"],
                 PDL=overlap,
                 num_warps=config["warps"],
                 num_stages=stages,
@@ -129,6 +150,38 @@ class SmallRows:
         return plan
 
 
+def _descriptors(
+    x: torch.Tensor, weight: torch.Tensor, plan: Plan
+) -> tuple[TensorDescriptor, TensorDescriptor] | tuple[None, None]:
+    """x and weight as what TMA reads boxes of; None where it cannot, or is not to."""
+    if plan.boxes is None:
+        return None, None
+    tokens, inputs = x.shape
+    # one row's stride may be anything
+    stride = x.stride(0) if tokens > 1 else inputs
+    element = x.element_size()
+    place, address = x.data_ptr(), weight.data_ptr()
+    if (place | address | stride * element | inputs * element) % _ALIGNED or stride < inputs:
+        return None, None
+    found = plan.weights.get(address)
+    if found is None:
+        found = TensorDescriptor(weight, list(weight.shape), [inputs, 1], plan.boxes[1])
+        plan.weights[address] = found
+    return TensorDescriptor(x, [tokens, inputs], [stride, 1], plan.boxes[0]), found
+
+
+def takes_tma(context: OpContext, config: Mapping[str, Any]) -> bool:
+    """Whether tiles are to come by TMA, which takes half types here."""
+    return bool(config["tma"]) and (context.device.capability or 0) >= HOPPER and element_bytes(context) == 2
+
+
+def resident(context: OpContext, config: Mapping[str, Any], sizes: Sizes) -> int:
+    """Programs that share a multiprocessor's memory."""
+    if config["per_processor"]:
+        return int(config["per_processor"])
+    return 1 if -(-sizes.outputs // config["block_n"]) <= processors(context) else _RESIDENT
+
+
 def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded: int) -> tuple[int, int, int]:
     """(block_n, block_k, stages) of a configuration, cut down to the shape and to the shared memory there is."""
     gated, element = context.op == GATED, element_bytes(context)
@@ -136,8 +189,12 @@ def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded:
     block_k = max(min(config["block_k"], power_of_two(sizes.inputs)), _LEAST)
     if context.dtype == "f32":
         block_k = min(block_k, _F32_BLOCK_K)
-    # besides the tiles: the accumulator on its way to another arrangement of threads
-    room = shared_bytes(context, config["per_processor"] or _RESIDENT) - block_n * padded * 4
+    room = shared_bytes(context, resident(context, config, sizes))
+    if config["per_processor"]:
+        # a tile that ends while others are on their way: its results move to another arrangement of threads
+        room -= block_n * padded * 4
+    if takes_tma(context, config):
+        room -= _BARRIERS
     stages = 0
     while stages < 2:
         stages = room // (((1 + gated) * block_n + padded) * block_k * element)
@@ -159,31 +216,59 @@ def make(context: OpContext) -> SmallRows:
     return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
+_Tiles = tuple[tuple[int, int, int, int], ...]
+_NAMES = ("block_n", "block_k", "warps", "per_processor")
+_HOPPER: tuple[tuple[bool, bool, _Tiles], ...] = (
+    (False, False, ((64, 64, 4, 0), (64, 128, 4, 0), (64, 128, 4, 1), (64, 128, 4, 2), (64, 256, 4, 1))),
+    (False, True, ((64, 128, 4, 2), (64, 256, 4, 1))),
+    (True, False, ((64, 128, 4, 1), (64, 128, 4, 2), (64, 256, 4, 1), (128, 64, 8, 0))),
+    (True, True, tuple((64, 128, 4, programs) for programs in range(4))),
+    (True, True, ((64, 256, 4, 0), (64, 256, 4, 1), (64, 64, 4, 0), (64, 64, 4, 2))),
+    (True, True, ((128, 64, 8, 0), (128, 64, 8, 1), (128, 64, 8, 2), (128, 128, 8, 1))),
+    (True, True, ((256, 64, 8, 0), (32, 256, 4, 0), (32, 128, 4, 0))),
+)
+"""(`tma`, `early`, the tiles to time with them, by _NAMES)."""
+
+_OTHERS: tuple[tuple[bool, bool, _Tiles], ...] = (
+    (False, False, tuple((64, 64, 4, programs) for programs in range(5))),
+    (False, False, tuple((64, 128, 4, programs) for programs in range(3))),
+    (False, False, ((128, 64, 8, 0), (128, 64, 8, 1))),
+)
+
+_TILE_BYTES = 16 * 1024
+"""Weights of a step; smaller steps only cost more instructions where memory for larger ones is there."""
+
+
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
-    # two accumulators of 128 rows do not fit into four warps' registers
-    for block_n, warps in ((64, 4), (128, 8)) if context.op == GATED else ((64, 4), (128, 4), (128, 8)):
-        for block_k in (64, 128, 256) if context.dtype != "f32" else (_F32_BLOCK_K,):
-            for per_processor in (0, 1, 2, 3, 4):
-                config = {**DEFAULT, "block_n": block_n, "block_k": block_k, "warps": warps}
-                config["per_processor"] = per_processor
-                if _worthwhile(context, config):
-                    yield config
-                    if block_n == 64 and block_k >= 128 and per_processor in (1, 2):
-                        yield {**config, "prefetch": 0}
+    hopper = takes_tma(context, {"tma": True}) and context.device.capability == HOPPER
+    seen = []
+    for tma, early, tiles in _HOPPER if hopper else _OTHERS:
+        for tile in tiles:
+            config = {**DEFAULT, **dict(zip(_NAMES, tile, strict=True)), "tma": tma, "early": early}
+            if context.dtype == "f32":
+                config["block_k"] = _F32_BLOCK_K
+            if config not in seen and _worthwhile(context, config, _TILE_BYTES if hopper else 0):
+                seen.append(config)
+                yield config
 
 
-def _worthwhile(context: OpContext, config: Mapping[str, Any]) -> bool:
-    """Whether it fits as it stands, with enough on its way to keep memory busy."""
+def _worthwhile(context: OpContext, config: Mapping[str, Any], least: int) -> bool:
+    """Whether it fits as it stands and keeps memory and processors busy; `least` bytes of weights in a step."""
     padded = PADDED[-1] if context.bucket >= 2 else PADDED[0]
     sizes = known_sizes(context) or Sizes(4096, 4096)
     try:
         block_n, block_k, stages = tile_of(context, config, sizes, padded)
     except ValueError:
         return False
-    weights = (1 + (context.op == GATED)) * block_n * block_k * element_bytes(context)
-    in_flight = (config["per_processor"] or _RESIDENT) * (stages - 1) * weights
-    return block_n == config["block_n"] and block_k == config["block_k"] and stages >= 3 and in_flight >= _IN_FLIGHT
+    rows = (1 + (context.op == GATED)) * block_n
+    step = rows * block_k * element_bytes(context)
+    if block_n != config["block_n"] or block_k != config["block_k"] or stages < 3 or step < least:
+        return False
+    # two accumulators of 128 rows are what registers hold; fewer rows than tokens would read x more than weights
+    if rows > 256 or padded > block_n or resident(context, config, sizes) * (stages - 1) * step < _IN_FLIGHT:
+        return False
+    return bool(config["per_processor"]) or 2 * -(-sizes.outputs // block_n) > processors(context)
 
 
 def cost(context: OpContext) -> float | None:

@@ -83,68 +83,130 @@ def _sum_shared(  # type: ignore[no-untyped-def]
             _store(out, bias, acc, up, tile, tokens, outputs, TOKENS, BLOCK_N, GATED, HAS_BIAS)
 
 
+@triton.jit
+def _end(  # type: ignore[no-untyped-def]
+    out, bias, partials, acc, up, step, first, tokens, outputs, k_steps,
+    TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Write a tile after its last `step` here: as results if all its steps were here, else as one part."""
+    tile = step // k_steps
+    begin = tile * k_steps
+    if not SHARED or (first <= begin and step == begin + k_steps - 1):
+        _store(out, bias, acc, up, tile, tokens, outputs, TOKENS, BLOCK_N, GATED, HAS_BIAS)
+    else:
+        slot = 2 * tl.program_id(0) + (first < begin).to(tl.int32)
+        part = partials + slot.to(tl.int64) * ((1 + GATED) * BLOCK_N * TOKENS)
+        part += tl.arange(0, BLOCK_N)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+        tl.store(part, acc)
+        if GATED:
+            tl.store(part + BLOCK_N * TOKENS, up)
+
+
 @triton.jit(do_not_specialize=["tokens", "steps"])
 def small_rows(  # type: ignore[no-untyped-def]
-    x, weight, bias, out, partials, arrivals, tokens, outputs, inputs, x_stride, steps,
+    x, weight, x_tiles, w_tiles, bias, out, partials, arrivals, tokens, outputs, inputs, x_stride, steps,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SHARED: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SHARED: tl.constexpr, ONE: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] weight^T for at most TOKENS tokens; weights are the rows of the MMA.
 
     The steps, BLOCK_K inputs of BLOCK_N outputs each, are numbered through all tiles, and every program takes `steps`
-    consecutive ones (Stream-K, arXiv:2301.03598): all are equally long, whatever the shape. SHARED: tiles may begin
-    in one program and end in another; then each writes its part (f32) into one of its two slots in `partials`.
+    consecutive ones (Stream-K, arXiv:2301.03598): all are equally long, whatever the shape. ONE: `steps` is one tile.
+    SHARED: tiles may begin in one program and end in another; then each writes its part (f32) into one of its two
+    slots in `partials`. `x_tiles`, `w_tiles`: tensor descriptors of x in [TOKENS, BLOCK_K] and weight in [BLOCK_N,
+    BLOCK_K], or None. EARLY: the weights of the last step are loaded before `wait` and kept, so that memory is busy
+    while the kernel before this one ends.
     """
     k_steps = tl.cdiv(inputs, BLOCK_K)
     first = tl.program_id(0) * steps
-    last = tl.minimum(first + steps, tl.cdiv(outputs, BLOCK_N) * k_steps)
-    if PDL:
-        touch(
-            weight, first, last, k_steps, outputs, inputs,
-            BLOCK_N, BLOCK_K, GATED, DEPTH, 256 // weight.dtype.element_ty.primitive_bitwidth,
-        )  # fmt: skip
+    last = tl.minimum(first + steps, tl.cdiv(outputs, BLOCK_N) * k_steps) - 1
+    if EARLY:
+        # into registers: what a tensor descriptor or tl.dot puts into shared memory would be waited for right here
+        w_last, v_last = _pair(weight, None, last, k_steps, outputs, inputs,
+                               BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)  # fmt: skip
+        w_last, v_last = _as_bits(w_last), _as_bits(v_last)
     wait(PDL)
     release(PDL)
-    rows, columns, lines = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K), tl.arange(0, TOKENS)
-    inside_w, inside_x = (rows * inputs)[:, None] + columns[None, :], lines[:, None] * x_stride + columns[None, :]
+    if EARLY:
+        x_last = _as_bits(_tokens(x, None, last % k_steps, tokens, inputs, x_stride, TOKENS, BLOCK_K, EVEN_K))
     acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-    for step in range(first, last):
-        tile = step // k_steps
-        k = step - tile * k_steps
-        tile_w = weight + (tile * BLOCK_N).to(tl.int64) * inputs + k * BLOCK_K + inside_w
-        here = (lines < tokens)[:, None]
-        if not EVEN_K:
-            here = here & (k * BLOCK_K + columns < inputs)[None, :]
-        xt = tl.trans(tl.load(x + k * BLOCK_K + inside_x, mask=here, other=0.0))
-        w = _weights(tile_w, tile, k, outputs, inputs, BLOCK_N, BLOCK_K, EVEN_N, EVEN_K)
+    for step in range(first, last + 1 - EARLY):
+        xt = tl.trans(_tokens(x, x_tiles, step % k_steps, tokens, inputs, x_stride, TOKENS, BLOCK_K, EVEN_K))
+        w, v = _pair(weight, w_tiles, step, k_steps, outputs, inputs, BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)
         acc = tl.dot(w, xt, acc, input_precision="ieee")
         if GATED:
-            w = _weights(tile_w + outputs.to(tl.int64) * inputs, tile, k, outputs, inputs,
-                         BLOCK_N, BLOCK_K, EVEN_N, EVEN_K)  # fmt: skip
-            up = tl.dot(w, xt, up, input_precision="ieee")
-        if k == k_steps - 1 or step == last - 1:
-            if not SHARED or (first <= tile * k_steps and k == k_steps - 1):
-                _store(out, bias, acc, up, tile, tokens, outputs, TOKENS, BLOCK_N, GATED, HAS_BIAS)
-            else:
-                slot = 2 * tl.program_id(0) + (first < tile * k_steps).to(tl.int32)
-                part = partials + slot.to(tl.int64) * ((1 + GATED) * BLOCK_N * TOKENS)
-                part += rows[:, None] * TOKENS + lines[None, :]
-                tl.store(part, acc)
-                if GATED:
-                    tl.store(part + BLOCK_N * TOKENS, up)
-            acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-            up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
+            up = tl.dot(v, xt, up, input_precision="ieee")
+        # a program's last tile ends after the loop
+        if not ONE:  # noqa: SIM102
+            if step % k_steps == k_steps - 1 and step < last:
+                _end(out, bias, partials, acc, up, step, first, tokens, outputs, k_steps,
+                     TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
+                acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
+                up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
+    if EARLY:
+        kind: tl.constexpr = x.dtype.element_ty
+        xt = tl.trans(x_last.to(kind, bitcast=True))
+        acc = tl.dot(w_last.to(kind, bitcast=True), xt, acc, input_precision="ieee")
+        if GATED:
+            up = tl.dot(v_last.to(kind, bitcast=True), xt, up, input_precision="ieee")
+    _end(out, bias, partials, acc, up, last, first, tokens, outputs, k_steps,
+         TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
     if SHARED:
         # all threads have written before one of them says so
         tl.debug_barrier()
-        begin, end = first // k_steps, (last - 1) // k_steps
-        if first < last:
-            _sum_shared(out, bias, partials, arrivals, begin, tokens, outputs, k_steps, steps,
-                        TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
+        begin, end = first // k_steps, last // k_steps
+        _sum_shared(out, bias, partials, arrivals, begin, tokens, outputs, k_steps, steps,
+                    TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
         if begin < end:
             _sum_shared(out, bias, partials, arrivals, end, tokens, outputs, k_steps, steps,
                         TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
+
+
+@triton.jit
+def _as_bits(tile):  # type: ignore[no-untyped-def]
+    """A tile as integers, which stay in registers until they are cast back: only then can tl.dot take them."""
+    return tile.to(tl.core.get_int_dtype(bitwidth=tile.dtype.primitive_bitwidth, signed=True), bitcast=True)
+
+
+@triton.jit
+def _tokens(  # type: ignore[no-untyped-def]
+    x, tiles, k, tokens, inputs, x_stride, TOKENS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """Step k of x, [TOKENS, BLOCK_K]; what lies outside is zero."""
+    if tiles is not None:
+        return tiles.load([0, k * BLOCK_K])
+    lines, columns = tl.arange(0, TOKENS), tl.arange(0, BLOCK_K)
+    here = (lines < tokens)[:, None]
+    if not EVEN_K:
+        here = here & (k * BLOCK_K + columns < inputs)[None, :]
+    return tl.load(x + k * BLOCK_K + lines[:, None] * x_stride + columns[None, :], mask=here, other=0.0)
+
+
+@triton.jit
+def _pair(  # type: ignore[no-untyped-def]
+    weight, tiles, step, k_steps, outputs, inputs,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """The weights of a step, [BLOCK_N, BLOCK_K], and where GATED those of up, else the same again."""
+    tile = step // k_steps
+    k = step - tile * k_steps
+    if tiles is not None:
+        # zero outside of the weight; past the gate's last row there are rows of up, whose results nobody stores
+        w = tiles.load([tile * BLOCK_N, k * BLOCK_K])
+        v = w
+        if GATED:
+            v = tiles.load([outputs + tile * BLOCK_N, k * BLOCK_K])
+    else:
+        place = weight + (tile * BLOCK_N).to(tl.int64) * inputs + k * BLOCK_K
+        place += (tl.arange(0, BLOCK_N) * inputs)[:, None] + tl.arange(0, BLOCK_K)[None, :]
+        w = _weights(place, tile, k, outputs, inputs, BLOCK_N, BLOCK_K, EVEN_N, EVEN_K)
+        v = w
+        if GATED:
+            place += outputs.to(tl.int64) * inputs
+            v = _weights(place, tile, k, outputs, inputs, BLOCK_N, BLOCK_K, EVEN_N, EVEN_K)
+    return w, v
 
 
 @triton.jit

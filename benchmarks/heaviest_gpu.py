@@ -111,7 +111,7 @@ def places(requests: Requests) -> Iterator[Wave]:
     count, longest, output = requests.facts.max_running, requests.n(2000), requests.steps(requests.pool) + 32
     longest = min(longest, requests.facts.max_total_len - output)
     mean = min(0.94 * requests.pool / count, longest / 2)
-    output = max(output, min(int(1.3 * (requests.pool / count - mean)), requests.facts.max_total_len - longest))
+    output = max(output, min(int(2.5 * (requests.pool / count - mean)), requests.facts.max_total_len - longest))
     power = longest / mean - 1
     yield [
         requests.make(1 + int((longest - 1) * (place / count) ** power), output, EVERYTHING, stops=True)
@@ -186,7 +186,7 @@ def memory_text(fraction: float) -> str:
 def run(name: str, bench: BenchEngine, waves: Iterable[Sequence[Submit]], *, one_by_one: bool) -> list[str]:
     """Run a load; what is wrong with its outcome. `one_by_one`: a wave waits until the one before is answered."""
     engine, outcome, asked = bench.engine, Outcome(), []
-    before, most_live, began = engine.load(), 0, time.perf_counter()
+    before, most_live, most_running, began = engine.load(), 0, 0, time.perf_counter()
     for wave in [*waves, []]:
         for request in wave:
             engine.submit(request, OWNER)
@@ -197,10 +197,12 @@ def run(name: str, bench: BenchEngine, waves: Iterable[Sequence[Submit]], *, one
                 if OWNER in events:
                     outcome.take(events[OWNER])
             stepped = True
-            most_live = max(most_live, engine.load().kv_live)
+            now = engine.load()
+            most_live, most_running = max(most_live, now.kv_live), max(most_running, now.running)
     after = engine.load()
     print(
-        f"{name}: {len(asked):,} requests, {time.perf_counter() - began:.1f} s, {after.steps - before.steps:,} steps, "
+        f"{name}: {len(asked):,} requests, at most {most_running:,} at once, {time.perf_counter() - began:.1f} s, "
+        f"{after.steps - before.steps:,} steps, "
         f"{after.preemptions - before.preemptions:,} preemptions, KV at most {most_live / after.kv_total:.1%} full, "
         f"{engine.captured} captured steps so far",
         flush=True,

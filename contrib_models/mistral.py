@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from llmcore.api import AttnSpec, ConfigError, ModelSpec, Shard, WeightMap, hookimpl
 from llmcore.layers import (
     Attention,
+    Bucketed,
     Build,
     Decoder,
     DenseConfig,
@@ -92,10 +92,18 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
         self.mlp = GatedMLP(build, hidden, config.inner)
 
-    def forward(self, x: Hidden, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""
+        return self.feed(self.attend(x, step), step)
+
+    def attend(self, x: Hidden, step: Step) -> Hidden:
+        """Up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
-        hidden, residual = self.post_attention_layernorm.add(self.self_attn(hidden, step), residual, step)
+        return self.self_attn(hidden, step), residual
+
+    def feed(self, x: Hidden, step: Bucketed) -> Hidden:
+        """The MLP; every token by itself."""
+        hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 
 

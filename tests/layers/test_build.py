@@ -195,7 +195,7 @@ def test_slices_of_a_decoder_compute_what_the_whole_does(tmp_path: Path) -> None
         middle = first.model(first.make_step(rows))
         step = last.make_step(rows)
         hidden, residual = last.model(step, *middle)
-        logits = last.model.logits(hidden[step.sampled], residual[step.sampled])
+        logits = last.model.logits(hidden, residual)
     torch.testing.assert_close(logits, whole.step(rows))
 
 
@@ -248,3 +248,30 @@ def test_weights_find_a_block_that_a_plugin_wrapped(tmp_path: Path) -> None:
         wrapped = LoadedModel(model, dummy=dummy, registry=registry_of("llama", str(path)))
         assert wrapped.model.wrapped == {"layers.0": "layers.0.inner.inner", "layers.2": "layers.2.inner.inner"}
         assert torch.equal(wrapped.step(rows), plain.step(rows))
+
+
+def test_after_the_last_attention_only_sampled_tokens_matter(tmp_path: Path) -> None:
+    small_model("LlamaForCausalLM").save_pretrained(tmp_path)
+    loaded = LoadedModel(tmp_path)
+    rows = [Row(0, (5, 6, 7, 8, 9, 10, 11), 0, 7), Row(1, (3, 4), 0, 2)]
+    fed: list[int] = []
+    loaded.model.layers["2"].mlp.register_forward_pre_hook(lambda module, given: fed.append(len(given[0])))
+    halves = loaded.step(rows)
+    # a block that some plugin has wrapped need not have halves
+    loaded.model._blocks = (*loaded.model._blocks[:-1], Whole(loaded.model._blocks[-1]))
+    torch.testing.assert_close(loaded.step(rows), halves)
+    assert fed == [2, 9]
+    with torch.inference_mode():
+        hidden, _ = loaded.model(replace(loaded.make_step(rows), sampled=None))
+    assert len(hidden) == 9
+
+
+class Whole(torch.nn.Module):
+    """Calls a block as a whole."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Any, step: Any) -> Any:
+        return self.block(x, step)

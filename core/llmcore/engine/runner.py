@@ -43,7 +43,7 @@ class Model(Protocol):
     attention_kernels: Mapping[str, AttentionKernels]
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        """(hidden, residual) [T, hidden size] of the step's tokens."""
+        """(hidden, residual) of the step's sampled tokens, [S, hidden size] each; of all where `sampled` is None."""
 
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """[S, vocabulary] of any float type, of S tokens' hidden states."""
@@ -202,9 +202,6 @@ class Runner:
             nothing = sample_request, sample_request, sample_request.bool()
             self._ops.outputs[bucket](state, request, n_query, *nothing)
             return None
-        if step.sampled is not None:
-            hidden = hidden.index_select(0, step.sampled)
-            residual = None if residual is None else residual.index_select(0, step.sampled)
         out = self._sampler.draw(self._model.logits(hidden, residual), sample_request, draw, upload)
         read = self._ops.outputs[bucket](state, request, n_query, sample_request, out.tokens, out.finite)
         return replace(out, tokens=read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -10,19 +11,32 @@ from torch import nn
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.embedding import Embedding, LMHead
 from llmcore.layers.norm import RMSNorm
-from llmcore.layers.step import Rows, Step
+from llmcore.layers.step import Bucketed, Rows, Step
 from llmcore.specs import ModelConfig, bucket_of
 
 Hidden = tuple[torch.Tensor, torch.Tensor | None]
 """(hidden, residual), both [T, hidden_size]; their sum is what a block is about to normalize."""
 
 
+@runtime_checkable
+class Halves(Protocol):
+    """A block in two: up to the last thing that looks at other tokens, and the rest, where each is by itself."""
+
+    def attend(self, x: Hidden, step: Step) -> Hidden:
+        """(hidden, residual) [T, hidden_size] -> (hidden, residual)."""
+
+    def feed(self, x: Hidden, step: Bucketed) -> Hidden:
+        """The same for any number of tokens."""
+
+
 class Decoder(nn.Module):
     """What a family's `build` returns and the engine runs.
 
-    `block(i)` makes layer i, called as ``block((hidden, residual), step) -> (hidden, residual)``. `layers`: which of
-    them this process holds (default: all). Without `embedding` the hidden states come in from the stage before;
-    without `norm` and `head` they go out to the next. `attention_kernels`: by KV group, what the runner plans.
+    `block(i)` makes layer i, called as ``block((hidden, residual), step) -> (hidden, residual)``. One that also offers
+    its `Halves` saves work: after the last attention only the tokens that are sampled matter, and the last block's
+    `feed` gets no others. `layers`: which of them
+    this process holds (default: all). Without `embedding` the hidden states come in from the stage before; without
+    `norm` and `head` they go out to the next. `attention_kernels`: by KV group, what the runner plans.
     `wrapped`: where a block is that a plugin wrapped, e.g. "layers.0" -> "layers.0.inner"; weights find it there.
     """
 
@@ -54,13 +68,24 @@ class Decoder(nn.Module):
         return layer
 
     def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
-        """Through the layers; `hidden` and `residual` are the stage before's, or given embeddings."""
+        """Through the layers; `hidden` and `residual` are the stage before's, or given embeddings.
+
+        [T, hidden_size] each; with a head, only the `step.sampled` ones of them, [S, hidden_size].
+        """
         if hidden is None:
             assert self.embed_tokens is not None, "a slice without embedding needs hidden states"
             hidden = self.embed_tokens(step.tokens, step)
         x: Hidden = (hidden, residual)
-        for block in self._blocks:
+        for block in self._blocks[:-1]:
             x = block(x, step)
+        last = self._blocks[-1]
+        if self.lm_head is None or step.sampled is None:
+            x = last(x, step)
+        elif isinstance(last, Halves):
+            x = chosen(last.attend(x, step), step.sampled)
+            x = last.feed(x, Rows(bucket_of(len(x[0])))) if len(x[0]) else x
+        else:
+            x = chosen(last(x, step), step.sampled)
         return x
 
     def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -77,3 +102,9 @@ class Decoder(nn.Module):
         if first == "layers":
             return rest.partition(".")[0] not in self.layers
         return first in ("embed_tokens", "norm", "lm_head") and getattr(self, first) is None
+
+
+def chosen(x: Hidden, tokens: torch.Tensor) -> Hidden:
+    """The rows `tokens` [S] of hidden states and, where there is one, the residual."""
+    hidden, residual = x
+    return hidden.index_select(0, tokens), None if residual is None else residual.index_select(0, tokens)

@@ -57,7 +57,7 @@ class FakeModel(nn.Module):
             hidden[borders[1:][real] - 1 + first] = _digits(self._hashes(kv, meta), _DIGITS + 1)[real]
         if config.nan_token is not None:
             hidden[step.tokens == config.nan_token] = torch.nan
-        return hidden, None
+        return hidden if step.sampled is None else hidden[step.sampled], None
 
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """The answer stands well above a pseudo-random rest."""

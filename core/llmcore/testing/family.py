@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,8 @@ class LoadedModel:
         size, found = chunk or len(tokens), []
         for start in range(0, len(tokens), size):
             part = tuple(tokens[start : start + size])
-            hidden, residual = self.model(self.make_step([Row(0, part, start, len(tokens))]))
+            step = replace(self.make_step([Row(0, part, start, len(tokens))]), sampled=None)
+            hidden, residual = self.model(step)
             skip = max(0, len(tokens) - (last or len(tokens)) - start)
             if skip < len(part):
                 residual = None if residual is None else residual[skip:]
@@ -116,8 +117,7 @@ class LoadedModel:
         """Run rows, those that decode first; logits [len(rows), vocab_size] f32 of each row's last token."""
         step = self.make_step(rows)
         hidden, residual = self.model(step)
-        residual = None if residual is None else residual[step.sampled]
-        logits: torch.Tensor = self.model.logits(hidden[step.sampled], residual).float()
+        logits: torch.Tensor = self.model.logits(hidden, residual).float()
         return logits
 
     def make_step(self, rows: Sequence[Row]) -> Step:

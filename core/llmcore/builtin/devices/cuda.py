@@ -34,17 +34,22 @@ class CUDA:
         )
         self.graph_memory = 0
         self._pool: Any = None
+        self._capturing = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], T]) -> tuple[CUDAGraph, T]:
         """A CUDA graph; all of this device share one memory pool, which is right because they run one by one."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        torch.cuda.empty_cache()  # capturing does so too, and what it frees is not the graph's
         before, _ = torch.cuda.mem_get_info(self.torch_device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of this process may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = work()
+        # torch.cuda.graph would first give back all memory that torch holds, which the next steps had to ask for again.
+        with torch.cuda.stream(self._capturing):
+            # Other threads of this process may use the GPU meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
         after, _ = torch.cuda.mem_get_info(self.torch_device)
         self.graph_memory += max(before - after, 0)
         return CUDAGraph(graph), result

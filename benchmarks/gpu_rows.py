@@ -25,7 +25,7 @@ class Bench:
         return [(self.n(prompt), self.n(output))] * self.n(count)
 
     def seconds(self, lengths: Sequence[Lengths], warmup: Sequence[Lengths], repeats: int | None = None) -> Spread:
-        """Of `lengths` submitted at once, after `warmup` twice: a step of a new size is captured when it comes again."""
+        """Of `lengths` submitted at once, after `warmup` twice: a new size of step is captured when it comes again."""
         for _ in range(2):
             self.engine.run(warmup)
         return Spread.of([self.engine.run(lengths).seconds for _ in range(repeats or self.repeats)])

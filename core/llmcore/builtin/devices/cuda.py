@@ -42,7 +42,7 @@ class CUDA:
             self._pool = torch.cuda.graph_pool_handle()
         before, _ = torch.cuda.mem_get_info(self.torch_device)
         graph = torch.cuda.CUDAGraph()
-        # torch.cuda.graph would first give back all memory that torch holds, which the next steps had to ask for again.
+        # torch.cuda.graph would first give back the memory that torch holds, and the next steps ask for it again.
         with torch.cuda.stream(self._capturing):
             # Other threads of this process may use the GPU meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

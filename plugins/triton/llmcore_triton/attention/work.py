@@ -104,13 +104,15 @@ class Planner:
         longest, fair = int(span.max(initial=1)), self._fair(span)
         if longest <= max(2 * self.least, _UNEVEN * fair):
             return self._blocks(longest), np.minimum(span, 1)
-        chunk = self._blocks(max(fair, self.least))
-        chunk = self._blocks(longest / -(-longest // chunk))
+        # Few tiles are all cut alike: items beyond what runs at once would be a second round of a few.
+        most = self.items if 2 * len(span) <= self.items else len(span) + self.items * longest
+        pieces = -(-longest // self._blocks(max(fair, self.least)))
         while True:
+            chunk = self._blocks(longest / pieces)
             count = -(-span // chunk)
-            if self._needed(tiles, count, count > 1) <= self.room:
+            if pieces == 1 or (count.sum() <= most and self._needed(tiles, count, count > 1) <= self.room):
                 return chunk, count
-            chunk *= 2
+            pieces -= 1
 
     def _fixed(self, tiles: Tiles, chunk: int) -> tuple[Int32, NDArray[np.bool_]]:
         """Each tile's items, and which tiles are one item whatever their chunks."""

@@ -55,10 +55,11 @@ def test_fixed_samples(dtype: str) -> None:
         assert check(linear, linear_fixed.make(where), where) > 0
 
 
-@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("op", MODULES)
-@pytest.mark.parametrize("processors", [1, 3, 7, 64])
-def test_programs_that_share_tiles(op: str, processors: int, early: bool) -> None:
+@pytest.mark.parametrize(
+    ("processors", "early"), [(1, "registers"), (3, ""), (7, ""), (7, "registers"), (64, "shared"), (64, "")]
+)
+def test_programs_that_share_tiles(op: str, processors: int, early: str) -> None:
     """Tiles that begin in one program and end in another, whole ones between them, and many programs on one tile."""
     where = context(op, device=replace(H200, processors=processors))
     kernel = small_rows.make_with(where, {**SHARED, "early": early})
@@ -68,10 +69,9 @@ def test_programs_that_share_tiles(op: str, processors: int, early: bool) -> Non
             close(kernel(x, weight, given), MODULES[op].reference(x, weight, given))
 
 
-@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("op", MODULES)
-@pytest.mark.parametrize("per_processor", [0, 1])
-def test_tiles_by_tma(op: str, per_processor: int, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("per_processor", "early"), [(0, ""), (0, "registers"), (1, "shared"), (1, "registers")])
+def test_tiles_by_tma(op: str, per_processor: int, early: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that reach over the ends of x and weight, x with NaN around it; what is not aligned comes by pointers."""
     read = []
     describe = small_rows._descriptors
@@ -144,7 +144,8 @@ def test_every_configuration_fits_into_shared_memory(op: str, dtype: str, capabi
                 sizes = Sizes(4096, 4096)
                 block_n, block_k, stages = small_rows.tile_of(where, config, sizes, padded)
                 element = DTYPES[dtype].itemsize
-                tiles = stages * ((1 + (op != "linear")) * block_n + padded) * block_k * element
+                rows = (1 + (op != "linear")) * block_n
+                tiles = (stages * (rows + padded) + rows * (config["early"] == "shared")) * block_k * element
                 results = block_n * padded * 4 if config["per_processor"] else 0
                 assert stages >= 1
                 assert (tiles + results) * small_rows.resident(where, config, sizes) <= limit

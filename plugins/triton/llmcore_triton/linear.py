@@ -32,11 +32,11 @@ KERNEL = "small_rows"
 
 DEFAULT = {
     **{"block_n": 64, "block_k": 128, "warps": 4, "stages": 8, "per_processor": 2},
-    **{"tma": False, "early": False},
+    **{"tma": False, "early": ""},
 }
 """`stages`: tiles on their way at most, fewer where shared memory ends. `per_processor`: programs on each
 multiprocessor; 0 gives every tile one program. `tma`: tiles come by the tensor memory accelerator, where alignment
-allows. `early`: each program loads one step's weights before `wait`."""
+allows. `early`: each program loads one step's weights before `wait`, into "registers" or "shared" memory; "": none."""
 
 PADDED = (16, 32, 64)
 """Token counts that kernels are compiled for."""
@@ -195,9 +195,10 @@ def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded:
         room -= block_n * padded * 4
     if takes_tma(context, config):
         room -= _BARRIERS
+    rows, kept = (1 + gated) * block_n, config["early"] == "shared"
     stages = 0
     while stages < 2:
-        stages = room // (((1 + gated) * block_n + padded) * block_k * element)
+        stages = (room // (block_k * element) - kept * rows) // (rows + padded)
         if stages >= 2 or block_k <= _LEAST:
             break
         block_k //= 2
@@ -218,21 +219,22 @@ def make(context: OpContext) -> SmallRows:
 
 _Tiles = tuple[tuple[int, int, int, int], ...]
 _NAMES = ("block_n", "block_k", "warps", "per_processor")
-_HOPPER: tuple[tuple[bool, bool, _Tiles], ...] = (
-    (False, False, ((64, 64, 4, 0), (64, 128, 4, 0), (64, 128, 4, 1), (64, 128, 4, 2), (64, 256, 4, 1))),
-    (False, True, ((64, 128, 4, 2), (64, 256, 4, 1))),
-    (True, False, ((64, 128, 4, 1), (64, 128, 4, 2), (64, 256, 4, 1), (128, 64, 8, 0))),
-    (True, True, tuple((64, 128, 4, programs) for programs in range(4))),
-    (True, True, ((64, 256, 4, 0), (64, 256, 4, 1), (64, 64, 4, 0), (64, 64, 4, 2))),
-    (True, True, ((128, 64, 8, 0), (128, 64, 8, 1), (128, 64, 8, 2), (128, 128, 8, 1))),
-    (True, True, ((256, 64, 8, 0), (32, 256, 4, 0), (32, 128, 4, 0))),
+_HOPPER: tuple[tuple[bool, str, _Tiles], ...] = (
+    (False, "", ((64, 64, 4, 0), (64, 128, 4, 0), (64, 128, 4, 1), (64, 128, 4, 2), (64, 256, 4, 1))),
+    (False, "registers", ((64, 128, 4, 2),)),
+    (True, "", ((64, 128, 4, 1), (64, 128, 4, 2), (128, 64, 8, 0))),
+    (True, "registers", ((64, 64, 4, 0), *((64, 128, 4, programs) for programs in range(3)))),
+    (True, "registers", ((64, 256, 4, 1), (128, 64, 8, 0), (128, 64, 8, 1), (128, 64, 8, 2), (128, 128, 8, 1))),
+    (True, "registers", ((256, 64, 8, 0), (32, 256, 4, 0), (32, 128, 4, 0))),
+    (True, "shared", ((64, 64, 4, 0), (64, 128, 4, 1), (64, 128, 4, 2), (128, 64, 8, 0), (128, 64, 8, 1))),
+    (True, "shared", ((256, 64, 8, 0), (32, 256, 4, 0))),
 )
 """(`tma`, `early`, the tiles to time with them, by _NAMES)."""
 
-_OTHERS: tuple[tuple[bool, bool, _Tiles], ...] = (
-    (False, False, tuple((64, 64, 4, programs) for programs in range(5))),
-    (False, False, tuple((64, 128, 4, programs) for programs in range(3))),
-    (False, False, ((128, 64, 8, 0), (128, 64, 8, 1))),
+_OTHERS: tuple[tuple[bool, str, _Tiles], ...] = (
+    (False, "", tuple((64, 64, 4, programs) for programs in range(5))),
+    (False, "", tuple((64, 128, 4, programs) for programs in range(3))),
+    (False, "", ((128, 64, 8, 0), (128, 64, 8, 1))),
 )
 
 _TILE_BYTES = 16 * 1024

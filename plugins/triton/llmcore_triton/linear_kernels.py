@@ -57,30 +57,44 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_shared(  # type: ignore[no-untyped-def]
+def _arrive(arrivals, head, tail, k_steps, steps):  # type: ignore[no-untyped-def]
+    """Say that this program's parts of its first and last tile, `head` and `tail`, are written.
+
+    Returns for either whether all others' are; False where no other has one, and for `head` where it is `tail`.
+    """
+    which = tl.arange(0, 2)
+    begin = tl.where(which == 0, head, tail) * k_steps
+    others = (begin + k_steps - 1) // steps - begin // steps
+    shared = (others > 0) & ((which == 1) | (head < tail))
+    # all threads have written before one of them says so
+    tl.debug_barrier()
+    # both at once: each takes as long as fetching from memory does
+    before = tl.atomic_add(arrivals + begin // k_steps, 1, mask=shared, sem="acq_rel", scope="gpu")
+    complete = (shared & (before == others)).to(tl.int32)
+    return tl.sum(tl.where(which == 0, complete, 0)) > 0, tl.sum(tl.where(which == 1, complete, 0)) > 0
+
+
+@triton.jit
+def _sum_parts(  # type: ignore[no-untyped-def]
     out, bias, partials, arrivals, tile, tokens, outputs, k_steps, steps,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Say that this program's part of a shared tile is written; the last to say so adds all parts, in their order."""
+    """Add all parts of a shared tile, in their order, and write it."""
     begin = tile * k_steps
-    first = begin // steps
-    others = (begin + k_steps - 1) // steps - first
-    # not `and`, which computes both sides
-    if others > 0:  # noqa: SIM102
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == others:
-            # the next launch finds the counter as this one did
-            tl.store(arrivals + tile, 0)
-            places = tl.arange(0, BLOCK_N)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
-            acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-            up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-            for program in range(first, first + others + 1):
-                slot = 2 * program + (program * steps < begin).to(tl.int32)
-                part = partials + slot.to(tl.int64) * ((1 + GATED) * BLOCK_N * TOKENS) + places
-                # past the L1 cache, which does not see what other processors write
-                acc += tl.load(part, cache_modifier=".cg")
-                if GATED:
-                    up += tl.load(part + BLOCK_N * TOKENS, cache_modifier=".cg")
-            _store(out, bias, acc, up, tile, tokens, outputs, TOKENS, BLOCK_N, GATED, HAS_BIAS)
+    # the next launch finds the counter as this one did
+    tl.store(arrivals + tile, 0)
+    places = tl.arange(0, BLOCK_N)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
+    acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
+    up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
+    # two, because most tiles have two parts, which are then fetched at the same time
+    for program in tl.range(begin // steps, (begin + k_steps - 1) // steps + 1, loop_unroll_factor=2):
+        slot = 2 * program + (program * steps < begin).to(tl.int32)
+        part = partials + slot.to(tl.int64) * ((1 + GATED) * BLOCK_N * TOKENS) + places
+        # past the L1 cache, which does not see what other processors write
+        acc += tl.load(part, cache_modifier=".cg")
+        if GATED:
+            up += tl.load(part + BLOCK_N * TOKENS, cache_modifier=".cg")
+    _store(out, bias, acc, up, tile, tokens, outputs, TOKENS, BLOCK_N, GATED, HAS_BIAS)
 
 
 @triton.jit
@@ -115,24 +129,25 @@ def small_rows(  # type: ignore[no-untyped-def]
     consecutive ones (Stream-K, arXiv:2301.03598): all are equally long, whatever the shape. ONE: `steps` is one tile.
     SHARED: tiles may begin in one program and end in another; then each writes its part (f32) into one of its two
     slots in `partials`. `x_tiles`, `w_tiles`: tensor descriptors of x in [TOKENS, BLOCK_K] and weight in [BLOCK_N,
-    BLOCK_K], or None. EARLY: the weights of the last step are loaded before `wait` and kept, so that memory is busy
-    while the kernel before this one ends.
+    BLOCK_K], or None. EARLY: the weights of the last step are loaded before `wait` and kept in "registers" or
+    "shared" memory, so that memory is busy while the kernel before this one ends; "": they are not.
     """
     k_steps = tl.cdiv(inputs, BLOCK_K)
     first = tl.program_id(0) * steps
     last = tl.minimum(first + steps, tl.cdiv(outputs, BLOCK_N) * k_steps) - 1
-    if EARLY:
-        # into registers: what a tensor descriptor or tl.dot puts into shared memory would be waited for right here
-        w_last, v_last = _pair(weight, None, last, k_steps, outputs, inputs,
+    if EARLY != "":
+        w_last, v_last = _pair(weight, w_tiles if EARLY == "shared" else None, last, k_steps, outputs, inputs,
                                BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)  # fmt: skip
+    if EARLY == "registers":
+        # what tl.dot is to take goes to shared memory at once, which would be waited for here
         w_last, v_last = _as_bits(w_last), _as_bits(v_last)
     wait(PDL)
     release(PDL)
-    if EARLY:
+    if EARLY != "":
         x_last = _as_bits(_tokens(x, None, last % k_steps, tokens, inputs, x_stride, TOKENS, BLOCK_K, EVEN_K))
     acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-    for step in range(first, last + 1 - EARLY):
+    for step in range(first, last + (EARLY == "")):
         xt = tl.trans(_tokens(x, x_tiles, step % k_steps, tokens, inputs, x_stride, TOKENS, BLOCK_K, EVEN_K))
         w, v = _pair(weight, w_tiles, step, k_steps, outputs, inputs, BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)
         acc = tl.dot(w, xt, acc, input_precision="ieee")
@@ -145,7 +160,7 @@ def small_rows(  # type: ignore[no-untyped-def]
                      TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
                 acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
                 up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-    if EARLY:
+    if EARLY != "":
         kind: tl.constexpr = x.dtype.element_ty
         xt = tl.trans(x_last.to(kind, bitcast=True))
         acc = tl.dot(w_last.to(kind, bitcast=True), xt, acc, input_precision="ieee")
@@ -154,19 +169,19 @@ def small_rows(  # type: ignore[no-untyped-def]
     _end(out, bias, partials, acc, up, last, first, tokens, outputs, k_steps,
          TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
     if SHARED:
-        # all threads have written before one of them says so
-        tl.debug_barrier()
-        begin, end = first // k_steps, last // k_steps
-        _sum_shared(out, bias, partials, arrivals, begin, tokens, outputs, k_steps, steps,
-                    TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
-        if begin < end:
-            _sum_shared(out, bias, partials, arrivals, end, tokens, outputs, k_steps, steps,
-                        TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
+        head, tail = first // k_steps, last // k_steps
+        sums_head, sums_tail = _arrive(arrivals, head, tail, k_steps, steps)
+        if sums_head:
+            _sum_parts(out, bias, partials, arrivals, head, tokens, outputs, k_steps, steps,
+                       TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
+        if sums_tail:
+            _sum_parts(out, bias, partials, arrivals, tail, tokens, outputs, k_steps, steps,
+                       TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
 
 
 @triton.jit
 def _as_bits(tile):  # type: ignore[no-untyped-def]
-    """A tile as integers, which stay in registers until they are cast back: only then can tl.dot take them."""
+    """A tile as integers, which stay in registers until they are cast back."""
     return tile.to(tl.core.get_int_dtype(bitwidth=tile.dtype.primitive_bitwidth, signed=True), bitcast=True)
 
 

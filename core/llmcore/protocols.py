@@ -45,7 +45,8 @@ class Device(Protocol):
 
     `ahead`: steps to enqueue before the last one's tokens are read (0 where steps run synchronously).
     `step_tokens`: tokens of one step unless the operator says otherwise. `measured`: `kv_budget` is what a worst-case
-    run, made since `reset_peak`, leaves. `graphs`: whether it can `capture`; `graph_memory`: bytes that graphs hold.
+    run, made since `reset_peak`, leaves. `graphs`: whether steps can be captured; only then it needs
+    `capture`, `forget_graphs` and `graph_memory`, the bytes that graphs hold.
     """
 
     info: DeviceInfo

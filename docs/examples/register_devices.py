@@ -43,6 +43,7 @@ class CountingCPU:
     ahead = 0
     step_tokens = 2048
     measured = False
+    graphs = False
 
     def __init__(self):
         import torch

@@ -38,11 +38,15 @@ class AheadCPU(CPU):
     ahead = 1
     measured = True
     graphs = True
+    graph_memory = 0
 
     def capture(self, work: Callable[[], T]) -> tuple[Replayed, T]:
         """See Replayed."""
         graph = Replayed(work)
         return graph, graph.result
+
+    def forget_graphs(self) -> None:
+        """They hold nothing."""
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy: the next replay writes over what this one returned."""

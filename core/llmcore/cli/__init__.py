@@ -34,7 +34,11 @@ COMMANDS: Mapping[str, Entry] = {
     "bench": Entry("llmcore.cli.bench:command", "Run", "Measure latency and throughput, in process or over HTTP."),
     "plan": Entry("llmcore.cli.plan:command", "Look", "Predict what fits, from a model's headers alone."),
     "models": Entry("llmcore.cli.models:command", "Look", "List the model families that can be served."),
-    "kernels": Entry("llmcore.cli.kernels:command", "Look", "List kernels, and explain which one is chosen."),
+    "kernels": Entry(
+        "llmcore.cli.kernels:command",
+        "Look",
+        "List kernels, explain which one is chosen, and check their results.",
+    ),
     "modes": Entry("llmcore.cli.modes:command", "Look", "List what --mode accepts."),
     "plugins": Entry("llmcore.cli.plugins:command", "Look", "List plugins and what they contribute."),
     "hooks": Entry("llmcore.cli.hooks:command", "Look", "List the hooks a plugin can implement."),

@@ -34,7 +34,7 @@ from llmcore.weights.dtypes import data_type
 @click.option("--share", hidden=True, metavar="I/N", help="--check: only every N-th kernel, from the I-th.")
 @listing
 def command(**given: Any) -> None:
-    """List kernels, explain which one is chosen, and check that they compute what they should.
+    """List kernels, explain which one is chosen, and check their results.
 
     OP: only those of one op. Without --model no shapes are known: a kernel made for certain ones shows which.
     """

@@ -191,7 +191,8 @@ def _measured(parts: _Parts, tables: Tables) -> int:
     except OUT_OF_MEMORY as error:
         raise step_short(error, parts.figures) from error
     del runner  # its graphs go with it
-    parts.device.forget_graphs()
+    if parts.device.graphs:
+        parts.device.forget_graphs()
     return graphs
 
 

@@ -60,9 +60,10 @@ def run_worst_case(runner: Runner, device: Device, limits: SchedulerLimits, gran
 def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> int:
     """Run the largest steps, uncaptured and captured; bytes that the graphs of these take."""
     run_worst_case(runner, device, limits, granules)
+    if not runner.graph_rows:
+        return 0
     before = device.graph_memory
-    plans = (decode_plan(limits, runner.graph_rows), mixed_plan(limits)) if runner.graph_rows else ()
-    for plan in filter(None, plans):
+    for plan in filter(None, (decode_plan(limits, runner.graph_rows), mixed_plan(limits))):
         for _ in range(2):  # the second time it is captured
             runner.read(runner.launch(plan))
     device.synchronize()

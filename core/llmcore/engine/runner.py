@@ -110,7 +110,7 @@ class Runner:
         self._sampler = sampler
         self._ops = ops
         self._graph_rows = graph_rows if device.graphs else 0
-        self._graphs: Graphs[Sampled | None] = Graphs(device, graph_bytes)
+        self._graphs: Graphs[Sampled | None] | None = Graphs(device, graph_bytes) if self._graph_rows else None
         self._packer = FramePacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
         # A host buffer is written again only after the step that used it was read.
         turns = device.ahead + 1
@@ -128,7 +128,7 @@ class Runner:
     @property
     def graphs(self) -> int:
         """How many steps are captured."""
-        return len(self._graphs)
+        return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -136,14 +136,14 @@ class Runner:
         for upload in (self._changes, self._eager, self._static):
             upload.clear()
         self._sampler.admit(plan)
-        frame = frame_of(plan, self._graph_rows) if self._graph_rows else None
+        frame = None if self._graphs is None else frame_of(plan, self._graph_rows)
         packed, draw = self._pack(plan, frame)
         if frame is not None and (not all(packed.keys) or draw.biases):
             frame = None
             packed, draw = self._pack(plan, frame)
         packed.upload.seal()
         self._change(plan, packed.upload)
-        if frame is None:
+        if frame is None or self._graphs is None:
             outcome = self._forward(packed, draw)
         else:
             key = (frame, draw, packed.keys)

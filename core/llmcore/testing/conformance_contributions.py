@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from llmcore import specs
 from llmcore.bridge import Load
@@ -57,6 +58,10 @@ def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Pa
     return len(devices)
 
 
+_OF_GRAPHS = frozenset({"capture", "forget_graphs", "graph_memory"})
+"""What a device needs only where it has graphs."""
+
+
 def _members(protocol: type) -> list[str]:
     """Attributes and methods of a protocol, by name."""
     names = (*protocol.__annotations__, *vars(protocol))
@@ -67,7 +72,8 @@ def _check_device(spec: specs.DeviceSpec) -> None:
     import torch
 
     device = loaded(spec.make, f"make of {spec.name}")()
-    lacks = [name for name in _members(Device) if not hasattr(device, name)]
+    wanted = [name for name in _members(Device) if name not in _OF_GRAPHS or getattr(device, "graphs", True)]
+    lacks = [name for name in wanted if not hasattr(device, name)]
     assert not lacks, f"{spec.name} lacks {', '.join(lacks)} of protocols.Device"
     assert device.torch_device.type == device.info.type, f"{spec.name}: info.type is not the torch device's"
     assert device.ahead >= 0 and device.free_memory() > 0, f"{spec.name}: ahead or free_memory() is negative"
@@ -79,6 +85,20 @@ def _check_device(spec: specs.DeviceSpec) -> None:
     device.synchronize()
     assert there.cpu().tolist() == [0, 1, 2, 3, 4], f"{spec.name}: data did not survive the way through pinned()"
     assert device.peak_memory() >= 0
+    if device.graphs:
+        _check_graphs(spec, device, there)
+
+
+def _check_graphs(spec: specs.DeviceSpec, device: Device, numbers: Any) -> None:
+    numbers + 1
+    graph, result = device.capture(lambda: numbers + 1)
+    for _ in range(2):
+        numbers += 1
+        graph.replay()
+        device.synchronize()
+        assert result.cpu().tolist() == (numbers + 1).cpu().tolist(), f"{spec.name}: a replay did not do the work anew"
+    assert device.graph_memory >= 0
+    device.forget_graphs()
 
 
 def check_register_commands(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
-from llmcore.api import DeviceInfo, Graph
-
-T = TypeVar("T")
+from llmcore.api import DeviceInfo
 
 GIB = 1 << 30
 _MOST_KV = 4 * GIB
@@ -43,19 +39,11 @@ class CPU:
     step_tokens = 2048
     measured = False
     graphs = False
-    graph_memory = 0
 
     def __init__(self) -> None:
         self.info = DeviceInfo(type="cpu", name=platform.processor() or platform.machine(), memory=_total_memory())
         self.torch_device = torch.device("cpu")
         self._passed = Passed()
-
-    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
-        """There is no queue to capture from."""
-        raise NotImplementedError("steps on a CPU run as they are launched")
-
-    def forget_graphs(self) -> None:
-        """There are none."""
 
     def kv_budget(self, fraction: float) -> int:
         """The smaller of 4 GiB and a quarter of what is available: other programs live here too."""

@@ -139,7 +139,7 @@ def small_rows(  # type: ignore[no-untyped-def]
         w_last, v_last = _pair(weight, w_tiles if EARLY == "shared" else None, last, k_steps, outputs, inputs,
                                BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)  # fmt: skip
     if EARLY == "registers":
-        # what tl.dot is to take goes to shared memory at once, which would be waited for here
+        # tl.dot's operands go to shared memory where they are loaded, unless they are something else there
         w_last, v_last = _as_bits(w_last), _as_bits(v_last)
     wait(PDL)
     release(PDL)
@@ -150,6 +150,11 @@ def small_rows(  # type: ignore[no-untyped-def]
     for step in range(first, last + (EARLY == "")):
         xt = tl.trans(_tokens(x, x_tiles, step % k_steps, tokens, inputs, x_stride, TOKENS, BLOCK_K, EVEN_K))
         w, v = _pair(weight, w_tiles, step, k_steps, outputs, inputs, BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)
+        if not ONE:
+            # not where a tile ends: what the tensor cores add to must not change in a branch, or ptxas makes each of
+            # their instructions wait for the one before
+            goes_on = step % k_steps != 0
+            acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
         acc = tl.dot(w, xt, acc, input_precision="ieee")
         if GATED:
             up = tl.dot(v, xt, up, input_precision="ieee")
@@ -158,9 +163,10 @@ def small_rows(  # type: ignore[no-untyped-def]
             if step % k_steps == k_steps - 1 and step < last:
                 _end(out, bias, partials, acc, up, step, first, tokens, outputs, k_steps,
                      TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
-                acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-                up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
     if EARLY != "":
+        if not ONE:
+            goes_on = last % k_steps != 0
+            acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
         kind: tl.constexpr = x.dtype.element_ty
         xt = tl.trans(x_last.to(kind, bitcast=True))
         acc = tl.dot(w_last.to(kind, bitcast=True), xt, acc, input_precision="ieee")
@@ -181,7 +187,7 @@ def small_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _as_bits(tile):  # type: ignore[no-untyped-def]
-    """A tile as integers, which stay in registers until they are cast back."""
+    """A tile as integers, which stay in registers until they are cast back for tl.dot."""
     return tile.to(tl.core.get_int_dtype(bitwidth=tile.dtype.primitive_bitwidth, signed=True), bitcast=True)
 
 

@@ -150,11 +150,10 @@ def small_rows(  # type: ignore[no-untyped-def]
     for step in range(first, last + (EARLY == "")):
         xt = tl.trans(_tokens(x, x_tiles, step % k_steps, tokens, inputs, x_stride, TOKENS, BLOCK_K, EVEN_K))
         w, v = _pair(weight, w_tiles, step, k_steps, outputs, inputs, BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)
-        if not ONE:
-            # not where a tile ends: what the tensor cores add to must not change in a branch, or ptxas makes each of
-            # their instructions wait for the one before
-            goes_on = step % k_steps != 0
-            acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
+        # not where a tile ends: what the tensor cores add to must not change in a branch, or ptxas makes each of their
+        # instructions wait for the one before
+        goes_on = step % k_steps != 0
+        acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
         acc = tl.dot(w, xt, acc, input_precision="ieee")
         if GATED:
             up = tl.dot(v, xt, up, input_precision="ieee")
@@ -164,9 +163,8 @@ def small_rows(  # type: ignore[no-untyped-def]
                 _end(out, bias, partials, acc, up, step, first, tokens, outputs, k_steps,
                      TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
     if EARLY != "":
-        if not ONE:
-            goes_on = last % k_steps != 0
-            acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
+        goes_on = last % k_steps != 0
+        acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
         kind: tl.constexpr = x.dtype.element_ty
         xt = tl.trans(x_last.to(kind, bitcast=True))
         acc = tl.dot(w_last.to(kind, bitcast=True), xt, acc, input_precision="ieee")

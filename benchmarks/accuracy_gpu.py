@@ -42,6 +42,9 @@ ERROR_LIMIT, PERPLEXITY_LIMIT = 1.1, 0.001
 LAST = 512
 """Positions at a sequence's end whose logits are compared."""
 
+SHORT = 64
+"""Tokens that prompts shorter than this have together."""
+
 SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
     "groups of 3": {},
     "tied, groups of 5": {
@@ -114,12 +117,15 @@ def logits(bench: Bench) -> Iterator[Line]:
     exact, rough = bench.theirs("fp32"), bench.theirs("bf16")
     ours = bench.model(bench.smollm2, "bf16", max(lengths) + 64)
     for length in lengths:
-        part = tokens[:length]
-        yield compared(f"bf16 logits, {length} tokens", part, exact, rough, ours.all_logits(part, last=LAST))
+        # One short prompt says little: a single rounding that falls well or badly decides.
+        parts = [tokens[start : start + length] for start in range(0, max(SHORT - length, 0) + 1, length)]
+        got = [ours.all_logits(part, last=LAST) for part in parts]
+        what = f"bf16 logits, {length} tokens" + (f", {len(parts)} prompts" if len(parts) > 1 else "")
+        yield compared(what, parts, exact, rough, got)
     decoded = 16
     part = tokens[: min(max(lengths), 512)]
     got = decoded_logits(ours, part, decoded)
-    yield compared(f"bf16 logits, {decoded} decoded after {len(part) - decoded}", part, exact, rough, got)
+    yield compared(f"bf16 logits, {decoded} decoded after {len(part) - decoded}", [part], exact, rough, [got])
 
 
 def long(bench: Bench) -> Iterator[Line]:
@@ -146,7 +152,7 @@ def long(bench: Bench) -> Iterator[Line]:
         part = tokens[:length]
         for size in (None, chunk):
             name = f"bf16 logits, random model, {length} tokens" + (f" in chunks of {size}" if size else "")
-            yield compared(name, part, exact, rough, ours.all_logits(part, chunk=size, last=LAST))
+            yield compared(name, [part], exact, rough, [ours.all_logits(part, chunk=size, last=LAST)])
 
 
 def perplexity(bench: Bench) -> Iterator[Line]:
@@ -240,11 +246,13 @@ def decoded_logits(ours: LoadedModel, tokens: Sequence[int], count: int) -> torc
     return torch.cat([ours.step([row]) for row in rows])
 
 
-def compared(what: str, tokens: Sequence[int], exact: Any, rough: Any, got: torch.Tensor) -> Line:
-    """Our error beside theirs, at the positions of `got`."""
-    count = len(got)
-    expected = their_logits(exact, tokens, count)
-    ours, theirs = (relative(found, expected) for found in (got, their_logits(rough, tokens, count)))
+def compared(what: str, prompts: Sequence[Sequence[int]], exact: Any, rough: Any, got: Sequence[torch.Tensor]) -> Line:
+    """Our error beside theirs over all prompts, at each one's last positions, as many as `got` has."""
+    expected, theirs_got = (
+        torch.cat([their_logits(model, prompt, len(mine)) for prompt, mine in zip(prompts, got, strict=True)])
+        for model in (exact, rough)
+    )
+    ours, theirs = (relative(found, expected) for found in (torch.cat(list(got)), theirs_got))
     ratio = ours / theirs
     return Line(what, f"{ours:.5f}, {ratio:.3f} of {theirs:.5f}", f"{ERROR_LIMIT} of it", ratio <= ERROR_LIMIT)
 

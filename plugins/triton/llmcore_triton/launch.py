@@ -87,8 +87,8 @@ def _kind(argument: Any, plain: bool) -> Any:
     """What of a runtime argument decides the compiled kernel."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() & 15
-    if isinstance(argument, int) and not plain:
-        return argument
+    if isinstance(argument, int):
+        return argument.bit_length() > 31 if plain else argument
     return None if argument is None else type(argument)
 
 

@@ -107,7 +107,8 @@ def test_kernels_explain_for_a_device_that_is_not_here() -> None:
 
 def test_kernels_explain_what_deterministic_leaves() -> None:
     found = {row["op"]: row for row in rows("kernels", "--explain", "--device", "sm90", "--deterministic")}
-    assert all(row["chosen"] for row in found.values())
+    # dense models do not ask for attn.merge
+    assert [op for op, row in found.items() if not row["chosen"]] == ["attn.merge"]
     assert found["attn.gqa.decode"]["chosen"] == found["attn.gqa.prefill"]["chosen"] != "torch"
     (linear,) = rows("kernels", "linear", "--explain", "--deterministic")
     assert linear["chosen"] is None and linear["why"].startswith("--deterministic: no kernel for linear on cpu")

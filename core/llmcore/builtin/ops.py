@@ -6,7 +6,11 @@ from llmcore.api import OpSpec, hookimpl
 
 _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "embedding": ("(ids [T], table [vocabulary, size]) -> [T, size]", ()),
-    "linear": ("(x [T, inputs], weight [outputs, inputs], bias [outputs] | None) -> [T, outputs]", ()),
+    "linear": (
+        "(x [T, inputs], weight [outputs, inputs], bias [outputs] | None, residual [T, outputs] | None = None) "
+        "-> [T, outputs]",
+        (),
+    ),
     "rms_norm": ("(x [..., size], weight [size], eps) -> [..., size]", ()),
     "add_rms_norm": ("(x [T, size], residual [T, size], weight [size], eps) -> (normed sum, sum)", ("rms_norm",)),
     "silu_and_mul": ("(x [T, 2 size]) -> [T, size]", ()),
@@ -44,11 +48,11 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 _ROW_WISE = frozenset(
     {
-        *("embedding", "rms_norm", "silu_and_mul", "rope", "rope_kv_write", "qk_norm_rope_kv_write"),
-        *("rope_angles", "step_inputs", "kv_slots", "step_outputs", "sample", "attn.merge"),
+        *("embedding", "silu_and_mul", "rope", "rope_kv_write", "rope_angles"),
+        *("step_inputs", "kv_slots", "step_outputs"),
     }
 )
-"""Neither matrix products nor sums over other rows: torch computes each row by itself, in one order."""
+"""No products of matrices and no sums: torch may cut a sum along a row differently where there are few rows."""
 
 
 @hookimpl

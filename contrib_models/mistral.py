@@ -93,18 +93,18 @@ class Block(nn.Module):
         self.mlp = GatedMLP(build, hidden, config.inner)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
-        """(hidden, None) -> (hidden, None), [T, hidden_size]; a residual from elsewhere is added."""
+        """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
         """Up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
-        return self.self_attn(hidden, step, residual), None
+        return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
         """The MLP; every token by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
-        return self.mlp(hidden, step, residual), None
+        return self.mlp(hidden, step), residual
 
 
 def build(config: MistralConfig, build: Build) -> Decoder:

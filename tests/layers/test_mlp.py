@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.api import KernelSpec, ModelConfig, OpContext, PluginInfo, Requires, Shard, hookimpl
+from llmcore.api import KernelSpec, ModelConfig, OpContext, PluginInfo, Requires, hookimpl
 from llmcore.errors import ConfigError
-from llmcore.layers import Bound, Build, GatedMLP, Linear, LinearShape, Rows
+from llmcore.layers import Bound, Build, GatedMLP, LinearShape, Rows
 from llmcore.layers.methods import Unquantized
 from llmcore.modes import Pins
 from llmcore.ops import linear_silu_and_mul
@@ -110,34 +110,3 @@ def test_a_method_that_knows_no_activation_gets_it_applied() -> None:
 def test_an_unknown_activation_is_named() -> None:
     with pytest.raises(ConfigError, match="no op 'no_such'"):
         GatedMLP(build(), 24, 40, activation="no_such")
-
-
-@pytest.mark.parametrize("method", [Unquantized(), Plain()], ids=["fused", "apart"])
-def test_the_last_linear_adds_what_it_is_given(method: Any) -> None:
-    mlp, _ = run(build(linear_method=method))
-    x, residual = torch.randn(5, 24), torch.randn(5, 24)
-    expected = residual + mlp(x, Rows(1))
-    torch.testing.assert_close(mlp(x, Rows(1), residual), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_what_ranks_sum_is_added_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a reduce between the two, and with an activation, the layer adds by itself."""
-    given: list[tuple[Any, ...]] = []
-
-    def twice(y: torch.Tensor) -> torch.Tensor:
-        return 2 * y
-
-    for reduce, activation in (((twice,) * 5, None), (None, "silu_and_mul"), ((twice,) * 5, "silu_and_mul")):
-        monkeypatch.setattr(Build, "reduce", lambda self, group, reduce=reduce: reduce)
-        linear = Linear(build(), 24, 40, shard=Shard("attn_tp", 1), activation=activation)
-        linear.weight.data.normal_(std=0.2)
-        weight = linear.weight.clone()
-        linear.finish()
-        linear._calls = tuple(lambda *x, call=call: given.append(x) or call(*x) for call in linear._calls)
-        x, residual = torch.randn(5, 24), torch.randn(5, 40 if activation is None else 20)
-        y = x @ weight.T
-        if activation is not None:
-            y = torch.nn.functional.silu(y[:, :20]) * y[:, 20:]
-        expected = (2 * y if reduce else y) + residual
-        torch.testing.assert_close(linear(x, Rows(1), residual), expected, rtol=1e-4, atol=1e-4)
-        assert len(given.pop()) == 1

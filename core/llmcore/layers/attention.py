@@ -59,8 +59,8 @@ class Attention(nn.Module):
             rotated=rope.rotated,
         )
 
-    def forward(self, x: torch.Tensor, step: Step, onto: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden], added to `onto`, see Linear; stores this step's keys and values."""
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; stores this step's keys and values."""
         qk, v = self._project(x, step)
         cos, sin = self._rope.angles(step)
         state = step.kv[self.group]
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         else:
             kernels.decode[bucket].run(q[:n], k[:n], v[:n], kv, state.decode, out[:n])
             kernels.prefill[bucket].run(q[n:], k[n:], v[n:], kv, state.prefill, out[n:])
-        y: torch.Tensor = self.o_proj(out.flatten(1), step, onto)
+        y: torch.Tensor = self.o_proj(out.flatten(1), step)
         return y
 
     def _head_norms(self) -> tuple[tuple[torch.Tensor, torch.Tensor], float] | tuple[()]:

@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         return layer
 
     def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
-        """Through the layers; `hidden` and `residual` are the stage before's, or given embeddings, and written over.
+        """Through the layers; `hidden` and `residual` are the stage before's, or given embeddings.
 
         [T, hidden_size] each; with a head, only the `step.sampled` ones of them, [S, hidden_size].
         """

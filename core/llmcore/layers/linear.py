@@ -51,8 +51,6 @@ class Linear(nn.Module):
             self.placements[name] = placement
         self._calls: tuple[LinearCall, ...] = ()
         self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
-        # nothing comes between the multiplication and what it is added to
-        self._adds = activation is None and self._reduce is None
 
     def finish(self) -> None:
         """Bind what was loaded; called once by the loader."""
@@ -60,19 +58,12 @@ class Linear(nn.Module):
         for name in done:
             delattr(self, name)
 
-    def forward(self, x: torch.Tensor, step: Bucketed, onto: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, inputs] -> [T, outputs], or half of that after an activation.
-
-        `onto`, as large as the result, is added to it and may be written over.
-        """
-        if self._adds:
-            return self._calls[step.bucket](x, onto)
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """x [T, inputs] -> [T, outputs], or half of that after an activation."""
         y = self._calls[step.bucket](x)
         if self._after is not None:
             y = self._after[step.bucket](y)
-        if self._reduce is not None:
-            y = self._reduce[step.bucket](y)
-        return y if onto is None else onto + y
+        return y if self._reduce is None else self._reduce[step.bucket](y)
 
 
 class QKVLinear(Linear):

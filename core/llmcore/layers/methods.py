@@ -16,16 +16,8 @@ from llmcore.weights.map import Placement, Shard
 if TYPE_CHECKING:
     from llmcore.layers.build import Build
 
-
-class LinearCall(Protocol):
-    """A linear of one token bucket, ready to run."""
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, /) -> torch.Tensor:
-        """x [T, inputs] -> [T, outputs], or what the shape's activation makes of that.
-
-        `residual` [T, outputs] is added, and may be written over: nobody reads it afterwards. There is none where the
-        shape has an activation.
-        """
+LinearCall = Callable[[torch.Tensor], torch.Tensor]
+"""x [T, inputs] -> [T, outputs], or what the shape's activation makes of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +107,8 @@ class _Plain:
         return calls, frozenset() if pack is None else frozenset({"weight"})
 
 
-def _call(
-    op: Op, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, residual: torch.Tensor | None = None
-) -> torch.Tensor:
-    # an op with an activation takes no residual
-    y: torch.Tensor = op(x, weight, bias) if residual is None else op(x, weight, bias, residual)
+def _call(op: Op, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = op(x, weight, bias)
     return y
 
 

@@ -22,6 +22,6 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = MergedLinear(build, size, gate_up, bias=bias, activation=activation)
         self.down_proj = Linear(build, inner, size, bias=bias, shard=Shard("attn_tp", 1))
 
-    def forward(self, x: torch.Tensor, step: Bucketed, onto: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, size] -> [T, size], added to `onto`, see Linear."""
-        return self.down_proj(self.gate_up_proj(x, step), step, onto)  # type: ignore[no-any-return]
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, size] -> [T, size]."""
+        return self.down_proj(self.gate_up_proj(x, step), step)  # type: ignore[no-any-return]

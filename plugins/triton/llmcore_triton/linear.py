@@ -90,28 +90,21 @@ class SmallRows:
             rows = (1 + self._gated) * sizes.outputs if sizes else 0
             self._plan(rows, sizes.inputs if sizes else 0, padded)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
         tokens = len(x)
         if tokens > PADDED[-1]:
-            return many_rows(x, weight, bias, residual, self._gated)
+            return many_rows(x, weight, bias, self._gated)
         rows, inputs = weight.shape
         padded = PADDED[0] if tokens <= PADDED[0] else PADDED[1] if tokens <= PADDED[1] else PADDED[2]
         plan = self._plans.get((rows, inputs, padded)) or self._plan(rows, inputs, padded)
         out = x.new_empty(tokens, plan.sizes.outputs)
         has_bias = bias is not None
-        below, apart = (x, 0) if residual is None else (residual, residual.stride(0))
-        plan.launch.but(HAS_BIAS=has_bias, HAS_RESIDUAL=residual is not None)(
+        plan.launch.but(HAS_BIAS=has_bias)(
             (plan.programs,),
             *(x, weight, *_descriptors(x, weight, plan)),
-            *(bias if has_bias else weight, below, out, plan.partials, plan.arrivals),
-            *(tokens, plan.sizes.outputs, inputs, x.stride(0), apart, plan.steps),
+            *(bias if has_bias else weight, out, plan.partials, plan.arrivals),
+            *(tokens, plan.sizes.outputs, inputs, x.stride(0), plan.steps),
         )
         return out
 

@@ -32,11 +32,11 @@ _FEW = 2
 
 @triton.jit(do_not_specialize=["tokens"])
 def tiles_of_one_size(  # type: ignore[no-untyped-def]
-    x, weight, bias, residual, out, tokens, outputs, inputs, x_stride, residual_stride,
+    x, weight, bias, out, tokens, outputs, inputs, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EVEN_K: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, outputs] = x weight^T + residual. GROUP token tiles share weights that are in the L2 cache then."""
+    """out [tokens, outputs] = x weight^T. GROUP token tiles share weights that the L2 cache then still holds."""
     program = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(tokens, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
     group = program // (GROUP * tiles_n)
@@ -68,12 +68,8 @@ def tiles_of_one_size(  # type: ignore[no-untyped-def]
         acc = tl.dot(xs, tl.trans(ws), acc, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(bias + lines, mask=lines < outputs, other=0.0).to(tl.float32)[None, :]
-    mask = (rows < tokens)[:, None] & (lines < outputs)[None, :]
-    if HAS_RESIDUAL:
-        places = residual + rows.to(tl.int64)[:, None] * residual_stride + lines[None, :]
-        acc += tl.load(places, mask=mask, other=0.0).to(tl.float32)
     places = out + rows.to(tl.int64)[:, None] * outputs + lines[None, :]
-    tl.store(places, acc.to(out.dtype.element_ty), mask=mask)
+    tl.store(places, acc.to(out.dtype.element_ty), mask=(rows < tokens)[:, None] & (lines < outputs)[None, :])
 
 
 class Fixed:
@@ -99,24 +95,13 @@ class Fixed:
         }
         self._launch = Bound(tiles_of_one_size, **options)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs]."""
         tokens, (outputs, inputs) = len(x), weight.shape
         out = x.new_empty(tokens, outputs)
-        below, apart = (x, 0) if residual is None else (residual, residual.stride(0))
-        launch = self._launch.but(
-            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, EVEN_K=inputs % self._block_k == 0
-        )
-        launch(
+        self._launch.but(HAS_BIAS=bias is not None, EVEN_K=inputs % self._block_k == 0)(
             (-(-tokens // BLOCK_M) * -(-outputs // BLOCK_N),),
-            *(x, weight, weight if bias is None else bias, below, out),
-            *(tokens, outputs, inputs, x.stride(0), apart),
+            *(x, weight, weight if bias is None else bias, out, tokens, outputs, inputs, x.stride(0)),
         )
         return out
 

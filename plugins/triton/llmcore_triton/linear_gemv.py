@@ -29,17 +29,11 @@ class Gemv:
         overlap = overlaps(context)
         self._launch = Bound(gemv, GATED=self._gated, PDL=overlap, num_warps=config["warps"], launch_pdl=overlap)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
         tokens, (rows, inputs) = len(x), weight.shape
         if tokens > MOST:
-            return many_rows(x, weight, bias, residual, self._gated)
+            return many_rows(x, weight, bias, self._gated)
         outputs = rows // (1 + self._gated)
         block_n = self._config["block_n"]
         block_k = min(self._config["block_k"], power_of_two(inputs))
@@ -48,12 +42,10 @@ class Gemv:
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=residual is not None,
             EVEN_N=outputs % block_n == 0,
             EVEN_K=inputs % block_k == 0,
         )
-        below, apart = (x, 0) if residual is None else (residual, residual.stride(0))
-        parts = (x, weight, weight if bias is None else bias, below, out, outputs, inputs, x.stride(0), apart)
+        parts = (x, weight, weight if bias is None else bias, out, outputs, inputs, x.stride(0))
         launch((-(-outputs // block_n), tokens), *parts)
         return out
 

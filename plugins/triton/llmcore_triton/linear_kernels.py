@@ -1,7 +1,7 @@
 """What the kernels for few tokens run on the GPU: weights stream once, activations come from the L2 cache.
 
 A weight is [outputs, inputs], inputs contiguous. GATED: it holds twice as many rows, first those of the gate, then as
-many of up, and the result is silu(gate) * up. HAS_RESIDUAL: rows of `residual` are added to the results.
+many of up, and the result is silu(gate) * up.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def touch(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _store(  # type: ignore[no-untyped-def]
-    out, bias, residual, acc, up, tile, tokens, outputs, residual_stride,
+    out, bias, acc, up, tile, tokens, outputs,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Write one finished tile, acc [BLOCK_N, TOKENS], as rows of out [tokens, outputs]."""
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -53,12 +52,8 @@ def _store(  # type: ignore[no-untyped-def]
             up += tl.load(bias + outputs + columns, mask=inside, other=0.0).to(tl.float32)[:, None]
         acc = _silu_and_mul(acc, up)
     rows = tl.arange(0, TOKENS)
-    mask = inside[:, None] & (rows < tokens)[None, :]
-    if HAS_RESIDUAL:
-        places = residual + rows.to(tl.int64)[None, :] * residual_stride + columns[:, None]
-        acc += tl.load(places, mask=mask, other=0.0).to(tl.float32)
     places = out + rows.to(tl.int64)[None, :] * outputs + columns[:, None]
-    tl.store(places, acc.to(out.dtype.element_ty), mask=mask)
+    tl.store(places, acc.to(out.dtype.element_ty), mask=inside[:, None] & (rows < tokens)[None, :])
 
 
 @triton.jit
@@ -81,9 +76,8 @@ def _arrive(arrivals, head, tail, k_steps, steps):  # type: ignore[no-untyped-de
 
 @triton.jit
 def _sum_parts(  # type: ignore[no-untyped-def]
-    out, bias, residual, partials, arrivals, tile, tokens, outputs, residual_stride, k_steps, steps,
+    out, bias, partials, arrivals, tile, tokens, outputs, k_steps, steps,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Add all parts of a shared tile, in their order, and write it."""
     begin = tile * k_steps
@@ -100,22 +94,19 @@ def _sum_parts(  # type: ignore[no-untyped-def]
         acc += tl.load(part, cache_modifier=".cg")
         if GATED:
             up += tl.load(part + BLOCK_N * TOKENS, cache_modifier=".cg")
-    _store(out, bias, residual, acc, up, tile, tokens, outputs, residual_stride,
-           TOKENS, BLOCK_N, GATED, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+    _store(out, bias, acc, up, tile, tokens, outputs, TOKENS, BLOCK_N, GATED, HAS_BIAS)
 
 
 @triton.jit
 def _end(  # type: ignore[no-untyped-def]
-    out, bias, residual, partials, acc, up, step, first, tokens, outputs, residual_stride, k_steps,
-    TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, SHARED: tl.constexpr,
+    out, bias, partials, acc, up, step, first, tokens, outputs, k_steps,
+    TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Write a tile after its last `step` here: as results if all its steps were here, else as one part."""
     tile = step // k_steps
     begin = tile * k_steps
     if not SHARED or (first <= begin and step == begin + k_steps - 1):
-        _store(out, bias, residual, acc, up, tile, tokens, outputs, residual_stride,
-               TOKENS, BLOCK_N, GATED, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+        _store(out, bias, acc, up, tile, tokens, outputs, TOKENS, BLOCK_N, GATED, HAS_BIAS)
     else:
         slot = 2 * tl.program_id(0) + (first < begin).to(tl.int32)
         part = partials + slot.to(tl.int64) * ((1 + GATED) * BLOCK_N * TOKENS)
@@ -127,11 +118,10 @@ def _end(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["tokens", "steps"])
 def small_rows(  # type: ignore[no-untyped-def]
-    x, weight, x_tiles, w_tiles, bias, residual, out, partials, arrivals,
-    tokens, outputs, inputs, x_stride, residual_stride, steps,
+    x, weight, x_tiles, w_tiles, bias, out, partials, arrivals, tokens, outputs, inputs, x_stride, steps,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SHARED: tl.constexpr, ONE: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SHARED: tl.constexpr, ONE: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, outputs] = x [tokens, inputs] weight^T for at most TOKENS tokens; weights are the rows of the MMA.
 
@@ -170,8 +160,8 @@ def small_rows(  # type: ignore[no-untyped-def]
         # a program's last tile ends after the loop
         if not ONE:  # noqa: SIM102
             if step % k_steps == k_steps - 1 and step < last:
-                _end(out, bias, residual, partials, acc, up, step, first, tokens, outputs, residual_stride, k_steps,
-                     TOKENS, BLOCK_N, GATED, HAS_BIAS, HAS_RESIDUAL, SHARED)  # fmt: skip
+                _end(out, bias, partials, acc, up, step, first, tokens, outputs, k_steps,
+                     TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
     if EARLY != "":
         goes_on = last % k_steps != 0
         acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
@@ -180,17 +170,17 @@ def small_rows(  # type: ignore[no-untyped-def]
         acc = tl.dot(w_last.to(kind, bitcast=True), xt, acc, input_precision="ieee")
         if GATED:
             up = tl.dot(v_last.to(kind, bitcast=True), xt, up, input_precision="ieee")
-    _end(out, bias, residual, partials, acc, up, last, first, tokens, outputs, residual_stride, k_steps,
-         TOKENS, BLOCK_N, GATED, HAS_BIAS, HAS_RESIDUAL, SHARED)  # fmt: skip
+    _end(out, bias, partials, acc, up, last, first, tokens, outputs, k_steps,
+         TOKENS, BLOCK_N, GATED, HAS_BIAS, SHARED)  # fmt: skip
     if SHARED:
         head, tail = first // k_steps, last // k_steps
         sums_head, sums_tail = _arrive(arrivals, head, tail, k_steps, steps)
         if sums_head:
-            _sum_parts(out, bias, residual, partials, arrivals, head, tokens, outputs, residual_stride,
-                       k_steps, steps, TOKENS, BLOCK_N, GATED, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+            _sum_parts(out, bias, partials, arrivals, head, tokens, outputs, k_steps, steps,
+                       TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
         if sums_tail:
-            _sum_parts(out, bias, residual, partials, arrivals, tail, tokens, outputs, residual_stride,
-                       k_steps, steps, TOKENS, BLOCK_N, GATED, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+            _sum_parts(out, bias, partials, arrivals, tail, tokens, outputs, k_steps, steps,
+                       TOKENS, BLOCK_N, GATED, HAS_BIAS)  # fmt: skip
 
 
 @triton.jit
@@ -253,9 +243,9 @@ def _weights(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gemv(  # type: ignore[no-untyped-def]
-    x, weight, bias, residual, out, outputs, inputs, x_stride, residual_stride,
+    x, weight, bias, out, outputs, inputs, x_stride,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [T, outputs] = x weight^T without tensor cores: BLOCK_N outputs of token program_id(1) per program.
 
@@ -271,11 +261,6 @@ def gemv(  # type: ignore[no-untyped-def]
         v = _weights(place_up, tile, 0, outputs, inputs, BLOCK_N, BLOCK_K, EVEN_N, EVEN_K)
     wait(PDL)
     release(PDL)
-    outs = tile * BLOCK_N + rows
-    inside = outs < outputs
-    if HAS_RESIDUAL:
-        # long before it is needed: what comes last waits for nothing
-        below = tl.load(residual + token * residual_stride + outs, mask=inside, other=0.0)
     acc = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     # the last block has no next one
@@ -293,6 +278,8 @@ def gemv(  # type: ignore[no-untyped-def]
         None, :
     ]
     y = tl.sum(acc + w.to(tl.float32) * xs, axis=1)
+    outs = tile * BLOCK_N + rows
+    inside = outs < outputs
     if HAS_BIAS:
         y += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
     if GATED:
@@ -300,6 +287,4 @@ def gemv(  # type: ignore[no-untyped-def]
         if HAS_BIAS:
             z += tl.load(bias + outputs + outs, mask=inside, other=0.0).to(tl.float32)
         y = _silu_and_mul(y, z)
-    if HAS_RESIDUAL:
-        y += below.to(tl.float32)
     tl.store(out + token * outputs + outs, y.to(out.dtype.element_ty), mask=inside)

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from llmcore.api import OpContext
 from llmcore.layers import DTYPES
 
-from llmcore_triton.linear_cublas import linear as by_cublas
-
 GATED = "linear_silu_and_mul"
 """The op whose kernels also multiply silu(gate) with up."""
 
@@ -63,12 +61,10 @@ def buffer(where: torch.device, dtype: torch.dtype, size: int) -> torch.Tensor:
     return torch.zeros(size, dtype=dtype, device=where)
 
 
-def many_rows(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, gated: bool
-) -> torch.Tensor:
+def many_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
     """The result by torch, for token counts that a kernel for few is not meant for."""
-    if not gated:
-        return by_cublas(x, weight, bias, residual)
     y = F.linear(x, weight, bias)
+    if not gated:
+        return y
     gate, up = y.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

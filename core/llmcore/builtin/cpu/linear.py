@@ -8,7 +8,7 @@ from llmcore.api import OpContext
 
 
 class OneDNN:
-    """x W^T + b, and a residual, with a plain weight or one that `pack` arranged."""
+    """x W^T + b with a plain weight or one that `pack` arranged."""
 
     packing = "onednn"
 
@@ -16,16 +16,10 @@ class OneDNN:
         self._linear = torch.ops.mkldnn._linear_pointwise.default
         self._pack = torch.ops.mkldnn._reorder_linear_weight.default
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs]."""
         y: torch.Tensor = self._linear(x, weight, bias, "none", [], "")
-        return y if residual is None else y.add_(residual)
+        return y
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """The weight in oneDNN's blocked arrangement, good for any number of rows."""

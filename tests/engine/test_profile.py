@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from llmcore.engine.profile import take_workspaces, worst_plan
+from llmcore.engine.profile import take_workspaces, warm_plans, worst_plan
 from llmcore.errors import PluginError
 from llmcore.layers import AttentionKernels
 from llmcore.protocols import AttnLimits, SchedulerLimits
-from llmcore.specs import TOKEN_BUCKETS
+from llmcore.specs import TOKEN_BUCKETS, bucket_of
 
 LIMITS = SchedulerLimits(
     max_running=100,
@@ -63,3 +65,21 @@ def test_the_worst_step_uses_the_budget_and_every_place() -> None:
     assert plan.n_tokens == 2048 and plan.request.size == 100
     assert int(plan.n_query.max()) <= LIMITS.max_input_len
     assert [write.index.size for write in plan.writes] == [2048, int(np.ceil(plan.n_query / 4).sum())]
+
+
+def test_warming_up_meets_every_bucket_in_every_kind_of_step() -> None:
+    plans = warm_plans(LIMITS)
+    kinds = {
+        (bucket_of(plan.n_tokens), plan.n_decode == plan.request.size, plan.n_decode == 0, int(plan.start[0]))
+        for plan in plans
+    }
+    for bucket in range(len(TOKEN_BUCKETS) - 1):
+        assert {(bucket, True, False, 0), (bucket, True, False, 999), (bucket, False, True, 0)} <= kinds
+    assert {bucket for bucket, decodes, prefills, _ in kinds if not decodes and not prefills} == {1, 2, 3, 4}
+    assert all(plan.n_tokens <= LIMITS.batch_tokens and plan.request.size <= LIMITS.max_running for plan in plans)
+    assert all((plan.start + plan.n_query <= LIMITS.max_total_len).all() for plan in plans)
+
+
+def test_warming_up_within_the_smallest_limits() -> None:
+    small = replace(LIMITS, max_running=1, max_input_len=1, max_total_len=2, batch_tokens=2, chunk_tokens=2)
+    assert {plan.n_tokens for plan in warm_plans(small)} == {1}

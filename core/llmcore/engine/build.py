@@ -16,7 +16,7 @@ from llmcore.engine.explain import fallbacks
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.limits import fit, kv_capacity, kv_room, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
-from llmcore.engine.profile import measure, run_worst_case, take_workspaces
+from llmcore.engine.profile import measure, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
 from llmcore.engine.shortage import OUT_OF_MEMORY, figures, kv_short, step_short, tables_short, weights_short
@@ -164,7 +164,7 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
     """The runner and its tokens of KV; the limits are cut to them.
 
     What the largest steps and their graphs take is measured with next to no KV; KV then gets what is left, and the
-    largest step runs once more beside it. Raises ConfigError where that does not fit.
+    largest step runs once more beside it, and small ones to warm up. Raises ConfigError where that does not fit.
     """
     device = parts.device
     take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
@@ -178,6 +178,7 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
         runner = parts.runner(tables, kv_tokens, graphs)
         if device.measured:
             run_worst_case(runner, device, parts.limits, _granules(parts))
+            warm_up(runner, device, parts.limits)
     except OUT_OF_MEMORY as error:
         raise kv_short(error, parts.config, kv_tokens, room, parts.token_bytes, parts.figures) from error
     return runner, kv_tokens

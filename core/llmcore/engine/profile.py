@@ -16,6 +16,7 @@ from llmcore.protocols import AttentionKernel, AttnLimits, Device, Int32, Schedu
 from llmcore.sched.plan import Admitted, StepPlan, TableWrites
 from llmcore.specs import TOKEN_BUCKETS
 
+_GREEDY = SamplingParams(temperature=0.0)
 _EVERYTHING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1, logprobs=20)
 
 
@@ -70,11 +71,36 @@ def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: t
     return device.graph_memory - before
 
 
+def warm_up(runner: Runner, device: Device, limits: SchedulerLimits) -> None:
+    """Run a step of every kind and token bucket: what is compiled on first use should not be when requests wait."""
+    for plan in warm_plans(limits):
+        runner.read(runner.launch(plan))
+    device.synchronize()
+
+
+def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
+    """Per token bucket: short and long rows that decode, a prompt, and a prompt beside a row that decodes; greedy."""
+    plans = []
+    long = limits.max_total_len - 1
+    for _, last in TOKEN_BUCKETS:
+        tokens = min(last or 2 * MIXED_TOKENS, limits.batch_tokens)
+        rows = np.arange(min(tokens, limits.max_running), dtype=np.int32)
+        ones, chunk = np.ones_like(rows), min(tokens, limits.max_input_len)
+        plans += [_plan(rows, ones, np.full_like(rows, start), rows.size, _GREEDY) for start in (0, long)]
+        plans.append(_plan(rows[:1], ones[:1] * chunk, ones[:1] * 0, 0, _GREEDY))
+        if rows.size > 1 and chunk > 2:
+            plans.append(
+                _plan(rows[:2], np.array([1, chunk - 1], np.int32), np.array([long, 0], np.int32), 1, _GREEDY)
+            )
+    return plans
+
+
 def decode_plan(limits: SchedulerLimits, most: int) -> StepPlan | None:
     """As many rows as are captured, each at the end of the longest request; None where none is captured."""
     count = min(limits.max_running, limits.batch_tokens, most)
     rows = np.arange(count, dtype=np.int32)
-    return _plan(rows, np.ones_like(rows), np.full_like(rows, limits.max_total_len - 1), count) if count else None
+    long = np.full_like(rows, limits.max_total_len - 1)
+    return _plan(rows, np.ones_like(rows), long, count, _EVERYTHING) if count else None
 
 
 def mixed_plan(limits: SchedulerLimits) -> StepPlan | None:
@@ -88,11 +114,11 @@ def mixed_plan(limits: SchedulerLimits) -> StepPlan | None:
     n_query[-1] = chunk
     start = np.full_like(n_query, limits.max_total_len - 1)
     start[-1] = 0
-    return _plan(np.arange(decoding + 1, dtype=np.int32), n_query, start, decoding)
+    return _plan(np.arange(decoding + 1, dtype=np.int32), n_query, start, decoding, _EVERYTHING)
 
 
-def _plan(rows: Int32, n_query: Int32, start: Int32, n_decode: int) -> StepPlan:
-    """Every row sampled in the `full` variant; KV is read and written at the first granule, as all tables say."""
+def _plan(rows: Int32, n_query: Int32, start: Int32, n_decode: int, sampling: SamplingParams) -> StepPlan:
+    """Every row sampled; KV is read and written at the first granule, as all tables say."""
     return StepPlan(
         number=0,
         request=rows,
@@ -103,7 +129,7 @@ def _plan(rows: Int32, n_query: Int32, start: Int32, n_decode: int) -> StepPlan:
         sample_row=rows,
         sample_request=rows,
         admitted=[
-            Admitted(int(row), np.zeros(1, np.int32), 1, int(at), _EVERYTHING, 0, 0, ())
+            Admitted(int(row), np.zeros(1, np.int32), 1, int(at), sampling, 0, 0, ())
             for row, at in zip(rows, start, strict=True)
         ],
     )

@@ -1,0 +1,40 @@
+"""The measured tables: what they name exists, and decides which kernel a model gets on that GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import llmcore_triton
+import pytest
+from llmcore.plugins import load
+from llmcore.resolve import candidates_for, resolve, why_not
+from llmcore.specs import DeviceInfo, KernelSpec, OpContext
+from llmcore.testing import registry_of
+
+FILES = sorted((Path(llmcore_triton.__file__).parent / "tuned").glob("*.json"))
+REGISTRY = registry_of()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_entries_are_of_kernels_that_exist(file: Path) -> None:
+    table = json.loads(file.read_text())
+    device = DeviceInfo("cuda", table["gpu"], capability=table["capability"], processors=132)
+    found: dict[str, OpContext] = {}
+    for entry in table["entries"]:
+        layout = "token" if entry["op"].startswith("attn") or entry["op"].endswith("kv_write") else None
+        context = OpContext(
+            **{name: entry[name] for name in ("op", "dtype", "bucket", "shape")}, device=device, layout=layout
+        )
+        spec = {spec.name: spec for spec, _ in candidates_for(REGISTRY, entry["op"])}[entry["kernel"]]
+        assert cost(spec, context) == pytest.approx(entry["us"], abs=1.0), "its cost is read from this entry"
+        found[json.dumps([entry["op"], entry["bucket"], entry["shape"]])] = context
+    for context in found.values():
+        kernels = candidates_for(REGISTRY, context.op)
+        costs = [cost(spec, context) for spec, _ in kernels if why_not(spec, context) is None]
+        if fitting := [took for took in costs if took is not None]:
+            assert cost(resolve(kernels, context, {}).chosen, context) == min(fitting)
+
+
+def cost(spec: KernelSpec, context: OpContext) -> float | None:
+    return None if spec.cost is None else load(spec.cost)(context)

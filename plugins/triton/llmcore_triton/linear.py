@@ -30,7 +30,7 @@ from llmcore_triton.linear_shapes import (
 
 KERNEL = "small_rows"
 
-DEFAULT = {
+DEFAULT: dict[str, Any] = {
     **{"block_n": 64, "block_k": 128, "warps": 4, "stages": 8, "per_processor": 2},
     **{"tma": False, "early": ""},
 }
@@ -214,7 +214,19 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> SmallRows:
 
 def make(context: OpContext) -> SmallRows:
     """The op with the configuration that was fastest, or the default."""
-    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
+    return make_with(context, tuned.choose(KERNEL, context, default(context)))
+
+
+def default(context: OpContext) -> dict[str, Any]:
+    """For shapes that nobody has measured: what did best in most of those that were.
+
+    Where tiles of the whole depth would leave half of the processors idle, the work is cut evenly instead.
+    """
+    if context.device.capability != HOPPER:
+        return DEFAULT
+    sizes = known_sizes(context)
+    many = sizes is None or 2 * sizes.outputs >= processors(context) * DEFAULT["block_n"]
+    return {**DEFAULT, "early": "registers", **({"tma": True, "per_processor": 0} if many else {})}
 
 
 _Tiles = tuple[tuple[int, int, int, int], ...]

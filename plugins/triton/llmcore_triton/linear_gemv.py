@@ -15,7 +15,7 @@ from llmcore_triton.linear_shapes import GATED, many_rows, power_of_two
 
 KERNEL = "gemv"
 
-DEFAULT = {"block_n": 4, "block_k": 1024, "warps": 4}
+DEFAULT = {"block_n": 2, "block_k": 1024, "warps": 2}
 
 MOST = 16
 """More tokens than this go to torch: each reads all weights again."""

@@ -1,8 +1,9 @@
 """The linear kernels.
 
 Which of them a linear gets is measured: the one with the least time in `tuned/*.json` for its shape, dtype and token
-bucket. Where nobody has measured, up to 16 tokens go to small_rows (and, gated, to its fusion with the activation)
-and more to cuBLAS. --deterministic leaves only `fixed`, for which there is no other use.
+bucket. Where nobody has measured, one token goes to gemv and up to 16 to small_rows (and, gated, to their fusions with
+the activation), which is what every shape measured so far would take or nearly so, and more to cuBLAS. --deterministic
+leaves only `fixed`, for which there is no other use.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from llmcore_triton.specs.common import CAPABILITY, GPU
 FEW = Requires(device="cuda", capability=CAPABILITY, buckets=frozenset({0, 1, 2}))
 """Up to 64 tokens, which weights that stream once can serve."""
 
+ONE = replace(FEW, buckets=frozenset({0}))
+"""One token. Narrower than FEW, so that it comes first where nobody has measured."""
+
 _GATED = "linear_silu_and_mul"
 
 Refuses = Callable[[OpContext], str | None]
@@ -27,8 +31,8 @@ def kernels() -> Iterable[KernelSpec]:
     """For few tokens, for one, for any, and for the same bits in every batch."""
     yield _kernel("linear", "small_rows", "linear", FEW, _small_rows, "weights streamed once for up to 64 tokens")
     yield _kernel(_GATED, "small_rows", "linear", FEW, _fused_small_rows, "gate, up and activation in one launch")
-    yield _kernel("linear", "gemv", "linear_gemv", GPU, _gemv, "one token without tensor cores")
-    yield _kernel(_GATED, "gemv", "linear_gemv", GPU, _fused_gemv, "one token, gate, up and activation in one launch")
+    yield _kernel("linear", "gemv", "linear_gemv", ONE, None, "one token without tensor cores")
+    yield _kernel(_GATED, "gemv", "linear_gemv", ONE, _fused_gemv, "one token, gate, up and activation in one launch")
     yield _kernel("linear", "cublas", "linear_cublas", Requires(device="cuda"), None, "torch.nn.functional.linear")
     yield replace(
         _kernel("linear", "fixed", "linear_fixed", GPU, _fixed, "one order of adding for every batch"),
@@ -49,17 +53,12 @@ def _small_rows(context: OpContext) -> str | None:
     return None
 
 
-def _gemv(context: OpContext) -> str | None:
-    # wider than small_rows in what it requires, so that it is chosen only where it was measured
-    return None if context.bucket == 0 else "reads all weights for every token"
-
-
 def _fused_small_rows(context: OpContext) -> str | None:
     return _small_rows(context) or _slower_than_parts("small_rows", context)
 
 
 def _fused_gemv(context: OpContext) -> str | None:
-    return _gemv(context) or _slower_than_parts("gemv", context)
+    return _slower_than_parts("gemv", context)
 
 
 def _slower_than_parts(kernel: str, context: OpContext) -> str | None:

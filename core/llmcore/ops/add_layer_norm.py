@@ -1,0 +1,55 @@
+"""add_layer_norm, a composite: residual + x, and its layer_norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from llmcore.ops import ROUNDING, Op, Shape, layer_norm, size
+from llmcore.specs import OpContext
+
+TOLERANCE = ROUNDING
+
+SHAPES: tuple[Shape, ...] = tuple(shape for shape in layer_norm.SHAPES if "heads" not in shape)
+
+
+def reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x, residual [T, size], weight, bias [size] -> (normed sum, sum); a kernel may write them over x and residual."""
+    total = residual + x
+    return layer_norm.reference(total, weight, bias, eps), total
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return reference
+
+
+def expand(context: OpContext, part: Callable[..., Op]) -> Op:
+    """Add, then whatever layer_norm was chosen."""
+    norm = part("layer_norm", **context.shape)
+
+    def run(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = residual + x
+        return norm(total, weight, bias, eps), total
+
+    return run
+
+
+def samples(
+    context: OpContext,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]]:
+    """layer_norm's, with a residual; also one that cancels x."""
+    for x, weight, bias, eps in layer_norm.samples(context):
+        yield x, x.flip(-1), weight, bias, eps
+        yield x, -x, weight, bias, eps
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """Two reads, two writes; eight operations per element."""
+    elements = size(shape, "tokens") * size(shape, "size")
+    return 4.0 * elements * size(shape, "element", 2), 8.0 * elements

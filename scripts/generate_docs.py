@@ -10,7 +10,7 @@ from llmcore.cli.options import group_title
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
 from page_of_objects import objects_page
-from pages_from_plugins import hooks_page, known_plugins
+from pages_from_plugins import hooks_page, known_plugins, plugin_templates
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,6 +73,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/hooks.md": hooks_page,
     "docs/objects.md": objects_page,
     "core/llmcore/known_plugins.json": known_plugins,
+    "core/llmcore/plugin_templates.json": plugin_templates,
 }
 
 

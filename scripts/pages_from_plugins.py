@@ -89,3 +89,9 @@ def known_plugins() -> str:
         raise RuntimeError("; ".join(map(str, registry.failures)))
     known = {a: plugin.dist for spec, plugin in registry.specs(ModelSpec) for a in spec.architectures}
     return json.dumps(known, indent=2, sort_keys=True) + "\n"
+
+
+def plugin_templates() -> str:
+    """core/llmcore/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new` writes."""
+    examples = {row.name: (EXAMPLES / f"{row.name}.py").read_text().splitlines() for row in hook_rows()}
+    return json.dumps(examples, indent=1, ensure_ascii=False) + "\n"

@@ -1,14 +1,15 @@
-"""`llmcore plugins`: who takes part, who failed and why, and what each contributes."""
+"""`llmcore plugins`: who takes part, who failed and why, and what each contributes; `new` writes one."""
 
 from __future__ import annotations
 
 import click
 
+from llmcore.cli.new_plugin import new
 from llmcore.cli.tables import listing, registry_for, show_json, show_table
 from llmcore.inspect import PluginRow, plugin_rows
 
 
-@click.command("plugins")
+@click.group("plugins", invoke_without_command=True)
 @click.option("--hook", metavar="HOOK", help="Only plugins that implement this hook.")
 @listing
 @click.pass_context
@@ -17,6 +18,10 @@ def command(ctx: click.Context, hook: str | None, plugins: tuple[str, ...], as_j
 
     Exit code 1 if a plugin named with --plugins failed, or two clash.
     """
+    if ctx.invoked_subcommand is not None:
+        if hook is not None or plugins or as_json:
+            raise click.UsageError(f"`llmcore plugins {ctx.invoked_subcommand}` takes none of these options", ctx)
+        return
     registry = registry_for(plugins)
     rows = [row for row in plugin_rows(registry) if hook is None or hook in row.hooks]
     if as_json:
@@ -27,6 +32,9 @@ def command(ctx: click.Context, hook: str | None, plugins: tuple[str, ...], as_j
             for note in row.notes:
                 click.echo(f"{row.name}: {note}", err=True)
     ctx.exit(any(failure.fatal for failure in registry.failures))
+
+
+command.add_command(new)
 
 
 def _line(row: PluginRow) -> tuple[str, str, str, str]:

@@ -13,7 +13,17 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "rms_norm": ("(x [..., size], weight [size], eps) -> [..., size]", ()),
     "add_rms_norm": ("(x [T, size], residual [T, size], weight [size], eps) -> (normed sum, sum)", ("rms_norm",)),
+    "layer_norm": (
+        "(x [..., size], weight [size] or, for x [T, heads, size], [heads, size], bias like weight | None, eps) "
+        "-> [..., size]",
+        (),
+    ),
+    "add_layer_norm": (
+        "(x [T, size], residual [T, size], weight [size], bias [size] | None, eps) -> (normed sum, sum)",
+        ("layer_norm",),
+    ),
     "silu_and_mul": ("(x [T, 2 size]) -> [T, size]", ()),
+    "gelu_tanh": ("(x [T, size]) -> [T, size]", ()),
     "linear_silu_and_mul": (
         "(x [T, inputs], weight [2 size, inputs], bias [2 size] | None) -> [T, size]",
         ("linear", "silu_and_mul"),
@@ -49,7 +59,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
 _ROW_WISE = frozenset(
     {
         *("embedding", "silu_and_mul", "rope", "rope_kv_write", "rope_angles"),
-        *("step_inputs", "kv_slots", "step_outputs"),
+        *("gelu_tanh", "step_inputs", "kv_slots", "step_outputs"),
     }
 )
 """No products of matrices and no sums: torch may cut a sum along a row differently where there are few rows."""

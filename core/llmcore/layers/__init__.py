@@ -9,8 +9,8 @@ from llmcore.layers.layout import KV, Layout
 from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import Bound, LinearMethod, LinearShape
-from llmcore.layers.mlp import GatedMLP
-from llmcore.layers.norm import RMSNorm
+from llmcore.layers.mlp import MLP, GatedMLP
+from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.rope import Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op
@@ -19,6 +19,7 @@ from llmcore.ops.attention import ReferenceAttention, attend, spec_of, token_slo
 __all__ = [
     "DTYPES",
     "KV",
+    "MLP",
     "Attention",
     "AttentionKernels",
     "Bound",
@@ -31,6 +32,7 @@ __all__ = [
     "Hidden",
     "KVStep",
     "LMHead",
+    "LayerNorm",
     "Layout",
     "Linear",
     "LinearMethod",

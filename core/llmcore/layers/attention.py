@@ -61,7 +61,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; stores this step's keys and values."""
-        qk, v = self._project(x, step)
+        qk, v = self.project(x, step)
         cos, sin = self._rope.angles(step)
         state = step.kv[self.group]
         kv = state.kv[self.index]
@@ -87,8 +87,11 @@ class Attention(nn.Module):
             return ()
         return (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
 
-    def _project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys as heads beside each other [T, heads + kv_heads, key_size], and values."""
+    def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys as heads beside each other [T, heads + kv_heads, key_size], and values.
+
+        A family whose norms of q and k are of another kind applies them here.
+        """
         spec = self.spec
         joined = self.qkv_proj(x, step)
         border = (spec.heads + spec.kv_heads) * spec.key_size

@@ -10,7 +10,7 @@ from torch import nn
 
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.embedding import Embedding, LMHead
-from llmcore.layers.norm import RMSNorm
+from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.step import Bucketed, Rows, Step
 from llmcore.specs import ModelConfig, bucket_of
 
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
         *,
         layers: range | None = None,
         embedding: Embedding | None = None,
-        norm: RMSNorm | None = None,
+        norm: RMSNorm | LayerNorm | None = None,
         head: LMHead | None = None,
     ) -> None:
         super().__init__()

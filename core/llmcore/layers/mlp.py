@@ -1,4 +1,4 @@
-"""GatedMLP: down(silu(gate(x)) * up(x))."""
+"""GatedMLP: down(silu(gate(x)) * up(x)); MLP: down(gelu(up(x)))."""
 
 from __future__ import annotations
 
@@ -25,3 +25,20 @@ class GatedMLP(nn.Module):
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, size] -> [T, size]."""
         return self.down_proj(self.gate_up_proj(x, step), step)  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """The feed-forward part of a block without a gate. `activation`: an op from [T, inner] to [T, inner]."""
+
+    def __init__(
+        self, build: Build, size: int, inner: int, *, bias: bool = False, activation: str = "gelu_tanh"
+    ) -> None:
+        super().__init__()
+        columns = Shard("attn_tp", 0)
+        self.up_proj = Linear(build, size, inner, bias=bias, shard=columns)
+        self.down_proj = Linear(build, inner, size, bias=bias, shard=Shard("attn_tp", 1))
+        self._activation = build.op(activation, size=build.mesh.share(inner, columns, "inner"))
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, size] -> [T, size]."""
+        return self.down_proj(self._activation[step.bucket](self.up_proj(x, step)), step)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""RMSNorm, alone and with the residual that runs beside a decoder's hidden states."""
+"""RMSNorm and LayerNorm, alone and with the residual that runs beside a decoder's hidden states."""
 
 from __future__ import annotations
 
@@ -33,4 +33,34 @@ class RMSNorm(nn.Module):
 
     def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
         """Ones, for `--load_format dummy`."""
+        tensor.fill_(1.0)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight, plus bias where it has one, over the last dimension."""
+
+    def __init__(self, build: Build, size: int, eps: float, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = build.empty(size)
+        self.bias = build.empty(size) if bias else None
+        self.eps = eps
+        self._norm = build.op("layer_norm", size=size, bias=bias)
+        self._add_norm = build.op("add_layer_norm", size=size, bias=bias)
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[..., size] -> [..., size]."""
+        y: torch.Tensor = self._norm[step.bucket](x, self.weight, self.bias, self.eps)
+        return y
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None, step: Bucketed) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(residual + x), residual + x), both [T, size]; without a residual, (norm(x), x)."""
+        if residual is None:
+            return self(x, step), x
+        total: tuple[torch.Tensor, torch.Tensor] = self._add_norm[step.bucket](
+            x, residual, self.weight, self.bias, self.eps
+        )
+        return total
+
+    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Ones, biases too, for `--load_format dummy`."""
         tensor.fill_(1.0)

@@ -18,7 +18,10 @@ ROW_ARGUMENTS: Mapping[str, int] = {
     "linear_silu_and_mul": 1,
     "rms_norm": 1,
     "add_rms_norm": 2,
+    "layer_norm": 1,
+    "add_layer_norm": 2,
     "silu_and_mul": 1,
+    "gelu_tanh": 1,
     "rope": 3,
 }
 """Ops of plain rows: how many of the first arguments have one row per token."""

@@ -85,6 +85,25 @@ def test_a_rank_takes_its_share_of_every_part() -> None:
     assert torch.equal(whole.o.weight, o[:, 3:])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_checkpoint_may_hold_the_stack(rank: int) -> None:
+    """Every part of it is cut over the ranks by itself, along either dimension."""
+    parts = {"a": (0, 2), "b": (2, 1)}
+    rows, columns = Placement(parts, Shard("attn_tp", 0)), Placement(parts, Shard("attn_tp", 1))
+    whole = model(q=Cell(3, 2, placement=rows), o=Cell(3, 2, placement=columns))
+    q, o = torch.rand(6, 2), torch.rand(3, 4)
+    mesh = Mesh({"attn_tp": 2}, {"attn_tp": rank})
+    load_weights(whole, Held(q__weight=q, o__weight=o), WeightMap(fuse={"q": ("a", "b")}), mesh=mesh)
+    assert torch.equal(whole.q.weight, torch.cat((q[:4][2 * rank : 2 * rank + 2], q[4:][rank : rank + 1])))
+    assert torch.equal(whole.o.weight, o[:, 2 * rank : 2 * rank + 2])
+
+
+def test_a_stack_of_the_wrong_size_is_refused() -> None:
+    whole = model(q=Cell(3, 2, placement=Placement({"a": (0, 2), "b": (2, 1)})))
+    with pytest.raises(ConfigError, match=r"q.weight is \[4, 2\], q.weight needs \[3, 2\]"):
+        load_weights(whole, Held(q__weight=torch.rand(4, 2)), WeightMap(fuse={"q": ("a", "b")}))
+
+
 def test_a_tie_shares_memory_only_where_the_checkpoint_lacks_it() -> None:
     rules = WeightMap(tie={"head.weight": "table.weight"})
     tied, untied = model(table=Cell(4, 2), head=Cell(4, 2)), model(table=Cell(4, 2), head=Cell(4, 2))

@@ -128,6 +128,7 @@ class _Plan:
         """Take checkpoint tensor `name`; several targets cut it along its rows, in order."""
         if not targets or any(self.elsewhere(target.name) for target in targets):
             return
+        targets = tuple(part for target in targets for part in self._parts(target))
         pieces, first = [], 0
         for target in targets:
             into = self._part(target)
@@ -139,8 +140,7 @@ class _Plan:
             rows = None if len(targets) == 1 else (first, wanted[0])
             pieces.append(_Piece(into, rows, placement))
             first += 0 if rows is None else wanted[0]
-            filled = (target.part,) if target.part is not None else (None, *placement.parts)
-            self.lacking -= {(target.name, part) for part in filled}
+            self.lacking.discard((target.name, target.part))
         needed = wanted if len(targets) == 1 else (first, *wanted[1:])
         if needed != shape:
             self.mismatched.append(f"{name} is {list(shape)}, {targets[0].name} needs {list(needed)}")
@@ -175,6 +175,11 @@ class _Plan:
 
     def _placement(self, name: str) -> Placement:
         return self.placements.get(name, _WHOLE)
+
+    def _parts(self, target: Target) -> tuple[Target, ...]:
+        """A checkpoint that stacked the parts itself fills each of them: every one is cut over the ranks by itself."""
+        parts = self._placement(target.name).parts if target.part is None else ()
+        return tuple(Target(target.name, part) for part in parts) or (target,)
 
     def _part(self, target: Target) -> torch.Tensor | None:
         into, parts = self.parameters.get(target.name), self._placement(target.name).parts

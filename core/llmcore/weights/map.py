@@ -37,9 +37,9 @@ class WeightMap:
     """Declarative rules, tried on the last dotted components of a name.
 
     `rename`: prefix -> prefix, longest first. `fuse`: module -> the modules whose tensors it stacks, e.g.
-    ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``. `split`: module -> the modules that its tensor is cut into,
-    the reverse, by the sizes of the receiving parts. `skip`: globs of names that are not parameters. `tie`:
-    parameter -> parameter it shares memory with when the checkpoint lacks it.
+    ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``; a checkpoint may also hold the stack itself. `split`: module ->
+    the modules that its tensor is cut into, the reverse, by the sizes of the receiving parts. `skip`: globs of names
+    that are not parameters. `tie`: parameter -> parameter it shares memory with when the checkpoint lacks it.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)

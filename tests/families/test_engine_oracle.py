@@ -22,6 +22,7 @@ from llmcore.testing.tokenizer import write_tokenizer
 AHEAD = str(Path(__file__).parents[1] / "engine" / "ahead_device.py")
 NEW = 9
 LLAMA, MISTRAL = "LlamaForCausalLM", "MistralForCausalLM"
+QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
 
 def rope(kind: str, **numbers: float) -> dict[str, Any]:
@@ -48,6 +49,18 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         | rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=24),
     ),
     "window": (MISTRAL, {"sliding_window": 7, "max_position_embeddings": 80} | rope("linear", factor=1.5)),
+    "a window on some layers": (
+        QWEN2,
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1, "tie_word_embeddings": True}
+        | {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 56, "max_position_embeddings": 80}
+        | rope("default"),
+    ),
+    "norms of q and k, a window between, dynamic": (
+        QWEN3,
+        {"use_sliding_window": True, "sliding_window": 11, "max_position_embeddings": 40, "head_dim": 12}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | rope("dynamic", factor=2.0),
+    ),
 }
 
 MODES: Mapping[str, dict[str, Any]] = {
@@ -57,7 +70,7 @@ MODES: Mapping[str, dict[str, Any]] = {
     "prompts in one step": {"disable_chunked_prefill": True},
     "preempted": {"max_total_token_num": 81, "router_token_ratio": 1.0, "router_max_new_token_len": 1},
     "preempted, ahead": {"max_total_token_num": 81, "router_token_ratio": 1.0, "router_max_new_token_len": 1}
-    | {"plugins": ["llama", "contrib-models", AHEAD], "device": "cpu-ahead", "chunked_prefill_size": 7},
+    | {"plugins": ["llama", "qwen", "contrib-models", AHEAD], "device": "cpu-ahead", "chunked_prefill_size": 7},
 }
 
 

@@ -1,0 +1,127 @@
+"""What the Qwen families share: which layers see a window, the pre-norm block, and the decoder around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmcore.api import AttnSpec, ConfigError
+from llmcore.layers import (
+    Attention,
+    Bucketed,
+    Build,
+    Decoder,
+    DenseConfig,
+    Embedding,
+    Hidden,
+    LMHead,
+    RMSNorm,
+    Step,
+    read_dense,
+)
+from torch import nn
+
+DEFAULTS: Mapping[str, Any] = {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-6,
+}
+"""What transformers takes for fields that config.json leaves out."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenConfig(DenseConfig):
+    """`windows`: per layer, the tokens a query sees including itself, None for all. Layers with a window are a KV
+    group, layers without are another.
+    """
+
+    windows: tuple[int | None, ...]
+
+    def attention(self, index: int) -> AttnSpec:
+        """What layer `index` wants."""
+        return AttnSpec(
+            **self.sizes, value_size=self.head_size, scale=self.head_size**-0.5, window=self.windows[index]
+        )
+
+    def group(self, index: int) -> str:
+        """The KV group of layer `index`."""
+        return _group(self.windows[index])
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Heads and their size, as QKVLinear takes them."""
+        return {"heads": self.heads, "kv_heads": self.kv_heads, "key_size": self.head_size}
+
+
+def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """The fields of a QwenConfig from config.json. Raises ConfigError for what is not known or contradicts itself."""
+    if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ConfigError(f"{architecture} with hidden_act {activation!r} is not known; its MLP uses silu")
+    fields = read_dense({**DEFAULTS, **hf}, architecture)
+    windows = _windows(hf, fields["num_layers"])
+    (alike,) = fields["kv_groups"]
+    groups = []
+    for window in sorted(set(windows), key=lambda window: window or 0):
+        layers = tuple(index for index, own in enumerate(windows) if own == window)
+        reach = "all" if window is None else f"window:{window}"
+        groups.append(replace(alike, name=_group(window), layers=layers, reach=reach))
+    return {**fields, "kv_groups": tuple(groups), "windows": windows}
+
+
+def _windows(hf: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    """`layer_types` says it, or else the layers from `max_window_layers` on have the window, if it is used at all."""
+    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window") else None
+    if window is not None and window < 1:
+        raise ConfigError(f"sliding_window is {window}; a query sees at least itself")
+    if (types := hf.get("layer_types")) is None:
+        first = hf.get("max_window_layers", 28)
+        return tuple(window if index >= first else None for index in range(layers))
+    if len(types) != layers or not {FULL, SLIDING}.issuperset(types):
+        raise ConfigError(f"layer_types must name {FULL!r} or {SLIDING!r} for each of {layers} layers, not {types}")
+    if window is None and SLIDING in types:
+        raise ConfigError(f"layer_types has {SLIDING!r}, but use_sliding_window and sliding_window give no window")
+    return tuple(window if kind == SLIDING else None for kind in types)
+
+
+def _group(window: int | None) -> str:
+    return "all" if window is None else "window"
+
+
+class Block(nn.Module):
+    """norm, attention, norm, MLP; the residual stream runs beside the hidden states."""
+
+    def __init__(self, build: Build, config: DenseConfig, attention: Attention, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(build, config.hidden_size, config.eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(build, config.hidden_size, config.eps)
+        self.mlp = mlp
+
+    def forward(self, x: Hidden, step: Step) -> Hidden:
+        """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""
+        return self.feed(self.attend(x, step), step)
+
+    def attend(self, x: Hidden, step: Step) -> Hidden:
+        """Up to the MLP."""
+        hidden, residual = self.input_layernorm.add(*x, step)
+        return self.self_attn(hidden, step), residual
+
+    def feed(self, x: Hidden, step: Bucketed) -> Hidden:
+        """The MLP; every token by itself."""
+        hidden, residual = self.post_attention_layernorm.add(*x, step)
+        return self.mlp(hidden, step), residual
+
+
+def decoder(build: Build, config: DenseConfig, block: Callable[[int], nn.Module]) -> Decoder:
+    """The whole model around `block(i)`, its layer i."""
+    embedding = Embedding(build, config.vocab_size, config.hidden_size)
+    return Decoder(
+        build,
+        block,
+        embedding=embedding,
+        norm=RMSNorm(build, config.hidden_size, config.eps),
+        head=LMHead(build, config.hidden_size, config.vocab_size, weight=embedding.weight if config.tied else None),
+    )

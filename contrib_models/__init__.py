@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from llmcore.api import ModelSpec, hookimpl
 
 FAMILIES: dict[str, tuple[str, ...]] = {
+    "granite": ("GraniteForCausalLM",),
     "mistral": ("MistralForCausalLM",),
+    "olmo2": ("Olmo2ForCausalLM",),
+    "phi3": ("Phi3ForCausalLM",),
 }
 """File of this directory -> the architectures it reads."""
 

@@ -18,7 +18,7 @@ def register_kernels():
 @hookimpl
 def register_models():
     yield ModelSpec(
-        name="granite",
+        name="demo-granite",
         architectures=("GraniteForCausalLM",),
         read_config=f"{__name__}.granite:read_config",
         weights=f"{__name__}.granite:weights",

@@ -1,0 +1,142 @@
+"""Olmo2ForCausalLM: what attention and MLP give is normed, not what they get; q and k are normed over all heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from llmcore.api import AttnSpec, ConfigError, ModelSpec, Shard, WeightMap, hookimpl
+from llmcore.layers import (
+    Attention,
+    Bucketed,
+    Build,
+    Decoder,
+    DenseConfig,
+    Embedding,
+    GatedMLP,
+    Hidden,
+    Linear,
+    LMHead,
+    QKVLinear,
+    RMSNorm,
+    Rope,
+    Step,
+    dense_weights,
+    read_dense,
+)
+from torch import nn
+
+DEFAULTS = {"eos_token_id": 50279, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+"""What transformers takes for fields that config.json leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmo2Config(DenseConfig):
+    """What an OLMo 2 block reads beside what every dense decoder has."""
+
+    attention_bias: bool
+
+
+@hookimpl
+def register_models() -> Iterable[ModelSpec]:
+    """Olmo2ForCausalLM, where this file is the plugin."""
+    yield ModelSpec(
+        name="olmo2",
+        architectures=("Olmo2ForCausalLM",),
+        read_config=f"{__name__}:read_config",
+        build=f"{__name__}:build",
+        weights=f"{__name__}:weights",
+    )
+
+
+def read_config(hf: Mapping[str, Any]) -> Olmo2Config:
+    """From config.json."""
+    if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ConfigError(f"Olmo2ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
+    return Olmo2Config(
+        **read_dense(hf, "Olmo2ForCausalLM", defaults=DEFAULTS),
+        attention_bias=bool(hf.get("attention_bias", False)),
+    )
+
+
+def weights(config: Olmo2Config) -> WeightMap:
+    """Names as transformers saves them; the norms of q and k belong to the projection here."""
+    return replace(dense_weights(config), split={name: (f"qkv_proj.{name}",) for name in ("q_norm", "k_norm")})
+
+
+class NormedQKV(QKVLinear):
+    """QKVLinear whose queries are normed over all heads at once, and its keys."""
+
+    def __init__(self, build: Build, config: Olmo2Config) -> None:
+        heads, kv_heads, size = config.heads, config.kv_heads, config.head_size
+        if (ranks := build.mesh.size("attn_tp")) > 1:
+            raise ConfigError(
+                f"Olmo2ForCausalLM norms queries and keys over all heads, which cannot be cut over {ranks} ranks; "
+                "serve it on one"
+            )
+        super().__init__(
+            build, config.hidden_size, heads=heads, kv_heads=kv_heads, key_size=size, bias=config.attention_bias
+        )
+        self.q_norm = RMSNorm(build, heads * size, config.eps)
+        self.k_norm = RMSNorm(build, kv_heads * size, config.eps)
+        self._sizes = (heads * size, kv_heads * size, kv_heads * size)
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, hidden_size] -> [T, (heads + 2 kv_heads) head_size]."""
+        q, k, v = super().forward(x, step).split_with_sizes(self._sizes, 1)
+        return torch.cat((self.q_norm(q, step), self.k_norm(k, step), v), 1)
+
+
+class Block(nn.Module):
+    """attention, norm, MLP, norm; what a sublayer gets is the sum itself."""
+
+    def __init__(self, build: Build, config: Olmo2Config, rope: Rope, index: int) -> None:
+        super().__init__()
+        hidden, size, bias = config.hidden_size, config.head_size, config.attention_bias
+        self.self_attn = Attention(
+            build,
+            AttnSpec(heads=config.heads, kv_heads=config.kv_heads, key_size=size, value_size=size, scale=size**-0.5),
+            group="all",
+            index=index,
+            qkv=NormedQKV(build, config),
+            out=Linear(build, config.heads * size, hidden, bias=bias, shard=Shard("attn_tp", 1)),
+            rope=rope,
+        )
+        self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
+        self.mlp = GatedMLP(build, hidden, config.inner)
+        self.post_feedforward_layernorm = RMSNorm(build, hidden, config.eps)
+
+    def forward(self, x: Hidden, step: Step) -> Hidden:
+        """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""
+        return self.feed(self.attend(x, step), step)
+
+    def attend(self, x: Hidden, step: Step) -> Hidden:
+        """Up to the MLP."""
+        total = _total(x)
+        return self.post_attention_layernorm(self.self_attn(total, step), step), total
+
+    def feed(self, x: Hidden, step: Bucketed) -> Hidden:
+        """The MLP; every token by itself."""
+        total = _total(x)
+        return self.post_feedforward_layernorm(self.mlp(total, step), step), total
+
+
+def _total(x: Hidden) -> torch.Tensor:
+    hidden, residual = x
+    return hidden if residual is None else residual + hidden
+
+
+def build(config: Olmo2Config, build: Build) -> Decoder:
+    """The whole model."""
+    rope = Rope(build, config.rope)
+    embedding = Embedding(build, config.vocab_size, config.hidden_size)
+    tied = embedding.weight if config.tied else None
+    return Decoder(
+        build,
+        lambda index: Block(build, config, rope, index),
+        embedding=embedding,
+        norm=RMSNorm(build, config.hidden_size, config.eps),
+        head=LMHead(build, config.hidden_size, config.vocab_size, weight=tied),
+    )

@@ -11,7 +11,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "-> [T, outputs]",
         (),
     ),
-    "rms_norm": ("(x [..., size], weight [size], eps) -> [..., size]", ()),
+    "rms_norm": ("(x [..., size], weight [size], of the type of x or f32, eps) -> [..., size]", ()),
     "add_rms_norm": ("(x [T, size], residual [T, size], weight [size], eps) -> (normed sum, sum)", ("rms_norm",)),
     "layer_norm": (
         "(x [..., size], weight [size] or, for x [T, heads, size], [heads, size], bias like weight | None, eps) "
@@ -24,6 +24,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "silu_and_mul": ("(x [T, 2 size]) -> [T, size]", ()),
     "gelu_tanh": ("(x [T, size]) -> [T, size]", ()),
+    "gelu_and_mul": ("(x [T, 2 size]) -> [T, size]", ()),
     "linear_silu_and_mul": (
         "(x [T, inputs], weight [2 size, inputs], bias [2 size] | None) -> [T, size]",
         ("linear", "silu_and_mul"),
@@ -58,7 +59,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 _ROW_WISE = frozenset(
     {
-        *("embedding", "silu_and_mul", "rope", "rope_kv_write", "rope_angles"),
+        *("embedding", "silu_and_mul", "gelu_and_mul", "rope", "rope_kv_write", "rope_angles"),
         *("gelu_tanh", "step_inputs", "kv_slots", "step_outputs"),
     }
 )

@@ -3,14 +3,14 @@
 from llmcore.layers.attention import Attention
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.decoder import Decoder, Hidden
-from llmcore.layers.dense import DenseConfig, dense_weights, read_dense
-from llmcore.layers.embedding import Embedding, LMHead
+from llmcore.layers.dense import DenseConfig, dense_weights, read_dense, windowed_groups
+from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedding
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import Bound, LinearMethod, LinearShape
 from llmcore.layers.mlp import MLP, GatedMLP
-from llmcore.layers.norm import LayerNorm, RMSNorm
+from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.rope import Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op
@@ -25,6 +25,7 @@ __all__ = [
     "Bound",
     "Bucketed",
     "Build",
+    "CappedHead",
     "Decoder",
     "DenseConfig",
     "Embedding",
@@ -39,6 +40,7 @@ __all__ = [
     "LinearShape",
     "MergedLinear",
     "Mesh",
+    "OffsetRMSNorm",
     "Op",
     "QKVLinear",
     "RMSNorm",
@@ -46,6 +48,7 @@ __all__ = [
     "Rope",
     "RopeConfig",
     "Rows",
+    "ScaledEmbedding",
     "Step",
     "attend",
     "dense_weights",
@@ -53,4 +56,5 @@ __all__ = [
     "read_rope",
     "spec_of",
     "token_slots",
+    "windowed_groups",
 ]

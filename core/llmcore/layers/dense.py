@@ -5,8 +5,8 @@ A family that has more says so in its own config class; one that differs reads w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcore.errors import ConfigError
@@ -74,6 +74,27 @@ def read_dense(
         "rope": rope,
         "tied": bool(given.get("tie_word_embeddings", False)),
     }
+
+
+LAYER_TYPES: Mapping[str, str] = {"full_attention": "full", "sliding_attention": "window"}
+"""A layer's type, as `layer_types` of config.json has it -> the KV group of such layers."""
+
+
+def windowed_groups(whole: KVGroupSpec, types: Sequence[str], window: int | None) -> tuple[KVGroupSpec, ...]:
+    """The layers of `whole` as groups "full" and "window" by each one's type (see `LAYER_TYPES`); none without layers.
+
+    Raises ConfigError for types that are not known, or too many or few of them.
+    """
+    if unknown := sorted(set(types) - set(LAYER_TYPES)):
+        raise ConfigError(f"layer type {', '.join(unknown)} is not known; known: {', '.join(LAYER_TYPES)}")
+    if len(types) != len(whole.layers):
+        raise ConfigError(f"layer_types is for {len(types)} layers, num_hidden_layers is {len(whole.layers)}")
+    reach = {"full": "all", "window": "all" if window is None else f"window:{window}"}
+    layers = {
+        name: tuple(index for index, kind in zip(whole.layers, types, strict=True) if LAYER_TYPES[kind] == name)
+        for name in reach
+    }
+    return tuple(replace(whole, name=name, layers=layers[name], reach=reach[name]) for name in reach if layers[name])
 
 
 def dense_weights(config: DenseConfig, *, skip: tuple[str, ...] = ()) -> WeightMap:

@@ -24,6 +24,18 @@ class Embedding(nn.Module):
         return y
 
 
+class ScaledEmbedding(Embedding):
+    """Rows of a table times `factor`, which is rounded to the model's type first."""
+
+    def __init__(self, build: Build, vocab: int, size: int, factor: float) -> None:
+        super().__init__(build, vocab, size)
+        self.factor = float(torch.tensor(factor, dtype=build.dtype))
+
+    def forward(self, tokens: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """tokens [T] int64 -> [T, size]."""
+        return super().forward(tokens, step) * self.factor
+
+
 class LMHead(Linear):
     """Hidden states to logits in the model's dtype; samplers compute in f32.
 
@@ -32,3 +44,15 @@ class LMHead(Linear):
 
     def __init__(self, build: Build, size: int, vocab: int, *, weight: nn.Parameter | None = None) -> None:
         super().__init__(build, size, vocab, weight=weight)
+
+
+class CappedHead(LMHead):
+    """A head whose logits are cap * tanh(logits / cap), in f32."""
+
+    def __init__(self, build: Build, size: int, vocab: int, *, cap: float, weight: nn.Parameter | None = None) -> None:
+        super().__init__(build, size, vocab, weight=weight)
+        self.cap = cap
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """x [S, size] -> [S, vocab] f32."""
+        return super().forward(x, step).float().div_(self.cap).tanh_().mul_(self.cap)

@@ -36,6 +36,22 @@ class RMSNorm(nn.Module):
         tensor.fill_(1.0)
 
 
+class OffsetRMSNorm(RMSNorm):
+    """RMSNorm by 1 + weight. The sum is held in f32: a half type would round small weights away."""
+
+    def __init__(self, build: Build, size: int, eps: float) -> None:
+        super().__init__(build, size, eps)
+        self.weight = nn.Parameter(self.weight.float(), requires_grad=False)
+
+    def finish(self) -> None:
+        """Add the one to what was loaded; called once by the loader."""
+        self.weight.data.add_(1.0)
+
+    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Zeros."""
+        tensor.zero_()
+
+
 class LayerNorm(nn.Module):
     """(x - mean(x)) / sqrt(variance(x) + eps) * weight, plus bias where it has one, over the last dimension."""
 

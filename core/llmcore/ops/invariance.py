@@ -22,6 +22,7 @@ ROW_ARGUMENTS: Mapping[str, int] = {
     "add_layer_norm": 2,
     "silu_and_mul": 1,
     "gelu_tanh": 1,
+    "gelu_and_mul": 1,
     "rope": 3,
 }
 """Ops of plain rows: how many of the first arguments have one row per token."""

@@ -16,8 +16,10 @@ SHAPES: tuple[Shape, ...] = ({"size": 40}, {"size": 128})
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [..., size], weight [size] -> [..., size]; the mean is taken in f32."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """x [..., size], weight [size] -> [..., size]; the mean is taken in f32. weight is in the type of x, or in f32."""
+    if weight.dtype == x.dtype:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def make(context: OpContext) -> Op:
@@ -26,12 +28,13 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Usual rows, rows of zeros (eps alone), rows whose squares overflow f16."""
+    """Usual rows, rows of zeros (eps alone), rows whose squares overflow f16; weights in f32."""
     width = size(context.shape, "size", 40)
     weight = draw(context, width, seed=1)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         x = draw(context, tokens, width)
         yield x, weight, 1e-5
+        yield x, weight.float() * 1.001, 1e-5
         yield torch.zeros_like(x), weight, 1e-6
         yield x * 300, weight, 1e-5
 

@@ -12,7 +12,6 @@ from llmcore.weights.source import read_model
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "phi3.py"
 ARCHITECTURE = "Phi3ForCausalLM"
-PAD = {"pad_token_id": None}
 
 
 def partial(share: float) -> dict[str, Any]:
@@ -37,12 +36,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
 def test_phi3(overrides: dict[str, Any]) -> None:
-    assert_family_matches_transformers(ARCHITECTURE, prompts=(1, 8, 30, 61), **PAD, **overrides)
+    assert_family_matches_transformers(ARCHITECTURE, prompts=(1, 8, 30, 61), **overrides)
 
 
 def test_the_file_alone_is_a_plugin() -> None:
     registry = registry_for_tests([str(FILE)])
-    assert_family_matches_transformers(ARCHITECTURE, registry=registry, prompts=(12,), new=3, sliding_window=6, **PAD)
+    assert_family_matches_transformers(ARCHITECTURE, registry=registry, prompts=(12,), new=3, sliding_window=6)
 
 
 def read(**fields: Any) -> Any:

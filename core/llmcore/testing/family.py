@@ -41,6 +41,7 @@ SMALL: Mapping[str, Any] = {
     "initializer_range": 0.2,
     "bos_token_id": None,
     "eos_token_id": None,
+    "pad_token_id": None,
 }
 """What a small random model has where a test does not say otherwise; odd sizes and head groups on purpose."""
 

@@ -73,7 +73,7 @@ def test_kv_groups_are_the_layers_that_transformers_windows(architecture: str, o
     given = {**SMALL, **overrides}
     expected: dict[tuple[str, str], tuple[int, ...]] = {}
     for index, kind in enumerate(theirs.layer_types):
-        key = ("all", "all") if kind == "full_attention" else ("window", f"window:{theirs.sliding_window}")
+        key = ("full", "all") if kind == "full_attention" else ("window", f"window:{theirs.sliding_window}")
         expected[key] = (*expected.get(key, ()), index)
     for hf in (given, theirs.to_dict()):
         groups = config_of(architecture, hf).kv_groups
@@ -96,8 +96,8 @@ def test_what_config_json_leaves_out(architecture: str) -> None:
     ("wrong", "said"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"layer_types": ["full_attention"]}, "for each of 3 layers"),
-        ({"layer_types": ["chunked_attention"] * 3}, "layer_types must name"),
+        ({"layer_types": ["full_attention"]}, "is for 1 layers"),
+        ({"layer_types": ["chunked_attention"] * 3}, "chunked_attention is not known"),
         ({"layer_types": ["sliding_attention"] * 3}, "give no window"),
         ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0"),
         ({"rope_scaling": {"type": "mrope"}}, "rope type 'mrope'"),

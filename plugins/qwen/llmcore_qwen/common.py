@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from llmcore.api import AttnSpec, ConfigError
@@ -19,6 +19,7 @@ from llmcore.layers import (
     RMSNorm,
     Step,
     read_dense,
+    windowed_groups,
 )
 from torch import nn
 
@@ -48,7 +49,7 @@ class QwenConfig(DenseConfig):
 
     def group(self, index: int) -> str:
         """The KV group of layer `index`."""
-        return _group(self.windows[index])
+        return "full" if self.windows[index] is None else "window"
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -61,33 +62,16 @@ def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"{architecture} with hidden_act {activation!r} is not known; its MLP uses silu")
     fields = read_dense({**DEFAULTS, **hf}, architecture)
-    windows = _windows(hf, fields["num_layers"])
-    (alike,) = fields["kv_groups"]
-    groups = []
-    for window in sorted(set(windows), key=lambda window: window or 0):
-        layers = tuple(index for index, own in enumerate(windows) if own == window)
-        reach = "all" if window is None else f"window:{window}"
-        groups.append(replace(alike, name=_group(window), layers=layers, reach=reach))
-    return {**fields, "kv_groups": tuple(groups), "windows": windows}
-
-
-def _windows(hf: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """`layer_types` says it, or else the layers from `max_window_layers` on have the window, if it is used at all."""
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window") else None
     if window is not None and window < 1:
         raise ConfigError(f"sliding_window is {window}; a query sees at least itself")
-    if (types := hf.get("layer_types")) is None:
-        first = hf.get("max_window_layers", 28)
-        return tuple(window if index >= first else None for index in range(layers))
-    if len(types) != layers or not {FULL, SLIDING}.issuperset(types):
-        raise ConfigError(f"layer_types must name {FULL!r} or {SLIDING!r} for each of {layers} layers, not {types}")
+    # without layer_types, the layers from max_window_layers on have the window
+    first = fields["num_layers"] if window is None else hf.get("max_window_layers", 28)
+    types = hf.get("layer_types") or [SLIDING if index >= first else FULL for index in range(fields["num_layers"])]
+    fields["kv_groups"] = windowed_groups(fields["kv_groups"][0], types, window)
     if window is None and SLIDING in types:
         raise ConfigError(f"layer_types has {SLIDING!r}, but use_sliding_window and sliding_window give no window")
-    return tuple(window if kind == SLIDING else None for kind in types)
-
-
-def _group(window: int | None) -> str:
-    return "all" if window is None else "window"
+    return {**fields, "windows": tuple(window if kind == SLIDING else None for kind in types)}
 
 
 class Block(nn.Module):

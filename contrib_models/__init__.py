@@ -5,10 +5,15 @@ from collections.abc import Iterable
 from llmcore.api import ModelSpec, hookimpl
 
 FAMILIES: dict[str, tuple[str, ...]] = {
+    "cohere": ("CohereForCausalLM",),
+    "gemma2": ("Gemma2ForCausalLM",),
+    "gemma3": ("Gemma3ForCausalLM",),
     "granite": ("GraniteForCausalLM",),
     "mistral": ("MistralForCausalLM",),
     "olmo2": ("Olmo2ForCausalLM",),
     "phi3": ("Phi3ForCausalLM",),
+    "stablelm": ("StableLmForCausalLM",),
+    "starcoder2": ("Starcoder2ForCausalLM",),
 }
 """File of this directory -> the architectures it reads."""
 

@@ -83,8 +83,10 @@ LAYER_TYPES: Mapping[str, str] = {"full_attention": "full", "sliding_attention":
 def windowed_groups(whole: KVGroupSpec, types: Sequence[str], window: int | None) -> tuple[KVGroupSpec, ...]:
     """The layers of `whole` as groups "full" and "window" by each one's type (see `LAYER_TYPES`); none without layers.
 
-    Raises ConfigError for types that are not known, or too many or few of them.
+    Raises ConfigError for types that are not known, too many or few of them, or a window of nothing.
     """
+    if window is not None and window < 1:
+        raise ConfigError(f"sliding_window is {window}; a query sees at least itself")
     if unknown := sorted(set(types) - set(LAYER_TYPES)):
         raise ConfigError(f"layer type {', '.join(unknown)} is not known; known: {', '.join(LAYER_TYPES)}")
     if len(types) != len(whole.layers):

@@ -11,6 +11,7 @@ import torch
 from llmcore.errors import ConfigError
 from llmcore.layers import Rows
 from llmcore.plugins import load
+from llmcore.specs import ModelConfig
 from llmcore.testing.family import (
     SMALL,
     LoadedModel,
@@ -118,17 +119,33 @@ def test_half_types_round_where_transformers_does(architecture: str, tmp_path: P
         assert torch.equal(ours.norm.weight, 1 + theirs.model.norm.weight.float()) and close.all()
 
 
-WRONG = {
+def test_layers_of_files_that_do_not_name_them() -> None:
+    """Gemma 2 alternates from a windowed layer on; of Gemma 3 every sixth layer is full."""
+    groups = {
+        architecture: {group.name: group.layers for group in read(architecture, num_hidden_layers=7).kv_groups}
+        for architecture in (GEMMA2, GEMMA3)
+    }
+    assert groups[GEMMA2] == {"full": (1, 3, 5), "window": (0, 2, 4, 6)}
+    assert groups[GEMMA3] == {"full": (5,), "window": (0, 1, 2, 3, 4, 6)}
+
+
+def read(architecture: str, **fields: Any) -> ModelConfig:
+    spec = registry_for_tests().model_for([architecture])
+    config: ModelConfig = load(spec.read_config)({**SMALL, **fields})
+    return config
+
+
+WRONG: dict[str, dict[str, Any]] = {
     "gelu": {"hidden_activation": "gelu"},
     "use_bidirectional_attention": {"use_bidirectional_attention": True},
     "chunked_attention": {"layer_types": ["chunked_attention", FULL, FULL]},
+    "window is 0": {"sliding_window": 0},
     "2 layers": {"layer_types": [FULL, SLIDING]},
 }
 
 
 @pytest.mark.parametrize("said", WRONG)
-@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_what_is_not_known_is_said(name: str, said: str) -> None:
-    spec = registry_for_tests().model_for([f"{name.capitalize()}ForCausalLM"])
+@pytest.mark.parametrize("architecture", [GEMMA2, GEMMA3])
+def test_what_is_not_known_is_said(architecture: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load(spec.read_config)({**SMALL, **WRONG[said]})
+        read(architecture, **WRONG[said])

@@ -1,0 +1,211 @@
+"""CohereForCausalLM (Command R): attention and MLP side by side behind one LayerNorm, and logits times a constant.
+
+Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
+
+Cohere's rope turns neighbours, elements 2i and 2i + 1 of a head; ours turns i and i + size / 2. So the rows that make
+queries and keys are put in our order when they were loaded: scores are the same sums in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from llmcore.api import AttnSpec, ConfigError, ModelSpec, Placement, Shard, WeightMap, hookimpl
+from llmcore.layers import (
+    Attention,
+    Bucketed,
+    Build,
+    Decoder,
+    DenseConfig,
+    Embedding,
+    GatedMLP,
+    Hidden,
+    LayerNorm,
+    Linear,
+    LMHead,
+    QKVLinear,
+    Rope,
+    Step,
+    dense_weights,
+    read_dense,
+)
+from torch import nn
+
+DEFAULTS = {
+    "eos_token_id": 255001,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+"""What transformers takes for fields that config.json leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohereConfig(DenseConfig):
+    """What a Cohere block reads. `bias`: of attention's linears; `logit_scale`: what logits are multiplied by."""
+
+    bias: bool
+    qk_norm: bool
+    logit_scale: float
+
+
+@hookimpl
+def register_models() -> Iterable[ModelSpec]:
+    """CohereForCausalLM, where this file is the plugin."""
+    yield ModelSpec(
+        name="cohere",
+        architectures=("CohereForCausalLM",),
+        read_config=f"{__name__}:read_config",
+        build=f"{__name__}:build",
+        weights=f"{__name__}:weights",
+    )
+
+
+def read_config(hf: Mapping[str, Any]) -> CohereConfig:
+    """From config.json; Command R says in `model_max_length` how long its contexts may be."""
+    if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ConfigError(f"CohereForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
+    given = {"rope_theta": DEFAULTS["rope_theta"], **hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
+    fields = read_dense(given, "CohereForCausalLM", defaults=DEFAULTS)
+    if fields["rope"].rotated != fields["head_size"]:
+        raise ConfigError("CohereForCausalLM whose rope turns part of a head is not known; it turns whole heads")
+    fields["max_position"] = max(fields["max_position"], int(hf.get("model_max_length") or 0))
+    return CohereConfig(
+        **fields,
+        bias=bool(hf.get("attention_bias", False)),
+        qk_norm=bool(hf.get("use_qk_norm", False)),
+        logit_scale=float(hf.get("logit_scale", 0.0625)),
+    )
+
+
+def weights(config: CohereConfig) -> WeightMap:
+    """Names as transformers saves them."""
+    plain = dense_weights(config)
+    return replace(plain, fuse={**plain.fuse, "qk_norm": ("q_norm", "k_norm")})
+
+
+def set_apart(rows: torch.Tensor, size: int) -> None:
+    """In rows [heads size, ...], put the pairs 2i, 2i + 1 of each head at i, i + size / 2."""
+    pairs = rows.view(-1, size // 2, 2, *rows.shape[1:])
+    rows.copy_(pairs.transpose(1, 2).reshape(rows.shape))
+
+
+class PairedQKV(QKVLinear):
+    """q_proj, k_proj and v_proj in one; q and k come out in the order in which our rope turns them."""
+
+    def __init__(self, build: Build, inputs: int, *, key_size: int, **more: Any) -> None:
+        super().__init__(build, inputs, key_size=key_size, **more)
+        self._size = key_size
+        if other := ", ".join(sorted(self.placements.keys() - {"weight", "bias"})):
+            raise ConfigError(f"CohereForCausalLM needs plain weights, not quantized ones with {other}")
+
+    def finish(self) -> None:
+        """Order the rows that make q and k, then bind."""
+        for name, placement in self.placements.items():
+            for part in ("q_proj", "k_proj"):
+                set_apart(self.get_parameter(name).data.narrow(0, *placement.parts[part]), self._size)
+        super().finish()
+
+
+class HeadNorms(nn.Module):
+    """A LayerNorm for each head of q and of k, without bias, on heads that PairedQKV ordered."""
+
+    def __init__(self, build: Build, spec: AttnSpec, eps: float) -> None:
+        super().__init__()
+        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.key_size
+        parts = {"q_norm": (0, heads), "k_norm": (heads, kv_heads)}
+        self.weight = build.empty(heads + kv_heads, size)
+        self.placements = {"weight": Placement(parts, Shard("attn_tp", 0))}
+        self.eps = eps
+        self._norm = build.op("layer_norm", size=size, heads=heads + kv_heads, bias=False)
+
+    def finish(self) -> None:
+        """Order the weights as their heads are; called once by the loader."""
+        set_apart(self.weight.data.view(-1), self.weight.shape[1])
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, heads + kv_heads, size] -> the same."""
+        y: torch.Tensor = self._norm[step.bucket](x, self.weight, None, self.eps)
+        return y
+
+    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Ones, for `--load_format dummy`."""
+        tensor.fill_(1.0)
+
+
+class NormedAttention(Attention):
+    """Attention whose queries and keys are normed head by head before they turn."""
+
+    def __init__(self, build: Build, spec: AttnSpec, *, eps: float, **parts: Any) -> None:
+        super().__init__(build, spec, **parts)
+        self.qk_norm = HeadNorms(build, self.spec, eps)
+
+    def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normed queries and keys [T, heads + kv_heads, key_size], and values."""
+        qk, v = super().project(x, step)
+        return self.qk_norm(qk, step), v
+
+
+class Block(nn.Module):
+    """norm, then attention and MLP side by side."""
+
+    def __init__(self, build: Build, config: CohereConfig, rope: Rope, index: int) -> None:
+        super().__init__()
+        hidden, size, bias = config.hidden_size, config.head_size, config.bias
+        sizes: dict[str, Any] = {"heads": config.heads, "kv_heads": config.kv_heads, "key_size": size}
+        self.input_layernorm = LayerNorm(build, hidden, config.eps, bias=False)
+        attention = partial(NormedAttention, eps=config.eps) if config.qk_norm else Attention
+        self.self_attn = attention(
+            build,
+            AttnSpec(**sizes, value_size=size, scale=size**-0.5),
+            group="all",
+            index=index,
+            qkv=PairedQKV(build, hidden, bias=bias, **sizes),
+            out=Linear(build, config.heads * size, hidden, bias=bias, shard=Shard("attn_tp", 1)),
+            rope=rope,
+        )
+        self.mlp = GatedMLP(build, hidden, config.inner)
+
+    def forward(self, x: Hidden, step: Step) -> Hidden:
+        """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""
+        normed, residual = self.input_layernorm.add(*x, step)
+        return self.self_attn(normed, step) + self.mlp(normed, step), residual
+
+    def attend(self, x: Hidden, step: Step) -> Hidden:
+        """The attention alone."""
+        normed, residual = self.input_layernorm.add(*x, step)
+        return self.self_attn(normed, step), residual
+
+    def feed(self, x: Hidden, step: Bucketed) -> Hidden:
+        """The MLP; the few tokens that are left are normed again."""
+        hidden, residual = x
+        return hidden + self.mlp(self.input_layernorm(residual, step), step), residual
+
+
+class ScaledHead(LMHead):
+    """Logits times a constant, which is cheaper to apply to the hidden states."""
+
+    def __init__(self, build: Build, config: CohereConfig, weight: nn.Parameter | None) -> None:
+        super().__init__(build, config.hidden_size, config.vocab_size, weight=weight)
+        self._scale = config.logit_scale
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[S, hidden_size] -> [S, vocab_size]."""
+        return super().forward(x * self._scale, step)
+
+
+def build(config: CohereConfig, build: Build) -> Decoder:
+    """The whole model."""
+    rope = Rope(build, config.rope)
+    embedding = Embedding(build, config.vocab_size, config.hidden_size)
+    return Decoder(
+        build,
+        lambda index: Block(build, config, rope, index),
+        embedding=embedding,
+        norm=LayerNorm(build, config.hidden_size, config.eps, bias=False),
+        head=ScaledHead(build, config, embedding.weight if config.tied else None),
+    )

@@ -1,0 +1,204 @@
+"""StableLmForCausalLM: LayerNorm, rope on part of each head, and, as configured, norms of q and k or a parallel MLP.
+
+Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from llmcore.api import AttnSpec, ConfigError, ModelSpec, Shard, WeightMap, hookimpl
+from llmcore.layers import (
+    Attention,
+    Bucketed,
+    Build,
+    Decoder,
+    DenseConfig,
+    Embedding,
+    GatedMLP,
+    Hidden,
+    LayerNorm,
+    Linear,
+    LMHead,
+    QKVLinear,
+    Rope,
+    Step,
+    dense_weights,
+    read_dense,
+)
+from torch import nn
+
+DEFAULTS = {"eos_token_id": 0, "max_position_embeddings": 4096, "num_key_value_heads": 32}
+"""What transformers takes for fields that config.json leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StableLmConfig(DenseConfig):
+    """What a StableLM block reads. `parallel`: attention and MLP read one norm, and both are added to the residual."""
+
+    qkv_bias: bool
+    qk_norm: bool
+    parallel: bool
+
+
+@hookimpl
+def register_models() -> Iterable[ModelSpec]:
+    """StableLmForCausalLM, where this file is the plugin."""
+    yield ModelSpec(
+        name="stablelm",
+        architectures=("StableLmForCausalLM",),
+        read_config=f"{__name__}:read_config",
+        build=f"{__name__}:build",
+        weights=f"{__name__}:weights",
+    )
+
+
+def read_config(hf: Mapping[str, Any]) -> StableLmConfig:
+    """From config.json; a quarter of each head turns where the file does not say."""
+    if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ConfigError(f"StableLmForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
+    given = {"partial_rotary_factor": 0.25, **hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
+    return StableLmConfig(
+        **read_dense(given, "StableLmForCausalLM", defaults=DEFAULTS),
+        qkv_bias=bool(hf.get("use_qkv_bias", False)),
+        qk_norm=bool(hf.get("qk_layernorm", False)),
+        parallel=bool(hf.get("use_parallel_residual", False)),
+    )
+
+
+def weights(config: StableLmConfig) -> WeightMap:
+    """Names as transformers saves them; old checkpoints hold the rope frequencies too."""
+    return dense_weights(config, skip=("*.rotary_emb.inv_freq",))
+
+
+class HeadWeight(nn.Module):
+    """The weight of one head's norm."""
+
+    def __init__(self, build: Build, size: int) -> None:
+        super().__init__()
+        self.weight = build.empty(size)
+
+    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        """Ones, for `--load_format dummy`."""
+        tensor.fill_(1.0)
+
+
+class HeadNorms(nn.Module):
+    """A LayerNorm for each head, without bias; their weights are saved one by one."""
+
+    def __init__(self, build: Build, heads: int, size: int, eps: float) -> None:
+        super().__init__()
+        if build.mesh.size("attn_tp") > 1:
+            raise ConfigError("StableLmForCausalLM with qk_layernorm cannot be cut over several ranks")
+        self.norms = nn.ModuleList(HeadWeight(build, size) for _ in range(heads))
+        self.eps = eps
+        self._weights = torch.empty(0)
+        self._norm = build.op("layer_norm", size=size, heads=heads, bias=False)
+
+    def finish(self) -> None:
+        """Put the weights in one tensor; called once by the loader."""
+        self._weights = torch.stack([norm.get_parameter("weight").data for norm in self.norms])
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, heads, size] -> [T, heads, size]."""
+        y: torch.Tensor = self._norm[step.bucket](x, self._weights, None, self.eps)
+        return y
+
+
+class NormedAttention(Attention):
+    """Attention whose queries and keys are normed head by head before they turn."""
+
+    def __init__(self, build: Build, spec: AttnSpec, *, eps: float, **parts: Any) -> None:
+        super().__init__(build, spec, **parts)
+        self.q_layernorm = HeadNorms(build, spec.heads, spec.key_size, eps)
+        self.k_layernorm = HeadNorms(build, spec.kv_heads, spec.key_size, eps)
+
+    def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normed queries and keys [T, heads + kv_heads, key_size], and values."""
+        qk, v = super().project(x, step)
+        q, k = qk[:, : self.spec.heads], qk[:, self.spec.heads :]
+        return torch.cat((self.q_layernorm(q, step), self.k_layernorm(k, step)), 1), v
+
+
+def attention(build: Build, config: StableLmConfig, rope: Rope, index: int) -> Attention:
+    """Of one layer."""
+    hidden, size = config.hidden_size, config.head_size
+    sizes: dict[str, Any] = {"heads": config.heads, "kv_heads": config.kv_heads, "key_size": size}
+    kind = partial(NormedAttention, eps=config.eps) if config.qk_norm else Attention
+    return kind(
+        build,
+        AttnSpec(**sizes, value_size=size, scale=size**-0.5),
+        group="all",
+        index=index,
+        qkv=QKVLinear(build, hidden, bias=config.qkv_bias, **sizes),
+        out=Linear(build, config.heads * size, hidden, shard=Shard("attn_tp", 1)),
+        rope=rope,
+    )
+
+
+class Block(nn.Module):
+    """norm, attention, norm, MLP."""
+
+    def __init__(self, build: Build, config: StableLmConfig, rope: Rope, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(build, config.hidden_size, config.eps)
+        self.self_attn = attention(build, config, rope, index)
+        self.post_attention_layernorm = LayerNorm(build, config.hidden_size, config.eps)
+        self.mlp = GatedMLP(build, config.hidden_size, config.inner)
+
+    def forward(self, x: Hidden, step: Step) -> Hidden:
+        """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""
+        return self.feed(self.attend(x, step), step)
+
+    def attend(self, x: Hidden, step: Step) -> Hidden:
+        """Up to the MLP."""
+        hidden, residual = self.input_layernorm.add(*x, step)
+        return self.self_attn(hidden, step), residual
+
+    def feed(self, x: Hidden, step: Bucketed) -> Hidden:
+        """The MLP; every token by itself."""
+        hidden, residual = self.post_attention_layernorm.add(*x, step)
+        return self.mlp(hidden, step), residual
+
+
+class ParallelBlock(nn.Module):
+    """norm, then attention and MLP side by side."""
+
+    def __init__(self, build: Build, config: StableLmConfig, rope: Rope, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(build, config.hidden_size, config.eps)
+        self.self_attn = attention(build, config, rope, index)
+        self.mlp = GatedMLP(build, config.hidden_size, config.inner)
+
+    def forward(self, x: Hidden, step: Step) -> Hidden:
+        """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""
+        normed, residual = self.input_layernorm.add(*x, step)
+        return self.self_attn(normed, step) + self.mlp(normed, step), residual
+
+    def attend(self, x: Hidden, step: Step) -> Hidden:
+        """The attention alone."""
+        normed, residual = self.input_layernorm.add(*x, step)
+        return self.self_attn(normed, step), residual
+
+    def feed(self, x: Hidden, step: Bucketed) -> Hidden:
+        """The MLP; the few tokens that are left are normed again."""
+        hidden, residual = x
+        return hidden + self.mlp(self.input_layernorm(residual, step), step), residual
+
+
+def build(config: StableLmConfig, build: Build) -> Decoder:
+    """The whole model."""
+    rope = Rope(build, config.rope)
+    embedding = Embedding(build, config.vocab_size, config.hidden_size)
+    block = ParallelBlock if config.parallel else Block
+    return Decoder(
+        build,
+        lambda index: block(build, config, rope, index),
+        embedding=embedding,
+        norm=LayerNorm(build, config.hidden_size, config.eps),
+        head=LMHead(build, config.hidden_size, config.vocab_size, weight=embedding.weight if config.tied else None),
+    )

@@ -35,12 +35,7 @@ from llmcore.layers import (
 )
 from torch import nn
 
-DEFAULTS = {
-    "eos_token_id": 255001,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = {"eos_token_id": 255001, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 """What transformers takes for fields that config.json leaves out."""
 
 
@@ -69,7 +64,7 @@ def read_config(hf: Mapping[str, Any]) -> CohereConfig:
     """From config.json; Command R says in `model_max_length` how long its contexts may be."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"CohereForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
-    given = {"rope_theta": DEFAULTS["rope_theta"], **hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
+    given = {"rope_theta": 500000.0, **hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
     fields = read_dense(given, "CohereForCausalLM", defaults=DEFAULTS)
     if fields["rope"].rotated != fields["head_size"]:
         raise ConfigError("CohereForCausalLM whose rope turns part of a head is not known; it turns whole heads")
@@ -116,12 +111,12 @@ class HeadNorms(nn.Module):
 
     def __init__(self, build: Build, spec: AttnSpec, eps: float) -> None:
         super().__init__()
-        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.key_size
-        parts = {"q_norm": (0, heads), "k_norm": (heads, kv_heads)}
-        self.weight = build.empty(heads + kv_heads, size)
+        parts = {"q_norm": (0, spec.heads), "k_norm": (spec.heads, spec.kv_heads)}
+        heads = spec.heads + spec.kv_heads
+        self.weight = build.empty(heads, spec.key_size)
         self.placements = {"weight": Placement(parts, Shard("attn_tp", 0))}
         self.eps = eps
-        self._norm = build.op("layer_norm", size=size, heads=heads + kv_heads, bias=False)
+        self._norm = build.op("layer_norm", size=spec.key_size, heads=heads, bias=False)
 
     def finish(self) -> None:
         """Order the weights as their heads are; called once by the loader."""
@@ -129,12 +124,7 @@ class HeadNorms(nn.Module):
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, heads + kv_heads, size] -> the same."""
-        y: torch.Tensor = self._norm[step.bucket](x, self.weight, None, self.eps)
-        return y
-
-    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
-        """Ones, for `--load_format dummy`."""
-        tensor.fill_(1.0)
+        return self._norm[step.bucket](x, self.weight, None, self.eps)  # type: ignore[no-any-return]
 
 
 class NormedAttention(Attention):
@@ -182,8 +172,7 @@ class Block(nn.Module):
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
         """The MLP; the few tokens that are left are normed again."""
-        hidden, residual = x
-        return hidden + self.mlp(self.input_layernorm(residual, step), step), residual
+        return x[0] + self.mlp(self.input_layernorm(x[1], step), step), x[1]
 
 
 class ScaledHead(LMHead):

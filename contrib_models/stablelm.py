@@ -75,18 +75,6 @@ def weights(config: StableLmConfig) -> WeightMap:
     return dense_weights(config, skip=("*.rotary_emb.inv_freq",))
 
 
-class HeadWeight(nn.Module):
-    """The weight of one head's norm."""
-
-    def __init__(self, build: Build, size: int) -> None:
-        super().__init__()
-        self.weight = build.empty(size)
-
-    def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
-        """Ones, for `--load_format dummy`."""
-        tensor.fill_(1.0)
-
-
 class HeadNorms(nn.Module):
     """A LayerNorm for each head, without bias; their weights are saved one by one."""
 
@@ -94,7 +82,7 @@ class HeadNorms(nn.Module):
         super().__init__()
         if build.mesh.size("attn_tp") > 1:
             raise ConfigError("StableLmForCausalLM with qk_layernorm cannot be cut over several ranks")
-        self.norms = nn.ModuleList(HeadWeight(build, size) for _ in range(heads))
+        self.norms = nn.ModuleList(nn.ParameterDict({"weight": build.empty(size)}) for _ in range(heads))
         self.eps = eps
         self._weights = torch.empty(0)
         self._norm = build.op("layer_norm", size=size, heads=heads, bias=False)

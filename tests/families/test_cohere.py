@@ -16,9 +16,6 @@ from llmcore.testing.family import LoadedModel, assert_family_matches_transforme
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "cohere.py"
 
-# the default pad token lies outside the small vocabulary's use
-SMALL: dict[str, Any] = {"pad_token_id": None}
-
 CASES: dict[str, dict[str, Any]] = {
     "tied": {},
     "another scale, not tied": {"logit_scale": 0.8333, "tie_word_embeddings": False},
@@ -39,22 +36,22 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
 def test_cohere(overrides: dict[str, Any]) -> None:
-    assert_family_matches_transformers("CohereForCausalLM", prompts=(1, 14, 61), **{**SMALL, **overrides})
+    assert_family_matches_transformers("CohereForCausalLM", prompts=(1, 14, 61), **overrides)
 
 
 def test_the_file_alone_is_a_plugin() -> None:
     registry = registry_for_tests([str(FILE)])
     assert "contrib-models" not in {info.name for info in registry.plugins}
-    assert_family_matches_transformers("CohereForCausalLM", registry=registry, prompts=(12,), **SMALL)
+    assert_family_matches_transformers("CohereForCausalLM", registry=registry, prompts=(12,))
 
 
 def test_dummy_weights_give_finite_logits(tmp_path: Path) -> None:
-    small_model("CohereForCausalLM", use_qk_norm=True, **SMALL).save_pretrained(tmp_path)
+    small_model("CohereForCausalLM", use_qk_norm=True).save_pretrained(tmp_path)
     assert LoadedModel(tmp_path, dummy=True).all_logits([3, 1, 4]).isfinite().all()
 
 
 def test_what_configs_leave_out(tmp_path: Path) -> None:
-    small_model("CohereForCausalLM", **SMALL).save_pretrained(tmp_path)
+    small_model("CohereForCausalLM").save_pretrained(tmp_path)
     hf = json.loads((tmp_path / "config.json").read_text())
     read = load(registry_for_tests().find(ModelSpec, "cohere").read_config)
     old = {name: value for name, value in hf.items() if name not in ("rope_parameters", "tie_word_embeddings")}
@@ -76,7 +73,7 @@ def test_weights_that_cannot_be_ordered_are_refused(tmp_path: Path) -> None:
             bound.tensors = lambda: {**plain, "weight_scale": plain["weight"]}  # type: ignore[method-assign]
             return bound
 
-    small_model("CohereForCausalLM", **SMALL).save_pretrained(tmp_path)
+    small_model("CohereForCausalLM").save_pretrained(tmp_path)
     model = LoadedModel(tmp_path)
     model.build.linear_method = Scaled()
     spec = registry_for_tests().find(ModelSpec, "cohere")

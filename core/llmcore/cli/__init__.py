@@ -37,10 +37,12 @@ COMMANDS: Mapping[str, Entry] = {
     "kernels": Entry(
         "llmcore.cli.kernels:command",
         "Look",
-        "List kernels, explain which one is chosen, and check their results.",
+        "List kernels, explain which one is chosen, check and time them.",
     ),
     "modes": Entry("llmcore.cli.modes:command", "Look", "List what --mode accepts."),
-    "plugins": Entry("llmcore.cli.plugins:command", "Look", "List plugins and what they contribute."),
+    "plugins": Entry(
+        "llmcore.cli.plugins:command", "Look", "List plugins and what they contribute; `new` writes one."
+    ),
     "hooks": Entry("llmcore.cli.hooks:command", "Look", "List the hooks a plugin can implement."),
     "config": Entry("llmcore.cli.config:command", "Look", "Show settings and where each comes from."),
     "env": Entry("llmcore.cli.env:command", "Look", "Describe this machine, for a bug report."),

@@ -48,6 +48,7 @@ class Asked:
     kernel: tuple[str, ...]
     deterministic: bool
     check: bool
+    bench: bool
     seed: int | None
     jobs: int | None
     share: str | None
@@ -89,12 +90,12 @@ def _rows(asked: Asked, registry: Registry, device: Device, seed: int, share: sl
     pins = apply_modes(asked.mode, registry, device.info, asked.kernel).kernels
     dtypes = (data_type(asked.dtype),) if asked.dtype else DTYPES
     todo = units(registry, asked.op, pins, dtypes)[share]
-    shapes = _shapes(asked, registry, device)
+    shapes = asked_shapes(asked, registry, device)
     for row in check_units(todo, device, lambda op: shapes.get(op, ()), seed, asked.deterministic):
         yield asdict(row)
 
 
-def _shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
+def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
     """By op: the model's shapes, or on an accelerator those of common models."""
     from llmcore.engine.explain import resolutions_of
     from llmcore.ops.real_shapes import real_shapes

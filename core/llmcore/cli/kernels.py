@@ -1,4 +1,4 @@
-"""`llmcore kernels`: which kernels there are, which one an op gets on a device, and why not the others."""
+"""`llmcore kernels`: which kernels there are, which one an op gets on a device and why, and what they are worth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from llmcore.cli import check_kernels
+from llmcore.cli import bench_kernels, check_kernels
 from llmcore.cli.check_kernels import Asked
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
 from llmcore.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
@@ -22,9 +22,10 @@ from llmcore.weights.dtypes import data_type
 @click.argument("op", required=False)
 @click.option("--explain", is_flag=True, help="Which kernel every op gets, and why not the others.")
 @click.option("--check", is_flag=True, help="Run every kernel that fits here, and compare it with its reference.")
-@click.option("--device", metavar="NAME", help="A device, here or not (default: cpu; with --check the best here).")
+@click.option("--bench", is_flag=True, help="Time every kernel that fits here, beside its alternatives.")
+@click.option("--device", metavar="NAME", help="A device, here or not (default: cpu; to run kernels, the best here).")
 @click.option("--model", metavar="PATH", help="For the ops and shapes of this model.")
-@click.option("--dtype", metavar="TYPE", help="As --data_type (default: the model's; bf16 without one, --check: all).")
+@click.option("--dtype", metavar="TYPE", help="As --data_type (default: the model's; else bf16, --check: all).")
 @click.option("--layout", default="token", show_default=True, help="KV layout.")
 @click.option("--mode", multiple=True, metavar="NAME", help="As in llmcore serve.")
 @click.option("--kernel", multiple=True, metavar="OP=NAME", help="As in llmcore serve.")
@@ -34,13 +35,19 @@ from llmcore.weights.dtypes import data_type
 @click.option("--share", hidden=True, metavar="I/N", help="--check: only every N-th kernel, from the I-th.")
 @listing
 def command(**given: Any) -> None:
-    """List kernels, explain which one is chosen, and check their results.
+    """List kernels, explain which one is chosen, check and time them.
 
     OP: only those of one op. Without --model no shapes are known: a kernel made for certain ones shows which.
     """
     asked = Asked(**given)
+    if sum((asked.check, asked.bench, asked.explain)) > 1:
+        raise click.UsageError("give one of --explain, --check and --bench")
+    if not asked.check and (asked.jobs or asked.seed is not None):
+        raise click.UsageError("--jobs and --seed are for --check")
     registry = registry_for(asked.plugins)
-    if asked.check:
+    if asked.bench:
+        bench_kernels.run(asked, registry)
+    elif asked.check:
         check_kernels.run(asked, registry)
     elif asked.explain or asked.model is not None:
         _explain(_choices(asked, registry), asked)

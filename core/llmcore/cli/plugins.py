@@ -14,7 +14,7 @@ from llmcore.inspect import PluginRow, plugin_rows
 @listing
 @click.pass_context
 def command(ctx: click.Context, hook: str | None, plugins: tuple[str, ...], as_json: bool) -> None:
-    """List plugins and what they contribute.
+    """List plugins and what they contribute; `new` writes one.
 
     Exit code 1 if a plugin named with --plugins failed, or two clash.
     """

@@ -9,6 +9,8 @@
 - `SHAPES`, where kernels are made for shapes: a few to check them in;
 - `meaning(context) -> callable`, in place of `reference` where what is right depends on the context;
 - `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, made where `draw` draws;
+- `timed(context, tokens)`, optional: iterator of the arguments that `llmcore kernels --bench` times, made where `draw`
+  draws; without it, the first of `samples` whose tokens are as many as SAMPLE_TOKENS then says;
 - for a composite, `expand(context, part) -> callable`, where `part(op, **shape)` gives the op's chosen kernel.
 
 Attention ops make `protocols.AttentionKernel`s; their `reference` and samples are in `llmcore.ops.attention`.
@@ -77,20 +79,21 @@ class _Source:
 
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tokens: int | None = None
 
 
 _source = _Source()
 
 
 @contextmanager
-def drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Within it `draw` draws on `device`, other numbers for every `seed`."""
-    before = _source.seed, _source.device
-    _source.seed, _source.device = seed, device
+def drawing(seed: int, device: torch.device, tokens: int | None = None) -> Iterator[None]:
+    """Within it `draw` draws on `device`, other numbers for every `seed`; SAMPLE_TOKENS says `tokens` if given."""
+    before = _source.seed, _source.device, _source.tokens
+    _source.seed, _source.device, _source.tokens = seed, device, tokens
     try:
         yield
     finally:
-        _source.seed, _source.device = before
+        _source.seed, _source.device, _source.tokens = before
 
 
 def draws_on() -> torch.device:
@@ -104,5 +107,14 @@ def draw(context: OpContext, *shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, device=_source.device).to(DTYPES[context.dtype])
 
 
-SAMPLE_TOKENS: Mapping[int, tuple[int, ...]] = {0: (1,), 1: (2, 7, 16), 2: (17, 64), 3: (65,), 4: (257,)}
+class _SampleTokens(dict[int, tuple[int, ...]]):
+    """By bucket, unless `drawing` was told how many."""
+
+    def __getitem__(self, bucket: int) -> tuple[int, ...]:
+        return super().__getitem__(bucket) if _source.tokens is None else (_source.tokens,)
+
+
+SAMPLE_TOKENS: Mapping[int, tuple[int, ...]] = _SampleTokens(
+    {0: (1,), 1: (2, 7, 16), 2: (17, 64), 3: (65,), 4: (257,)}
+)
 """Token counts worth a sample per bucket: the borders, and odd ones."""

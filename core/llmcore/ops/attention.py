@@ -226,6 +226,29 @@ def cost(shape: Shape) -> tuple[float, float]:
     return float(moved * element), 2.0 * tokens * kv_len * size(shape, "heads") * width
 
 
+_TIMED_KV = (512, 8192)
+"""Tokens of KV per row in what is timed; the longer only where few rows read it."""
+
+
+def decode_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
+    """Rows of one token, all as long."""
+    for kv_len in _TIMED_KV[: 2 if tokens <= 16 else 1]:
+        yield (case(with_spec(context), [1] * tokens, [kv_len] * tokens),)
+
+
+def prefill_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
+    """One whole prompt, and as long a chunk over a prefix."""
+    for prefix in (0, _TIMED_KV[0]):
+        yield (case(with_spec(context), [tokens], [prefix + tokens]),)
+
+
+def mixed_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
+    """Half of the tokens decode, the others are a chunk of a prompt."""
+    decode, kv_len = tokens // 2, _TIMED_KV[0]
+    chunk = tokens - decode
+    yield (case(with_spec(context), [1] * decode + [chunk], [kv_len] * decode + [kv_len + chunk]),)
+
+
 def decode_cases(context: OpContext) -> Iterator[AttnCase]:
     """Rows of one query token: lengths 1, around a granule, and long beside short."""
     for lengths in ((1,), (37,), (1, 16, 17, 200), tuple(range(3, 18))):

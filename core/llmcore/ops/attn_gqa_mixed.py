@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 from llmcore.ops import attention, attention_long
 from llmcore.ops.attention import SHAPES, TOLERANCE, AttnCase, ReferenceAttention, cost, reference
+from llmcore.ops.attention import mixed_timed as timed
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
 
-__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples"]
+__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 
 
 def make(context: OpContext) -> AttentionKernel:

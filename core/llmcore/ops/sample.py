@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from llmcore.ops import DTYPES, Shape, size
+from llmcore.ops import draw as numbers
 from llmcore.ops.philox import bits, gumbel
 from llmcore.specs import OpContext
 
@@ -218,6 +219,15 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
     wanted = {"greedy": 0, "temperature": 1}.get(str(context.shape.get("variant")), len(filters))
     for position, columns in enumerate(filters[:wanted]):
         yield logits, plain_rows(4, temperature=0.8, seed=-3, position=position, **columns)
+
+
+def timed(context: OpContext, tokens: int) -> Iterator[tuple[Tensor, SampleRows]]:
+    """Rows that need what the variant can do, but for the penalties of `full`."""
+    logits = numbers(context, tokens, size(context.shape, "vocab", 1000)) * 4
+    variant = context.shape.get("variant")
+    columns = {} if variant in ("greedy", "temperature") else {"top_k": 50, "top_p": 0.9}
+    rows = plain_rows(tokens, temperature=0.0 if variant == "greedy" else 0.8, **columns)
+    yield logits, rows.to(logits.device)
 
 
 def cost(shape: Shape) -> tuple[float, float]:

@@ -1,0 +1,297 @@
+"""Every kernel that fits a device, timed there beside its alternatives: `llmcore kernels --bench`.
+
+A time is judged by the roofline: the longer of the bytes that the op's `cost` declares over this run's own copy
+bandwidth, and its flops over this run's own matmul rate. Calls go round copies of their arguments that together are
+larger than a cache, so that what is read comes from memory; where the device has graphs, they are replayed in one, so
+that the host's time does not count.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmcore.errors import LlmcoreError
+from llmcore.ops import DTYPES, Shape, drawing
+from llmcore.ops.attention import AttnCase, Uploads, spec_of
+from llmcore.ops.check import moved
+from llmcore.plugins import load
+from llmcore.protocols import AttnLimits, Device
+from llmcore.registry import Registry
+from llmcore.resolve import REFERENCE, candidates_for, resolve, why_not
+from llmcore.specs import DType, KernelSpec, OpContext, OpSpec
+
+Call = Callable[[], Any]
+
+PARTS = "parts"
+"""What a composite's expansion into other ops, each by its chosen kernel, is called among its kernels."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured. `tokens`: of each bucket. `cold`: bytes that calls go through before they come again to
+    the same arguments; `most`: copies, and `memory` bytes, that this may take. `seconds`: of one measurement, made
+    three times. `copy`: bytes, and `side`: of the square matrices, that the ceilings are measured with.
+    """
+
+    tokens: tuple[int, ...]
+    cold: int
+    most: int
+    memory: int
+    seconds: float
+    copy: int
+    side: int
+
+
+ACCELERATOR = Effort((1, 16, 64, 256, 2048), 192 << 20, 48, 4 << 30, 2e-3, 2 << 30, 8192)
+HOST = Effort((1, 4, 32, 80, 300), 64 << 20, 4, 1 << 30, 5e-4, 64 << 20, 512)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The best of this run, per second: bytes read and written by a copy, and flops of a product in `dtype`."""
+
+    dtype: DType
+    copy: float
+    matmul: float
+
+    def seconds(self, moved: float, flops: float) -> tuple[float, str]:
+        """The shortest time for so much, and what takes it."""
+        memory, compute = moved / self.copy, flops / self.matmul
+        return (compute, "compute") if compute > memory else (memory, "memory")
+
+
+@dataclass
+class BenchRow:
+    """One kernel on one call. `moved`, `flops`: what the op declares for it. `roofline`: its share of the time.
+
+    `kv_len`: tokens of KV of all rows, of attention. `us`: microseconds; None where it failed, see `failure`.
+    `host_time`: it could not be replayed as other kernels of the device are, so that the host's time counts.
+    """
+
+    op: str
+    kernel: str
+    plugin: str
+    dtype: DType
+    shape: dict[str, Any]
+    chosen: bool
+    tokens: int = 0
+    kv_len: int | None = None
+    moved: float = 0.0
+    flops: float = 0.0
+    bound: str = ""
+    us: float | None = None
+    roofline: float | None = None
+    host_time: bool = False
+    failure: str | None = None
+
+
+# --- measuring ---------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def ceilings(device: Device, dtype: DType, effort: Effort) -> Ceilings:
+    """This run's own, of a large copy and a square product of random numbers."""
+    where, seconds = device.torch_device, 20 * effort.seconds
+    source = torch.ones(effort.copy, dtype=torch.uint8, device=where)
+    target = torch.empty_like(source)
+    copying, _ = seconds_per_call(device, [partial(target.copy_, source)], seconds)
+    del source, target
+    left, right = (torch.randn(effort.side, effort.side, device=where).to(DTYPES[dtype]) for _ in range(2))
+    multiplying, _ = seconds_per_call(device, [partial(torch.matmul, left, right)], seconds)
+    return Ceilings(dtype, 2 * effort.copy / copying, 2 * effort.side**3 / multiplying)
+
+
+def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tuple[float, bool]:
+    """The best of three measurements of at least `least` seconds, and whether they were replays of a graph."""
+
+    def work() -> None:
+        for call in calls:
+            call()
+
+    calls[0]()
+    device.synchronize()
+    run, captured = work, False
+    if device.graphs:
+        try:
+            graph, _ = device.capture(work)
+            run, captured = graph.replay, True
+        except Exception:  # noqa: BLE001 - what waits for the host, as some references do, is timed with it
+            device.synchronize()
+
+    def timed(times: int) -> float:
+        device.synchronize()
+        started = time.perf_counter()
+        for _ in range(times):
+            run()
+        device.synchronize()
+        return time.perf_counter() - started
+
+    timed(1)
+    times = max(1, min(1000, round(least / max(timed(1), 1e-7))))
+    return min(timed(times) for _ in range(3)) / times / len(calls), captured
+
+
+# --- what is measured --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A run. `base`: what all contexts have in common; `pins`: op -> the kernel to time, beside the reference."""
+
+    registry: Registry
+    device: Device
+    effort: Effort
+    best: Ceilings
+    base: OpContext
+    pins: Mapping[str, str]
+
+    def rows(self, op: str, shapes: Sequence[Shape]) -> Iterator[BenchRow]:
+        """A row per shape, bucket, call and kernel, as it is done."""
+        module = importlib.import_module(self.registry.find(OpSpec, op).module)
+        where = self.device.torch_device
+        for shape in shapes:
+            for bucket, tokens in enumerate(_tokens(self.effort, module, shape, self.base.dtype)):
+                context = replace(self.base, op=op, shape=dict(shape), bucket=bucket)
+                with torch.inference_mode(), drawing(0, where, tokens):
+                    for sample in _samples(module, context, tokens):
+                        rotated = _rotated(moved(sample, where), self.effort)
+                        for row, make in self._kernels(context):
+                            self._time(row, make, module, context, rotated)
+                            yield row
+                        del rotated
+                if self.device.graphs:
+                    self.device.forget_graphs()
+
+    def _kernels(self, context: OpContext) -> Iterator[tuple[BenchRow, Call]]:
+        """Those that fit, and for a composite its parts, with what makes them."""
+        candidates = candidates_for(self.registry, context.op)
+        spec = self.registry.find(OpSpec, context.op)
+        try:
+            chosen = resolve(candidates, context, self.pins, self.registry.order).chosen.name
+        except LlmcoreError:
+            chosen = ""
+        # the engine runs a composite's parts wherever it would run its reference
+        chosen = PARTS if chosen == REFERENCE and spec.expands_to else chosen
+        for kernel, plugin in candidates:
+            if kernel.name in (self.pins.get(context.op, kernel.name), REFERENCE) and why_not(kernel, context) is None:
+                yield self._row(context, kernel.name, plugin.name, chosen), partial(_made, kernel, context)
+        if spec.expands_to and "kv_write" not in context.op:  # whose other part is the layout's
+            yield self._row(context, PARTS, "", chosen), partial(self._parts, spec, context)
+
+    def _row(self, context: OpContext, kernel: str, plugin: str, chosen: str) -> BenchRow:
+        return BenchRow(context.op, kernel, plugin, context.dtype, dict(context.shape), chosen=kernel == chosen)
+
+    def _parts(self, spec: OpSpec, context: OpContext) -> Any:
+        def part(op: str, **shape: Any) -> Any:
+            own = replace(context, op=op, shape=shape)
+            return _made(resolve(candidates_for(self.registry, op), own, self.pins, self.registry.order).chosen, own)
+
+        return load(f"{spec.module}:expand")(context, part)
+
+    def _time(
+        self, row: BenchRow, make: Call, module: Any, context: OpContext, rotated: Sequence[tuple[Any, ...]]
+    ) -> None:
+        try:
+            calls, row.tokens = _calls(make(), rotated)
+            row.kv_len, row.moved, row.flops = _declared(module, context, rotated[0], row.tokens)
+            floor, row.bound = self.best.seconds(row.moved, row.flops)
+            seconds, captured = seconds_per_call(self.device, calls, self.effort.seconds)
+            row.host_time = self.device.graphs and not captured
+            row.us, row.roofline = 1e6 * seconds, floor / seconds
+        except Exception as error:  # noqa: BLE001 - it is said in the row
+            row.failure = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            self.device.synchronize()
+
+
+def _tokens(effort: Effort, module: Any, shape: Shape, dtype: DType) -> Iterator[int]:
+    """The effort's, as long as one call's declared bytes stay below a quarter of its memory."""
+    for tokens in effort.tokens:
+        declared = {"kv_len": 512, **shape, "tokens": tokens, "element": DTYPES[dtype].itemsize}
+        if tokens > 1 and module.cost(declared)[0] > effort.memory / 4:
+            return
+        yield tokens
+
+
+def _samples(module: Any, context: OpContext, tokens: int) -> Iterator[tuple[Any, ...]]:
+    if hasattr(module, "timed"):
+        yield from module.timed(context, tokens)
+    else:
+        yield from itertools.islice(module.samples(context), 1)
+
+
+def _made(kernel: KernelSpec, context: OpContext) -> Any:
+    return load(kernel.make)(context)
+
+
+def _calls(kernel: Any, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call], int]:
+    """A call per copy of the arguments, and how many tokens come out of one."""
+    one = rotated[0][0]
+    if isinstance(one, AttnCase):
+        rows, meta, out = one.rows, dict(one.meta), one.out()
+        kernel.workspace(AttnLimits(rows=len(rows.n_query), tokens=len(one.q), kv_len=int(rows.kv_len.max())))
+        kernel.plan(rows, Uploads(meta))
+        return [partial(kernel.run, c.q, c.k_new, c.v_new, c.kv, meta, out) for (c,) in rotated], len(one.q)
+    if getattr(kernel, "packing", None) is not None:
+        rotated = [(x, kernel.pack(weight), *rest) for x, weight, *rest in rotated]
+    result = next(_tensors(kernel(*rotated[0])))
+    return [partial(kernel, *arguments) for arguments in rotated], result.shape[0]
+
+
+def _declared(
+    module: Any, context: OpContext, arguments: tuple[Any, ...], tokens: int
+) -> tuple[int | None, float, float]:
+    """(KV tokens, bytes, flops) of one call, as the op's `cost` has them.
+
+    Attention is declared row by row: its bytes with the KV that any query sees, its flops with what a query sees on
+    average, about half of a causal prompt.
+    """
+    element = DTYPES[context.dtype].itemsize
+    if not isinstance(arguments[0], AttnCase):
+        return None, *module.cost({**context.shape, "tokens": tokens, "element": element})
+    case = arguments[0]
+    shape, spec = {**case.context.shape, "element": element}, spec_of(case.context)
+    held, flops = 0.0, 0.0
+    for n, length in zip(case.rows.n_query.tolist(), case.rows.kv_len.tolist(), strict=True):
+        ends = np.arange(length - n + 1, length + 1) if spec.mask == "causal" else np.full(n, length)
+        window = spec.window or length
+        held += module.cost({**shape, "tokens": n, "kv_len": min(length, window + n - 1)})[0]
+        flops += module.cost({**shape, "tokens": n, "kv_len": round(float(np.minimum(ends, window).mean()))})[1]
+    return int(case.rows.kv_len.sum()), held, flops
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def _rotated(arguments: tuple[Any, ...], effort: Effort) -> list[tuple[Any, ...]]:
+    """Copies of the arguments, together larger than a cache."""
+    used = max(sum(tensor.nbytes for tensor in _tensors(arguments)), 1)
+    copies = max(1, min(effort.most, -(-effort.cold // used), effort.memory // used))
+    return [arguments, *(_cloned(arguments) for _ in range(copies - 1))]
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, AttnCase):
+        return replace(value, kv=tuple(pool.clone() for pool in value.kv))
+    if isinstance(value, torch.Tensor):
+        # the strides of a view are part of what is timed
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+    return tuple(_cloned(item) for item in value) if isinstance(value, tuple) else value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors(tuple(getattr(value, field.name) for field in fields(value)))

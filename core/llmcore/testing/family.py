@@ -242,7 +242,8 @@ def small_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            # a norm may hold a row per head
+            if parameter.dim() == 1 or bool((parameter == 1).all()):
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model
 

@@ -33,8 +33,9 @@ KINDS: Mapping[str, str] = {
 
 _USES: Mapping[str, str] = {
     "register_models": "llmcore serve --model_dir PATH_TO_AN_ARCEE_MODEL",
-    "register_ops": "llmcore kernels {ident} --check",
-    "register_kernels": "llmcore kernels rms_norm --explain --dtype fp32\nllmcore kernels rms_norm --bench --dtype fp32",
+    "register_ops": "llmcore kernels {ident} --explain",
+    "register_kernels": "llmcore kernels rms_norm --explain --dtype fp32\n"
+    "llmcore kernels rms_norm --bench --dtype fp32",
     "register_modes": "llmcore modes\nllmcore serve --mode {name} --model_dir MODEL",
     "register_devices": "llmcore serve --device {name} --model_dir MODEL",
     "register_schedulers": "llmcore serve --scheduler {name} --model_dir MODEL",

@@ -12,17 +12,18 @@ from llmcore.bench.engine_runs import BenchEngine
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-BATCH, PROMPT, STEPS, SKIP, SETTLE = 64, 512, 20, 5, 10
+BATCHES = (1, 64, 256)
+PROMPT, STEPS, SKIP, SETTLE = 512, 20, 5, 10
 EAGER_TOKENS, EAGER_STEPS = 1024, 12
 TOP = 15
 
 
-def steady_decode(bench: BenchEngine) -> dict[str, Any]:
-    """STEPS decode steps of BATCH requests: idle share of the GPU, time per step, and its kernels by time."""
+def steady_decode(bench: BenchEngine, batch: int) -> dict[str, Any]:
+    """STEPS decode steps of `batch` requests: idle share of the GPU, time per step, and its kernels by time."""
     engine = bench.engine
-    for _ in range(BATCH):
+    for _ in range(batch):
         engine.submit(bench.request(PROMPT, SETTLE * 2 + SKIP + STEPS + 64))
-    enough = engine.load().output_tokens + BATCH * SETTLE
+    enough = engine.load().output_tokens + batch * SETTLE
     while engine.load().output_tokens < enough:
         engine.step()
     torch.cuda.synchronize()
@@ -75,23 +76,27 @@ def eager_step(bench: BenchEngine) -> dict[str, float]:
 
 
 def report(bench: BenchEngine) -> dict[str, Any]:
-    """Both, printed as they are measured."""
-    decode = steady_decode(bench)
-    print(
-        f"\nsteady decode, batch {BATCH}: {decode['step_us']:,.0f} us per step, "
-        f"{decode['launches_per_step']:.0f} kernels and copies, GPU idle {decode['idle']:.1%} (under 3% wanted)"
-    )
-    total = sum(kernel["us_per_step"] for kernel in decode["kernels"])
-    print(f"  {'us/step':>9}  {'share':>6}  {'count':>6}  {'us each':>8}  kernel")
-    for kernel in decode["kernels"][:TOP]:
-        whole, count, each = (kernel[key] for key in ("us_per_step", "per_step", "us"))
-        print(f"  {whole:>9,.1f}  {whole / total:>6.1%}  {count:>6.1f}  {each:>8.2f}  {kernel['name'][:90]}")
+    """Decode by batch and an eager step, printed as they are measured."""
+    decode = {batch: _show(batch, steady_decode(bench, batch)) for batch in BATCHES}
     eager = eager_step(bench)
     print(
         f"eager step of {EAGER_TOKENS} tokens: host {eager['host_us']:,.0f} us, GPU {eager['gpu_us']:,.0f} us: "
         f"{eager['share']:.0%} (under 60% wanted)"
     )
     return {"steady_decode": decode, "eager_step": eager}
+
+
+def _show(batch: int, decode: dict[str, Any]) -> dict[str, Any]:
+    print(
+        f"\nsteady decode, batch {batch}: {decode['step_us']:,.0f} us per step, "
+        f"{decode['launches_per_step']:.0f} kernels and copies, GPU idle {decode['idle']:.1%} (under 3% wanted at 64)"
+    )
+    total = sum(kernel["us_per_step"] for kernel in decode["kernels"])
+    print(f"  {'us/step':>9}  {'share':>6}  {'count':>6}  {'us each':>8}  kernel")
+    for kernel in decode["kernels"][:TOP]:
+        whole, count, each = (kernel[key] for key in ("us_per_step", "per_step", "us"))
+        print(f"  {whole:>9,.1f}  {whole / total:>6.1%}  {count:>6.1f}  {each:>8.2f}  {kernel['name'][:90]}")
+    return decode
 
 
 def _finish(bench: BenchEngine) -> None:

@@ -166,3 +166,13 @@ def test_a_closed_engine_says_so(make_llm: MakeLLM) -> None:
     llm.close()
     with pytest.raises(RequestError, match="closed"):
         llm.generate("a")
+
+
+def test_what_is_said_of_captured_steps_where_there_are_none(
+    make_llm: MakeLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_llm(disable_cudagraph=True)
+    assert "--disable_cudagraph has no effect: steps on cpu are never captured" in caplog.text
+    caplog.clear()
+    make_llm(ahead=1, disable_cudagraph=True)
+    assert "has no effect" not in caplog.text

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
-from llmcore.config import Config
+from llmcore.config import Config, Kernels
 from llmcore.engine.engine import Engine
 from llmcore.engine.explain import fallbacks
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
@@ -119,7 +119,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     limits = scheduler_limits(config, loaded.config, device)
     parts = _Parts(config, registry, device, loaded, limits, machine, free)
     runner, kv_tokens = _runner(parts, _tables(parts))
-    for line in fallbacks(registry, loaded.build.resolutions):
+    for line in (*fallbacks(registry, loaded.build.resolutions), *_without_effect(config, device)):
         logger.warning(line)
     scheduler = _scheduler(parts, kv_tokens)
     fingerprint = _fingerprint(parts)
@@ -150,6 +150,13 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         ),
     )
     return Engine(scheduler, runner, device, facts, loaded.config.fixed_angles_up_to)
+
+
+def _without_effect(config: Config, device: Device) -> list[str]:
+    """What was said of captured steps where the device has none."""
+    names = ("disable_cudagraph", "graph_max_batch_size") if not device.graphs else ()
+    said = [name for name in names if getattr(config.kernels, name) != getattr(Kernels, name)]
+    return [f"--{name} has no effect: steps on {device.info.type} are never captured." for name in said]
 
 
 def _tables(parts: _Parts) -> Tables:

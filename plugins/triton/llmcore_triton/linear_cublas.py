@@ -14,7 +14,8 @@ from llmcore_triton import tuned
 KERNEL = "cublas"
 
 GAP = 0.7
-"""Microseconds that a kernel after this one starts late: none overlaps with cuBLAS, ours overlap with each other."""
+"""Microseconds that a kernel after this one starts late: none overlaps with cuBLAS, ours overlap with each other. The
+gaps beside cuBLAS in a profiled decode step of 256 rows on an H200 were 0.5 to 0.8 on average."""
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 

@@ -326,6 +326,26 @@ class AttnSpec:
     mask: str = "causal"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouteSpec:
+    """How a mixture of experts chooses, frozen when its kernel is made.
+
+    Of `experts` each token gets the `top_k` of the best scores ("softmax" over all experts, or "sigmoid"; plus a
+    correction where the router has one, which only the choice sees). With `groups` > 1 neighbouring experts form
+    groups, and only the `top_groups` best are looked at, by their best expert ("max") or the sum of their two best
+    ("top2"). Weights are the scores, divided by their sum if `normalize`, times `scale`.
+    """
+
+    experts: int
+    top_k: int
+    scoring: str = "softmax"
+    normalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "max"
+
+
 # --- provenance ------------------------------------------------------------------------------------------------
 
 

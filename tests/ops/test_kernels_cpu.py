@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from llmcore.builtin.cpu import attention_prefill
@@ -35,16 +35,11 @@ def context(op: str, dtype: str = "f32", bucket: int = 1, granule: int = 1, **sh
 @pytest.mark.parametrize("op", OPS)
 def test_torch_kernel(op: str, dtype: str) -> None:
     module = importlib.import_module(OPS[op].module)
+    layout = next(iter(getattr(module, "LAYOUTS", ())), None)
     for bucket in range(5):
-        where = context(op, dtype, bucket, heads=3, kv_heads=1, size=16) if op.endswith("rope_kv_write") else None
-        where = where or context(op, dtype, bucket)
-        assert check(module, module.make(_with_spec(where)), where) > 0
-
-
-def _with_spec(where: OpContext) -> OpContext:
-    from llmcore.ops.attention import with_spec
-
-    return with_spec(where) if where.op.startswith("attn.gqa") else where
+        for shape in getattr(module, "SHAPES", ({},)):
+            where = replace(context(op, dtype, bucket, **shape), layout=layout)
+            assert check(module, module.make(where), where) > 0
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])

@@ -41,6 +41,34 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "attn.gqa.decode": ("an AttentionKernel for rows of one query token", ()),
     "attn.gqa.prefill": ("an AttentionKernel for rows of any number of query tokens", ()),
     "attn.gqa.mixed": ("an AttentionKernel for all rows of a captured step", ()),
+    "attn.mla.decode": ("attn.gqa.decode over latent rows, with absorbed queries", ()),
+    "attn.mla.prefill": ("attn.gqa.prefill over latent rows, with absorbed queries", ()),
+    "attn.mla.mixed": ("attn.gqa.mixed over latent rows, with absorbed queries", ()),
+    "attn.varlen": (
+        "(q [T, heads, key_size], k [L, kv_heads, key_size], v [L, kv_heads, value_size], q_start [R + 1], "
+        "k_start [R + 1], (longest q, longest k)) -> (out [T, heads, value_size], lse [T, heads])",
+        (),
+    ),
+    "head_linear": ("(x [T, heads, inputs], weight [heads, outputs, inputs]) -> [T, heads, outputs]", ()),
+    "latent_rope_kv_write": (
+        "(q [T, heads, size], row [T, latent + rotated], weight [latent], eps, cos, sin, kv, slots) -> "
+        "(rotated q, the row as stored)",
+        ("rms_norm", "rope"),
+    ),
+    "moe.route": (
+        "(x [T, size], weight [experts, size], bias [experts] | None) -> (weights [T, top_k], experts [T, top_k])",
+        (),
+    ),
+    "moe.dispatch": ("(x [T, size], experts [T, top_k]) -> Dispatched(x, pairs [T top_k], starts [experts + 1])", ()),
+    "moe.experts": (
+        "(Dispatched, gate_up [experts, 2 inner, size], down [experts, size, inner]) -> [T top_k, size]",
+        (),
+    ),
+    "moe.combine": ("(y [T top_k, size], weights [T, top_k], extra [T, size] | None) -> [T, size]", ()),
+    "moe.fused": (
+        "(x [T, size], router, bias | None, gate_up, down, extra [T, size] | None) -> [T, size]",
+        ("moe.route", "moe.dispatch", "moe.experts", "moe.combine"),
+    ),
     "sample": ("(logits [S, vocabulary] of any float type, rows: SampleRows) -> Sampled", ()),
     "rope_angles": ("(positions [T], frequencies [rotated / 2], amplitude) -> (cos, sin), both [T, rotated] f32", ()),
     "step_inputs": (
@@ -60,7 +88,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
 _ROW_WISE = frozenset(
     {
         *("embedding", "silu_and_mul", "gelu_and_mul", "rope", "rope_kv_write", "rope_angles"),
-        *("gelu_tanh", "step_inputs", "kv_slots", "step_outputs"),
+        *("gelu_tanh", "step_inputs", "kv_slots", "step_outputs", "moe.dispatch"),
     }
 )
 """No products of matrices and no sums: torch may cut a sum along a row differently where there are few rows."""

@@ -119,9 +119,9 @@ def _check_unit(
 def _contexts(unit: Unit, device: Device, shape: Shape, large: bool, deterministic: bool) -> Iterator[OpContext]:
     """Every bucket, layout and granule; real shapes with the smallest granule only."""
     when = unit.candidate[0].when
-    attention = unit.op.name.startswith("attn.gqa.") or unit.op.name == "rope_kv_write"
-    layouts: Sequence[str | None] = sorted(when.layouts) or (("token",) if attention else (None,))
-    granules = sorted(when.granules) or ((1, 4) if attention else (1,))
+    stored: Sequence[str] = getattr(importlib.import_module(unit.op.module), "LAYOUTS", ())
+    layouts: Sequence[str | None] = sorted(when.layouts) or stored or (None,)
+    granules = sorted(when.granules) or ((1, 4) if stored else (1,))
     for layout, granule, bucket in itertools.product(
         layouts, granules[: 1 if large else None], range(len(TOKEN_BUCKETS))
     ):

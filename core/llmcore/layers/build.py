@@ -102,14 +102,17 @@ class Build:
             )
         return self._bound[key]
 
-    def attention(self, spec: AttnSpec, group: str) -> AttentionKernels:
-        """The kernels of a KV group. All its layers share them, so all must want the same AttnSpec."""
+    def attention(self, spec: AttnSpec, group: str, ops: str = "attn.gqa") -> AttentionKernels:
+        """The kernels of a KV group: ops `<ops>.decode`, `.prefill` and `.mixed`.
+
+        All its layers share them, so all must want the same AttnSpec.
+        """
         if (other := self.attention_specs.setdefault(group, spec)) != spec:
             raise ConfigError(f"KV group {group!r} has two kinds of attention, {other} and {spec}; declare two groups")
         if group not in self.attention_kernels:
             where = self.kv_group(group)
             fixed = {"layout": where.layout, "granule": self.granules.get(group, 1), **shape_of(spec)}
-            made: dict[str, Any] = {kind: self.op(f"attn.gqa.{kind}", **fixed) for kind in AttentionKernels._fields}
+            made: dict[str, Any] = {kind: self.op(f"{ops}.{kind}", **fixed) for kind in AttentionKernels._fields}
             self.attention_kernels[group] = AttentionKernels(**made)
         return self.attention_kernels[group]
 

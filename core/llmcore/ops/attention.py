@@ -64,14 +64,23 @@ def token_slots(table: torch.Tensor, first: int, last: int, granule: int) -> tor
     return table[tokens // granule].long() * granule + tokens % granule
 
 
+GQA_LAYOUTS = ("token",)
+"""Keys and values of every head, side by side."""
+
+LAYOUTS = (*GQA_LAYOUTS, "mla-latent")
+"""What the torch reference reads. In `mla-latent` a token is one row, whose first `value_size` elements are its
+value."""
+
+
 class ReferenceAttention:
-    """An AttentionKernel for the token layout, right for rows of any length. Reads KV only through the table."""
+    """An AttentionKernel for the plain layouts, right for rows of any length. Reads KV only through the table."""
 
     def __init__(self, context: OpContext) -> None:
         self.spec = spec_of(context)
         self.granule = context.granule
-        if context.layout != "token":
-            raise ConfigError(f"{context.op}: the torch reference reads layout 'token' only, not {context.layout!r}")
+        if context.layout not in LAYOUTS:
+            known = " and ".join(LAYOUTS)
+            raise ConfigError(f"{context.op}: the torch reference reads layouts {known}, not {context.layout!r}")
         if self.spec.sinks or self.spec.mask not in ("causal", "full"):
             raise ConfigError(f"{context.op}: the torch reference has no sinks and no {self.spec.mask!r} mask")
 
@@ -99,7 +108,8 @@ class ReferenceAttention:
             if first == last:
                 continue
             slots = token_slots(meta["table"][request], 0, length, self.granule)
-            part, part_lse = attend(q[first:last], kv[0][slots], kv[1][slots], self.spec)
+            keys, values = kv[0][slots], kv[-1][slots, :, : self.spec.value_size]
+            part, part_lse = attend(q[first:last], keys, values, self.spec)
             out[first:last] = part.to(out.dtype)
             if lse is not None:
                 lse[first:last] = part_lse
@@ -116,14 +126,14 @@ class AttnCase:
     context: OpContext
     q: torch.Tensor
     k_new: torch.Tensor
-    v_new: torch.Tensor
+    v_new: torch.Tensor | None
     kv: tuple[torch.Tensor, ...]
     meta: dict[str, torch.Tensor]
     rows: AttnRows
 
     def out(self) -> torch.Tensor:
         """A fresh output, full of NaN."""
-        return self.q.new_full((*self.q.shape[:2], self.v_new.shape[-1]), torch.nan)
+        return self.q.new_full((*self.q.shape[:2], size(self.context.shape, "value_size")), torch.nan)
 
 
 class Uploads:
@@ -140,7 +150,7 @@ class Uploads:
 def case(
     context: OpContext, n_query: Sequence[int], kv_len: Sequence[int], seed: int = 0, sharpness: float = 1.0
 ) -> AttnCase:
-    """Rows of these lengths over scattered granules of the token layout, where `draw` draws.
+    """Rows of these lengths over scattered granules of the context's layout, where `draw` draws.
 
     Slots that no row holds, and the rest of each row's last granule, are NaN; table entries past a row's end point
     at them. `sharpness` stretches every other query: over long contexts few keys then decide, instead of an average.
@@ -175,6 +185,8 @@ def case(
     q = draw(context, int(borders[-1]), spec.heads, spec.key_size, seed=seed)
     q[1::2] *= sharpness
     own = torch.cat(new)
+    if context.layout == "mla-latent":
+        return AttnCase(context, q, keys[own], None, (keys,), meta, rows)
     return AttnCase(context, q, keys[own], values[own], (keys, values), meta, rows)
 
 
@@ -185,7 +197,7 @@ def reference(case: AttnCase) -> tuple[torch.Tensor, torch.Tensor]:
     first = 0
     for request, n, length in zip(case.meta["request"].tolist(), case.rows.n_query, case.rows.kv_len, strict=True):
         slots = token_slots(case.meta["table"][request], 0, int(length), granule)
-        keys, values = case.kv[0][slots], case.kv[1][slots]
+        keys, values = case.kv[0][slots], case.kv[-1][slots, :, : spec.value_size]
         for start in range(0, int(n), _BLOCK):
             count = min(_BLOCK, int(n) - start)
             # `attend` takes the last tokens for the queries, so the keys end with this block's.

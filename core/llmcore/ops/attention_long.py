@@ -73,6 +73,8 @@ def _made(context: OpContext, rows: Sequence[Rows]) -> Iterator[AttnCase]:
 
 def _joined(made: AttnCase) -> AttnCase:
     """Queries, keys and values as a projection leaves them: parts of the rows of one tensor."""
+    if made.v_new is None:
+        return made
     parts = (made.q, made.k_new, made.v_new)
     row = torch.cat([part.flatten(1) for part in parts], 1)
     views, start = [], 0

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmcore.ops import attention, attention_long
+from llmcore.ops.attention import GQA_LAYOUTS as LAYOUTS
 from llmcore.ops.attention import SHAPES, TOLERANCE, AttnCase, ReferenceAttention, cost, reference
 from llmcore.ops.attention import mixed_timed as timed
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
 
-__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
+__all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 
 
 def make(context: OpContext) -> AttentionKernel:

@@ -102,7 +102,8 @@ def moved(value: Any, where: torch.device, widen: bool = False) -> Any:
 
 
 def _pools(sample: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor for item in sample if isinstance(item, tuple) for tensor in item)
+    inside = (part for item in sample if isinstance(item, tuple) for part in item)
+    return tuple(part for part in inside if isinstance(part, torch.Tensor))
 
 
 def _flat(value: Any) -> tuple[torch.Tensor, ...]:

@@ -84,7 +84,7 @@ def _part(case: AttnCase, row: int, first: int, count: int, start: int) -> AttnC
         case,
         q=case.q[tokens],
         k_new=case.k_new[tokens],
-        v_new=case.v_new[tokens],
+        v_new=None if case.v_new is None else case.v_new[tokens],
         meta={"table": case.meta["table"], "request": case.meta["request"][row : row + 1], **meta},
         rows=AttnRows(n_query=np.array([count], np.int32), kv_len=np.array([kv_len], np.int32)),
     )

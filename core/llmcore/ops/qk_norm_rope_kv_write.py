@@ -12,6 +12,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+LAYOUTS = ("token",)
+
 SHAPES = rope_kv_write.SHAPES
 
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from llmcore.ops import Shape
 from llmcore.ops.attention import shape_of
+from llmcore.ops.moe import shape_of as route_shape
 from llmcore.ops.sample import VARIANTS
-from llmcore.specs import AttnSpec
+from llmcore.specs import AttnSpec, RouteSpec
 
 
 class Sizes(NamedTuple):
@@ -45,6 +46,73 @@ MORE_ATTENTION = (
 """One query head per KV head, other sizes of heads, a window, a soft cap, groups of 5."""
 
 
+class Latent(NamedTuple):
+    """Sizes of latent attention, in elements: a head's part without and with rope, the values', the latent's."""
+
+    heads: int
+    plain: int = 128
+    rotated: int = 64
+    value: int = 128
+    latent: int = 512
+
+    @property
+    def absorbed(self) -> AttnSpec:
+        """Its attention over latent rows."""
+        key = self.latent + self.rotated
+        return AttnSpec(heads=self.heads, kv_heads=1, key_size=key, value_size=self.latent, scale=192**-0.5)
+
+    def expanded(self, mask: str) -> AttnSpec:
+        """Its attention over keys and values of every head."""
+        heads, key = self.heads, self.plain + self.rotated
+        return AttnSpec(heads=heads, kv_heads=heads, key_size=key, value_size=self.value, scale=key**-0.5, mask=mask)
+
+
+LATENT = (Latent(16), Latent(128))
+"""One tile of query heads, and many."""
+
+
+class Mixture(NamedTuple):
+    """A mixture of experts: hidden size, width of an expert, and how it chooses."""
+
+    hidden: int
+    inner: int
+    route: RouteSpec
+    bias: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """As op moe.fused is asked for it."""
+        return {**route_shape(self.route), "bias": self.bias, "size": self.hidden, "inner": self.inner}
+
+
+MIXTURES = (
+    Mixture(2048, 1408, RouteSpec(experts=64, top_k=6)),
+    Mixture(2048, 768, RouteSpec(experts=128, top_k=8, normalize=True)),
+    Mixture(1024, 1792, RouteSpec(experts=8, top_k=2, normalize=True)),
+)
+"""Many narrow experts, and few wide ones."""
+
+ROUTES = (
+    *MIXTURES,
+    Mixture(
+        7168,
+        2048,
+        RouteSpec(
+            experts=256,
+            top_k=8,
+            scoring="sigmoid",
+            normalize=True,
+            scale=2.5,
+            groups=8,
+            top_groups=4,
+            group_score="top2",
+        ),
+        bias=True,
+    ),
+)
+"""Routers, one with groups and a correction; its experts would fill the memory."""
+
+
 def _linears(d: Sizes) -> tuple[Shape, ...]:
     wide = d.heads * d.head
     sizes = (
@@ -76,8 +144,40 @@ _BY_OP: Mapping[str, Callable[[Sizes], tuple[Shape, ...]]] = {
 }
 
 
+def _without(shape: Shape, *names: str) -> Shape:
+    return {name: value for name, value in shape.items() if name not in names}
+
+
+def _only(shape: Shape, *names: str) -> Shape:
+    return {name: shape[name] for name in names}
+
+
+def _heads(n: Latent) -> tuple[Shape, ...]:
+    """The up-projections of keys, onto queries, and of values."""
+    sizes = ((n.plain, n.latent), (n.latent, n.value))
+    return tuple({"heads": n.heads, "inputs": inputs, "outputs": outputs} for inputs, outputs in sizes)
+
+
+_OTHERS: Mapping[str, tuple[Shape, ...]] = {
+    **{f"attn.mla.{kind}": tuple(shape_of(n.absorbed) for n in LATENT) for kind in ("decode", "prefill", "mixed")},
+    "attn.varlen": tuple(shape_of(n.expanded(mask)) for n in LATENT[:1] for mask in ("causal", "full")),
+    "head_linear": tuple(shape for n in LATENT for shape in _heads(n)),
+    "latent_rope_kv_write": tuple(
+        {"heads": n.heads, "size": n.plain + n.rotated, "latent": n.latent, "rotated": n.rotated} for n in LATENT
+    ),
+    "moe.route": tuple(_without(m.shape, "inner") for m in ROUTES),
+    "moe.dispatch": tuple(_only(m.shape, "experts", "top_k") for m in ROUTES),
+    "moe.experts": tuple(_only(m.shape, "experts", "top_k", "size", "inner") for m in MIXTURES),
+    "moe.combine": tuple(_only(m.shape, "top_k", "size") for m in ROUTES),
+    "moe.fused": tuple(m.shape for m in MIXTURES),
+}
+"""What only some decoders use."""
+
+
 def real_shapes(op: str) -> tuple[Shape, ...]:
     """What `op` is asked for; nothing where no decoder here uses it."""
+    if op in _OTHERS:
+        return _OTHERS[op]
     if op.startswith("attn.gqa."):
         return tuple(shape_of(spec) for spec in (*(d.spec for d in DECODERS), *MORE_ATTENTION))
     shapes = _BY_OP.get(op)

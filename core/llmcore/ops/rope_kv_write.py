@@ -15,6 +15,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+LAYOUTS = ("token",)
+
 SHAPES: tuple[Shape, ...] = (
     {"heads": 3, "kv_heads": 1, "size": 16, "rotated": 16},
     {"heads": 4, "kv_heads": 2, "size": 16, "rotated": 8},

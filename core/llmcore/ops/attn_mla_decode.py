@@ -1,0 +1,34 @@
+"""attn.mla.decode: latent attention of rows with one query token each, absorbed; see llmcore.ops.mla."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmcore.ops import attention, attention_long, mla
+from llmcore.ops.attention import TOLERANCE, AttnCase, ReferenceAttention, reference
+from llmcore.ops.mla import LAYOUTS, SHAPES, cost
+from llmcore.protocols import AttentionKernel
+from llmcore.specs import OpContext
+
+__all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
+
+
+def make(context: OpContext) -> AttentionKernel:
+    """The reference; `context.shape` is an AttnSpec."""
+    return ReferenceAttention(context)
+
+
+def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Steps of one row and of many."""
+    yield from mla.cases(attention.decode_cases(mla.with_spec(context)))
+
+
+def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Contexts as models have them."""
+    for case in attention_long.decode_cases(mla.with_spec(context)):
+        yield (case,)
+
+
+def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
+    """As attn.gqa.decode."""
+    yield from attention.decode_timed(mla.with_spec(context), tokens)

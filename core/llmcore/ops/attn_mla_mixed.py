@@ -1,0 +1,34 @@
+"""attn.mla.mixed: latent attention of all rows of a captured step, absorbed; see llmcore.ops.mla."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmcore.ops import attention, attention_long, mla
+from llmcore.ops.attention import TOLERANCE, AttnCase, ReferenceAttention, reference
+from llmcore.ops.mla import LAYOUTS, SHAPES, cost
+from llmcore.protocols import AttentionKernel
+from llmcore.specs import OpContext
+
+__all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
+
+
+def make(context: OpContext) -> AttentionKernel:
+    """The reference; `context.shape` is an AttnSpec."""
+    return ReferenceAttention(context)
+
+
+def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Prompts, chunks and single tokens beside padding."""
+    yield from mla.cases(attention.mixed_cases(mla.with_spec(context)))
+
+
+def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
+    """Contexts as models have them."""
+    for case in attention_long.mixed_cases(mla.with_spec(context)):
+        yield (case,)
+
+
+def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
+    """As attn.gqa.mixed."""
+    yield from attention.mixed_timed(mla.with_spec(context), tokens)

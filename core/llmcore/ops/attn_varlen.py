@@ -1,0 +1,109 @@
+"""attn.varlen: attention over keys and values that lie in a row of tensors, not in a pool; rows of varying lengths.
+
+For latent attention in its expanded form: this step's tokens among themselves ("causal"), and over a bounded piece of
+what was cached before ("full"); `attn.merge` joins such parts by their lse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+
+from llmcore.ops import Op, Shape, draw, draws_on, size
+from llmcore.ops.attention import TOLERANCE, attend, shape_of, spec_of
+from llmcore.specs import AttnSpec, OpContext
+
+__all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "meaning", "samples", "timed"]
+
+SHAPES: tuple[Shape, ...] = tuple(
+    shape_of(AttnSpec(heads=heads, kv_heads=heads, key_size=key, value_size=value, scale=0.2, mask=mask))
+    for heads, key, value in ((3, 24, 16), (4, 48, 32))
+    for mask in ("causal", "full")
+)
+"""Keys wider than values, as a rotated part makes them."""
+
+Longest = tuple[int, int]
+"""Most query tokens and most keys of a row: upper bounds that the host knows."""
+
+Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Longest]
+
+
+class Varlen:
+    """The reference: one row after the other."""
+
+    def __init__(self, context: OpContext) -> None:
+        self.spec = spec_of(context)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start: torch.Tensor,
+        k_start: torch.Tensor,
+        longest: Longest,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [T, heads, key_size], k [L, kv_heads, key_size], v [L, kv_heads, value_size], and the borders of R rows in
+        both, [R + 1] int32 -> out [T, heads, value_size] and lse [T, heads] f32 (natural logarithm).
+
+        Causal: a row's queries are the last of its keys. A row without keys gives zeros and an lse of -inf.
+        """
+        out = q.new_zeros(len(q), self.spec.heads, self.spec.value_size)
+        lse = torch.full(out.shape[:2], -torch.inf, device=q.device)
+        for (first, last), (start, end) in zip(pairwise(q_start.tolist()), pairwise(k_start.tolist()), strict=True):
+            if end > start and last > first:
+                part, lse[first:last] = attend(q[first:last], k[start:end], v[start:end], self.spec)
+                out[first:last] = part.to(out.dtype)
+        return out, lse
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return Varlen(context)
+
+
+meaning = make
+
+
+def samples(context: OpContext) -> Iterator[Arguments]:
+    """One row, rows of one token beside long ones, and over a prefix rows without any."""
+    yield _sample(context, (5,), (5,))
+    yield _sample(context, (37, 1, 20), (37, 1, 20) if _causal(context) else (12, 90, 0))
+    yield _sample(context, (7, 66, 2), (19, 70, 130))
+
+
+def long_samples(context: OpContext) -> Iterator[Arguments]:
+    """Prompts and pieces of a prefix as they come."""
+    if context.bucket == 4:
+        yield _sample(context, (1000, 31, 700), (1000, 31, 700) if _causal(context) else (3000, 0, 8100))
+
+
+def timed(context: OpContext, tokens: int) -> Iterator[Arguments]:
+    """One prompt, over itself or over as much again."""
+    yield _sample(context, (tokens,), (tokens,))
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """Keys and values of `kv_len` tokens are read once; causal, half of the scores are computed."""
+    kv_len, tokens, heads = size(shape, "kv_len"), size(shape, "tokens"), size(shape, "heads")
+    width = size(shape, "key_size") + size(shape, "value_size")
+    flops = 2.0 * tokens * kv_len * heads * width
+    moved = (kv_len + tokens) * heads * width * size(shape, "element", 2)
+    return float(moved), flops / 2 if shape.get("mask", "causal") == "causal" else flops
+
+
+def _causal(context: OpContext) -> bool:
+    return spec_of(context).mask == "causal"
+
+
+def _sample(context: OpContext, queries: tuple[int, ...], keys: tuple[int, ...]) -> Arguments:
+    spec = spec_of(context)
+    q_start, k_start = (
+        torch.tensor([0, *counts], device=draws_on()).cumsum(0).to(torch.int32) for counts in (queries, keys)
+    )
+    q = draw(context, sum(queries), spec.heads, spec.key_size)
+    k = draw(context, sum(keys), spec.kv_heads, spec.key_size, seed=1)
+    v = draw(context, sum(keys), spec.kv_heads, spec.value_size, seed=2)
+    return q, k, v, q_start, k_start, (max(queries), max(keys))

@@ -1,0 +1,44 @@
+"""head_linear: every head by a matrix of its own (a batched product); the up-projections of latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
+from llmcore.specs import OpContext
+
+TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
+
+SHAPES: tuple[Shape, ...] = ({"heads": 3, "inputs": 16, "outputs": 40}, {"heads": 4, "inputs": 72, "outputs": 32})
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides -> [T, heads, outputs]."""
+    return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return reference
+
+
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A weight as it is and as the transposed part of a larger one; queries as a part of wider heads."""
+    heads, inputs, outputs = (size(context.shape, name, default) for name, default in _DEFAULTS)
+    for tokens in SAMPLE_TOKENS[context.bucket]:
+        wide = draw(context, tokens, heads, inputs + 8)
+        both = draw(context, heads, inputs + 24, outputs, seed=1) / 8
+        yield wide[..., :inputs], both[:, :inputs].transpose(1, 2)
+        yield wide[..., :inputs].contiguous(), draw(context, heads, outputs, inputs, seed=2) / 8
+
+
+_DEFAULTS = (("heads", 3), ("inputs", 16), ("outputs", 40))
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """The weight is read once, activations once each."""
+    tokens, heads, inputs, outputs = (size(shape, name) for name in ("tokens", "heads", "inputs", "outputs"))
+    elements = heads * (inputs * outputs + tokens * (inputs + outputs))
+    return float(elements * size(shape, "element", 2)), 2.0 * tokens * heads * inputs * outputs

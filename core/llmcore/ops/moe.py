@@ -1,0 +1,83 @@
+"""What the moe ops share: where tokens went, and samples whose routes do not hang on rounding.
+
+A mixture of experts is `moe.route` (which experts), `moe.dispatch` (tokens sorted by expert), `moe.experts` (a gated
+MLP each) and `moe.combine` (their weighted sum), or all of it in one as `moe.fused`. With experts on several devices,
+dispatch and combine are the two that move tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from llmcore.ops import Shape, draw, size
+from llmcore.specs import OpContext, RouteSpec
+
+
+@dataclass
+class Dispatched:
+    """Tokens sorted by expert. A pair is one choice of one token: pair p is choice p % top_k of row p // top_k of `x`.
+
+    `x` [N, size]: the rows that experts here read. `pairs` [P] int32: the pairs, those of expert 0 first, in order
+    within an expert. `starts` [experts + 1] int32: where each expert's begin in `pairs`.
+    """
+
+    x: torch.Tensor
+    pairs: torch.Tensor
+    starts: torch.Tensor
+
+
+def shape_of(spec: RouteSpec) -> dict[str, Any]:
+    """A RouteSpec as a part of the shape of an OpContext."""
+    return asdict(spec)
+
+
+def spec_of(context: OpContext) -> RouteSpec:
+    """The RouteSpec in an OpContext."""
+    return RouteSpec(**{name: context.shape[name] for name in asdict(_DEFAULT) if name in context.shape})  # type: ignore[arg-type]
+
+
+_DEFAULT = RouteSpec(experts=1, top_k=1)
+
+ROUTES: tuple[Shape, ...] = (
+    {**shape_of(RouteSpec(experts=8, top_k=2, normalize=True)), "bias": False},
+    {**shape_of(RouteSpec(experts=1, top_k=1)), "bias": False},
+    {**shape_of(RouteSpec(experts=60, top_k=4)), "bias": False},
+    {
+        **shape_of(RouteSpec(experts=16, top_k=3, scale=2.5, groups=4, top_groups=2)),
+        "bias": False,
+    },
+    {
+        **shape_of(
+            RouteSpec(
+                experts=64,
+                top_k=8,
+                scoring="sigmoid",
+                normalize=True,
+                scale=1.5,
+                groups=8,
+                top_groups=3,
+                group_score="top2",
+            )
+        ),
+        "bias": True,
+    },
+)
+"""Every kind of route there is, from 1 expert to 64."""
+
+
+def router(context: OpContext, width: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A router [experts, width] of few bits, and its correction [experts] f32 or None."""
+    experts = size(context.shape, "experts", 8)
+    weight = (draw(context, experts, width, seed=11).float() * 4).round().clamp(-8, 8) / 64
+    bias = (draw(context, experts, seed=12).float() * 16).round() / 128 if context.shape.get("bias") else None
+    return weight.to(draw(context, 1).dtype), bias
+
+
+def coarse(context: OpContext, tokens: int, width: int, seed: int = 0) -> torch.Tensor:
+    """[tokens, width] of few bits: with `router`'s weights every order of adding gives the same logits."""
+    return ((draw(context, tokens, width, seed=seed).float() * 4).round().clamp(-12, 12) / 4).to(
+        draw(context, 1).dtype
+    )

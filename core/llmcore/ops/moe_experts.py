@@ -1,0 +1,89 @@
+"""moe.experts: a gated MLP per expert, each over the tokens that chose it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+
+from llmcore.ops import Op, Shape, draw, moe_dispatch, silu_and_mul, size
+from llmcore.ops.moe import Dispatched
+from llmcore.specs import OpContext
+
+TOLERANCE = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
+
+SHAPES: tuple[Shape, ...] = (
+    {"experts": 8, "top_k": 2, "size": 72, "inner": 51},
+    {"experts": 60, "top_k": 4, "size": 64, "inner": 32},
+    {"experts": 1, "top_k": 1, "size": 40, "inner": 48},
+)
+"""Sizes that no tile divides, experts that nobody chose, and one expert."""
+
+
+class Experts:
+    """The reference: one expert after the other."""
+
+    def __init__(self, context: OpContext) -> None:
+        self.top_k = size(context.shape, "top_k", 2)
+
+    def __call__(self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """gate_up [experts, 2 inner, size], each expert's gate first, down [experts, size, inner] -> [N top_k, size]:
+        each pair's result at the pair's own place, as `moe.combine` reads it.
+        """
+        y = tokens.x.new_empty(len(tokens.x) * self.top_k, tokens.x.shape[1])
+        for expert, (first, last) in enumerate(pairwise(tokens.starts.tolist())):
+            if first < last:
+                pairs = tokens.pairs[first:last].long()
+                inner = silu_and_mul.reference(F.linear(tokens.x[pairs // self.top_k], gate_up[expert]))
+                y[pairs] = F.linear(inner, down[expert])
+        return y
+
+
+def make(context: OpContext) -> Op:
+    """The reference."""
+    return Experts(context)
+
+
+meaning = make
+
+
+def weights(context: OpContext) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate_up and down, so scaled that results are about as large as what went in."""
+    experts, width, inner = (size(context.shape, name, default) for name, default in _DEFAULTS)
+    gate_up = draw(context, experts, 2 * inner, width, seed=21) / width**0.5
+    return gate_up, draw(context, experts, width, inner, seed=22) / inner**0.5
+
+
+_DEFAULTS = (("experts", 8), ("size", 72), ("inner", 51))
+
+
+def samples(context: OpContext) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor]]:
+    """Tokens spread over the experts, and all at the same ones."""
+    gate_up, down = weights(context)
+    width = size(context.shape, "size", 72)
+    dispatch = moe_dispatch.make(context)
+    for _, chosen in moe_dispatch.samples(context):
+        yield dispatch(draw(context, len(chosen), width), chosen), gate_up, down
+
+
+def timed(context: OpContext, tokens: int) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor]]:
+    """Spread tokens."""
+    gate_up, down = weights(context)
+    experts, top_k = size(context.shape, "experts", 8), size(context.shape, "top_k", 2)
+    chosen = torch.rand(
+        tokens, experts, generator=torch.Generator(gate_up.device).manual_seed(0), device=gate_up.device
+    )
+    best = chosen.argsort(-1)[:, :top_k].to(torch.int32).contiguous()
+    yield moe_dispatch.make(context)(draw(context, tokens, size(context.shape, "size", 72)), best), gate_up, down
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """The experts that so many tokens may be expected to choose are read once, where they choose evenly."""
+    tokens, experts, top_k, width, inner = (
+        size(shape, name) for name in ("tokens", "experts", "top_k", "size", "inner")
+    )
+    touched = experts * (1 - (1 - top_k / experts) ** tokens)
+    moved = touched * 3 * inner * width + tokens * width + tokens * top_k * width
+    return float(moved * size(shape, "element", 2)), 6.0 * tokens * top_k * inner * width

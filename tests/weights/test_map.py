@@ -11,6 +11,7 @@ MAP = WeightMap(
     rename={"model.": "", "model.decoder.": "layers_of."},
     fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
     split={"gate_up": ("gate_proj", "up_proj")},
+    stack={"experts": {"up": ("gate_up_proj", "up_proj"), "q_proj": ("in", "q")}, "blocks": {"up": ("all", "up")}},
     skip=("*.inv_freq",),
 )
 
@@ -24,6 +25,14 @@ MAP = WeightMap(
         ("mlp.gate_up.weight", [("mlp.gate_proj.weight", None), ("mlp.up_proj.weight", None)]),
         ("q_proj.weight", [("qkv_proj.weight", "q_proj")]),
         ("model.rotary_emb.inv_freq", []),
+        ("model.mlp.experts.11.up.weight", [("mlp.experts.gate_up_proj", "11.up_proj")]),
+        ("experts.0.q_proj.weight", [("experts.in", "0.q")]),
+        ("layers.2.blocks.3.up.weight", [("layers.2.blocks.all", "3.up")]),
+        ("experts.gate_up_proj", [("experts.gate_up_proj", None)]),
+        ("experts.0.down.weight", [("experts.0.down.weight", None)]),
+        ("experts.0.up.bias", [("experts.0.up.bias", None)]),
+        ("experts.up.weight", [("experts.up.weight", None)]),
+        ("experts.x.up.weight", [("experts.x.up.weight", None)]),
     ],
 )
 def test_targets(name: str, targets: list[tuple[str, str | None]]) -> None:

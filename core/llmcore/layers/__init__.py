@@ -10,6 +10,7 @@ from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import Bound, LinearMethod, LinearShape
 from llmcore.layers.mlp import MLP, GatedMLP
+from llmcore.layers.moe import MoE, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.rope import Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
@@ -40,6 +41,7 @@ __all__ = [
     "LinearShape",
     "MergedLinear",
     "Mesh",
+    "MoE",
     "OffsetRMSNorm",
     "Op",
     "QKVLinear",
@@ -52,6 +54,7 @@ __all__ = [
     "Step",
     "attend",
     "dense_weights",
+    "expert_names",
     "read_dense",
     "read_rope",
     "spec_of",

@@ -128,7 +128,10 @@ class _Plan:
         """Take checkpoint tensor `name`; several targets cut it along its rows, in order."""
         if not targets or any(self.elsewhere(target.name) for target in targets):
             return
-        targets = tuple(part for target in targets for part in self._parts(target))
+        parts = tuple(part for target in targets for part in self._parts(target))
+        # matrices that the checkpoint stacked itself may lie along a dimension of their own
+        flat = shape if parts == targets or len(shape) < 2 else (shape[0] * shape[1], *shape[2:])
+        targets = parts
         pieces, first = [], 0
         for target in targets:
             into = self._part(target)
@@ -142,7 +145,7 @@ class _Plan:
             first += 0 if rows is None else wanted[0]
             self.lacking.discard((target.name, target.part))
         needed = wanted if len(targets) == 1 else (first, *wanted[1:])
-        if needed != shape:
+        if needed not in (shape, flat):
             self.mismatched.append(f"{name} is {list(shape)}, {targets[0].name} needs {list(needed)}")
             return
         self.pieces[name] = pieces
@@ -208,6 +211,8 @@ def _whole(into: torch.Tensor, placement: Placement, mesh: Mesh) -> tuple[int, .
 
 def _cut(tensor: torch.Tensor, piece: _Piece, mesh: Mesh) -> torch.Tensor:
     """The part of a checkpoint tensor that fills a piece on this rank."""
+    if tensor.dim() > piece.into.dim():
+        tensor = tensor.flatten(0, 1)
     if piece.rows is not None:
         tensor = tensor.narrow(0, *piece.rows)
     if (shard := piece.placement.shard) is not None:

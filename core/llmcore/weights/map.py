@@ -38,13 +38,17 @@ class WeightMap:
 
     `rename`: prefix -> prefix, longest first. `fuse`: module -> the modules whose tensors it stacks, e.g.
     ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``; a checkpoint may also hold the stack itself. `split`: module ->
-    the modules that its tensor is cut into, the reverse, by the sizes of the receiving parts. `skip`: globs of names
-    that are not parameters. `tie`: parameter -> parameter it shares memory with when the checkpoint lacks it.
+    the modules that its tensor is cut into, the reverse, by the sizes of the receiving parts. `stack`: list of modules
+    -> module of each -> (parameter of the list, part), so that ``{"experts": {"w1": ("gate_up_proj", "gate_proj")}}``
+    makes ``experts.7.w1.weight`` part "7.gate_proj" of ``experts.gate_up_proj``; a checkpoint may also hold that
+    parameter itself. `skip`: globs of names that are not parameters. `tie`: parameter -> parameter it shares memory
+    with when the checkpoint lacks it.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     split: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stack: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     tie: Mapping[str, str] = field(default_factory=dict)
 
@@ -58,6 +62,8 @@ class WeightMap:
                 break
         head, _, leaf = name.rpartition(".")
         parent, _, module = head.rpartition(".")
+        if self.stack and (stacked := self._stacked(parent, module, leaf)) is not None:
+            return (stacked,)
         join = f"{parent}." if parent else ""
         for whole, parts in self.fuse.items():
             if module in parts:
@@ -65,3 +71,11 @@ class WeightMap:
         if module in self.split:
             return tuple(Target(f"{join}{part}.{leaf}") for part in self.split[module])
         return (Target(name),)
+
+    def _stacked(self, parent: str, module: str, leaf: str) -> Target | None:
+        above, _, index = parent.rpartition(".")
+        modules = self.stack.get(above.rpartition(".")[2], {})
+        if leaf != "weight" or not index.isdecimal() or module not in modules:
+            return None
+        parameter, part = modules[module]
+        return Target(f"{above}.{parameter}", f"{index}.{part}")

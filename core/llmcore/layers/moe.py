@@ -1,0 +1,111 @@
+"""MoE: a router, and many gated MLPs of which each token sees a few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from llmcore.layers.build import Build
+from llmcore.layers.step import Bucketed
+from llmcore.ops.moe import shape_of
+from llmcore.specs import RouteSpec
+from llmcore.weights.map import Placement, Shard
+
+
+def expert_names(
+    gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> Mapping[str, Mapping[str, tuple[str, str]]]:
+    """`WeightMap.stack` of checkpoints that hold every expert by itself: ``experts.<i>.<gate>.weight`` and so on."""
+    parameters = {
+        gate: ("gate_up_proj", "gate_proj"),
+        up: ("gate_up_proj", "up_proj"),
+        down: ("down_proj", "down_proj"),
+    }
+    return {"experts": parameters}
+
+
+class MoE(nn.Module):
+    """The feed-forward part of a sparse block. `route`: how experts are chosen; `inner`: width of each of them.
+
+    `corrected`: the router has a correction per expert that its choice sees and its weights do not. Weights are held
+    as `gate.weight` [experts, size], `gate.e_score_correction_bias` [experts] f32, `experts.gate_up_proj`
+    [experts 2 inner, size], each expert's gate before its up, and `experts.down_proj` [experts size, inner]. Every
+    expert's inner width is cut over mesh group "moe_tp".
+    """
+
+    def __init__(self, build: Build, size: int, inner: int, route: RouteSpec, *, corrected: bool = False) -> None:
+        super().__init__()
+        self.route = route
+        self.gate = _Router(build, size, route.experts, corrected)
+        self.experts = _Experts(build, size, inner, route.experts)
+        shape = {**shape_of(route), "bias": corrected, "size": size, "inner": self.experts.inner}
+        self._fused = build.op("moe.fused", **shape)
+        self._reduce = build.reduce("moe_tp")
+        self._weights: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor] | None = None
+
+    def extra(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | None:
+        """What is added to the experts' sum: [T, size], the same on every rank, or None.
+
+        For families whose tokens all see further experts.
+        """
+        return None
+
+    def finish(self) -> None:
+        """Bind what was loaded; called once by the loader."""
+        bias = self.gate.e_score_correction_bias
+        self._weights = (self.gate.weight.data, None if bias is None else bias.data, *self.experts.views())
+
+    def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
+        """[T, size] -> [T, size]."""
+        assert self._weights is not None, "weights are bound by the loader"
+        op, extra = self._fused[step.bucket], self.extra(x, step)
+        if self._reduce is None:
+            return op(x, *self._weights, extra)  # type: ignore[no-any-return]
+        # every rank has all of extra: it is added once, after the sum over the ranks
+        y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, None))
+        return y if extra is None else y + extra
+
+
+class _Router(nn.Module):
+    """The router's parameters."""
+
+    e_score_correction_bias: nn.Parameter | None
+
+    def __init__(self, build: Build, size: int, experts: int, corrected: bool) -> None:
+        super().__init__()
+        self.weight = build.empty(experts, size)
+        bias = torch.empty(experts, dtype=torch.float32, device=build.torch_device) if corrected else None
+        self.e_score_correction_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+
+class _Experts(nn.Module):
+    """The experts' parameters, two-dimensional: so each checkpoint tensor fills a run of rows."""
+
+    def __init__(self, build: Build, size: int, inner: int, experts: int) -> None:
+        super().__init__()
+        rows, columns = Shard("moe_tp", 0), Shard("moe_tp", 1)
+        self.inner = build.mesh.share(inner, rows, "inner")
+        self._experts, self._size = experts, size
+        self.gate_up_proj = build.empty(experts * 2 * self.inner, size)
+        self.down_proj = build.empty(experts * size, self.inner)
+        self.placements = {
+            "gate_up_proj": Placement(_parts(experts, {"gate_proj": self.inner, "up_proj": self.inner}), rows),
+            "down_proj": Placement(_parts(experts, {"down_proj": size}), columns),
+        }
+
+    def views(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """[experts, 2 inner, size] and [experts, size, inner] over the parameters' memory."""
+        gate_up = self.gate_up_proj.data.view(self._experts, 2 * self.inner, self._size)
+        return gate_up, self.down_proj.data.view(self._experts, self._size, self.inner)
+
+
+def _parts(experts: int, modules: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Placement.parts of `modules` with so many rows each, one expert after the other."""
+    parts, first = {}, 0
+    for expert in range(experts):
+        for module, rows in modules.items():
+            parts[f"{expert}.{module}"] = (first, rows)
+            first += rows
+    return parts

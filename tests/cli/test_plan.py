@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from llmcore.builtin.devices import cuda
 from llmcore.cli import main
-from llmcore.cli.plan import parse_size, show_bytes
+from llmcore.cli.plan import find_machine, parse_size, show_bytes
+from llmcore.config import Config
 from llmcore.errors import ConfigError
+from llmcore.plugins import build_registry, discover
+from llmcore.specs import DeviceInfo
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +80,20 @@ def test_errors(model: Path, capsys: pytest.CaptureFixture[str], args: list[str]
     code, _, err = plan(capsys, str(model), *args)
     assert code == 2
     assert message in err
+
+
+def test_a_gpu_here_and_one_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = DeviceInfo("cuda", "Here", capability=90, memory=40 << 30)
+    monkeypatch.setattr(cuda, "available", lambda: None)
+    monkeypatch.setattr(cuda, "make", lambda: SimpleNamespace(info=here, measured=True, step_tokens=4096))
+    registry = build_registry(Config(discovered=discover(())))
+    for name in ("auto", "sm90"):
+        found = find_machine(registry, name, None)
+        assert (found.info, found.memory, found.step_tokens) == (here, 40 << 30, 4096)
+    with pytest.raises(ConfigError, match=r"sm61 is not here .*another compute capability.*--memory"):
+        find_machine(registry, "sm61", None)
+    other = find_machine(registry, "sm61", 8 << 30)
+    assert (other.info.capability, other.memory) == (61, 8 << 30)
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,15 @@ def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
     info = find_device(registry, name)
     spec = registry.find(DeviceSpec, info.type)
     reason = load(spec.available)()
-    if reason is not None:
+    device: Device | None = load(spec.make)() if reason is None else None
+    if device is not None and info.capability not in (None, device.info.capability):
+        reason, device = f"{device.info.name} is, of another compute capability", None
+    if device is None:
         if memory is None:
             raise ConfigError(f"--device {name} is not here ({reason}); say how much memory it has: --memory 80GiB.")
         return Machine(info=info, memory=memory, step_tokens=ACCELERATOR_STEP_TOKENS, kv=None)
-    device: Device = load(spec.make)()
     if device.measured:
-        return Machine(info=info, memory=memory or device.info.memory, step_tokens=device.step_tokens, kv=None)
+        return Machine(info=device.info, memory=memory or device.info.memory, step_tokens=device.step_tokens, kv=None)
     if memory is not None:
         raise ConfigError(f"--memory: on {name} KV takes what is free now, or --max_total_token_num; leave it out.")
     return Machine(

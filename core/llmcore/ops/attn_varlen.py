@@ -48,7 +48,9 @@ class Varlen:
         """q [T, heads, key_size], k [L, kv_heads, key_size], v [L, kv_heads, value_size], and the borders of R rows in
         both, [R + 1] int32 -> out [T, heads, value_size] and lse [T, heads] f32 (natural logarithm).
 
-        Causal: a row's queries are the last of its keys. A row without keys gives zeros and an lse of -inf.
+        Causal: a row's queries are the last of its keys. A row without keys gives zeros and an lse of -inf. Tokens
+        and heads may lie apart: q is a part of a projection, v what is beside the keys in theirs. Keys and values
+        past the last border are not a row's and must not be used.
         """
         out = q.new_zeros(len(q), self.spec.heads, self.spec.value_size)
         lse = torch.full(out.shape[:2], -torch.inf, device=q.device)
@@ -71,7 +73,7 @@ def samples(context: OpContext) -> Iterator[Arguments]:
     """One row, rows of one token beside long ones, and over a prefix rows without any."""
     yield _sample(context, (5,), (5,))
     yield _sample(context, (37, 1, 20), (37, 1, 20) if _causal(context) else (12, 90, 0))
-    yield _sample(context, (7, 66, 2), (19, 70, 130))
+    yield _apart(_sample(context, (7, 66, 2), (19, 70, 130)))
 
 
 def long_samples(context: OpContext) -> Iterator[Arguments]:
@@ -96,6 +98,18 @@ def cost(shape: Shape) -> tuple[float, float]:
 
 def _causal(context: OpContext) -> bool:
     return spec_of(context).mask == "causal"
+
+
+def _apart(arguments: Arguments) -> Arguments:
+    """The same within wider tensors: q's tokens with something between them, v's heads too, and more keys behind."""
+    q, k, v, *rest = arguments
+    wide = q.new_full((len(q), q.shape[1] * q.shape[2] + 24), torch.nan)
+    wide[:, : q[0].numel()] = q.flatten(1)
+    beside = v.new_full((len(v) + 3, v.shape[1], v.shape[2] + 16), torch.nan)
+    beside[: len(v), :, 16:] = v
+    longer = k.new_full((len(k) + 3, *k.shape[1:]), torch.nan)
+    longer[: len(k)] = k
+    return wide[:, : q[0].numel()].view(q.shape), longer, beside[..., 16:], *rest  # type: ignore[return-value]
 
 
 def _sample(context: OpContext, queries: tuple[int, ...], keys: tuple[int, ...]) -> Arguments:

@@ -29,6 +29,8 @@ from llmcore.testing.conformance_observing import CONFIG, RECORD
 from llmcore.testing.fake_bridge import FakeBridge, dialect_client, fake_front
 from llmcore.testing.tokenizer import write_tokenizer
 from llmcore.text.tokenizer import load_tokenizer
+from llmcore.weights.source import open_checkpoint
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -163,6 +165,18 @@ def test_hook_register_weight_loaders(tmp_path: Path) -> None:
     assert sizes == {"lm_head.weight": ((3, 2), "f32")}
 
 
+def test_hook_register_quant_methods(tmp_path: Path) -> None:
+    registry, _ = example("register_quant_methods")
+    config = {"quantization_config": {"quant_method": "int8_rows"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weight = np.asarray([[1, -2], [3, 4]], np.int8)
+    save_file({"x.weight_scale": np.asarray([2, 0.5], np.float32), "x.weight": weight}, tmp_path / "m.safetensors")
+    assert check_plugin(registry, "register_quant_methods", [tmp_path])
+    method = load(registry.find(specs.QuantMethodSpec, "int8-rows").make)({}, CONFIG)
+    plain = method.checkpoint(open_checkpoint(registry, tmp_path))
+    assert {name: read().tolist() for name, read in plain.tensors()} == {"x.weight": [[2, -4], [1.5, 2]]}
+
+
 def test_hook_register_tokenizers(tmp_path: Path) -> None:
     registry, module = example("register_tokenizers")
     (tmp_path / "bytes.tokenizer").touch()
@@ -257,6 +271,7 @@ WRONG = {
     "register_tokenizers": ('"bytes.tokenizer").is_file()', '"x").parent.is_dir()', "recognises an empty folder"),
     "register_commands": ("@click.command()", "@(lambda f: f)", "is a function"),
     "register_options": ('default="csv"', 'default="xml"', "is no choice"),
+    "register_quant_methods": ('== "int8_rows"', 'is not None', "which is no config of its own"),
     "register_models": (".square()", ".abs()", "logits of token 0 are off"),
     "build_layer": ("return out", "return out[0]", "unpack"),
     "register_dialects": ('"/complete"', '"complete"', "does not start with /"),

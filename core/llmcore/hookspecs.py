@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         ModeSpec,
         OpSpec,
         OptionSpec,
+        OutputParserSpec,
+        QuantMethodSpec,
         SchedulerSpec,
         TokenizerSpec,
         WeightLoaderSpec,
@@ -144,12 +146,34 @@ def register_weight_loaders() -> Iterable[WeightLoaderSpec]:  # type: ignore[emp
 
 
 @hookspec
+def register_quant_methods() -> Iterable[QuantMethodSpec]:  # type: ignore[empty-body]
+    """Weight quantization: what a checkpoint's quantized tensors become, and how linears hold and multiply them.
+
+    Called: once per process at start-up; `reads` and `make` when a model is loaded.
+    Returns: QuantMethodSpecs.
+    Chosen by: a mode that pins one; else the one that reads the `quantization_config` of config.json. None, or two,
+    end the start with an error that lists them.
+    """
+
+
+@hookspec
 def register_tokenizers() -> Iterable[TokenizerSpec]:  # type: ignore[empty-body]
     """Sources of tokenizers.
 
     Called: once per process at start-up.
     Returns: TokenizerSpecs.
     Chosen by: `--tokenizer_mode` and `sniff`; of several the highest priority.
+    """
+
+
+@hookspec
+def register_output_parsers() -> Iterable[OutputParserSpec]:  # type: ignore[empty-body]
+    """Parsers of models' output: tool calls and reasoning, in the notations that models were trained on.
+
+    Called: once per process at start-up; `make` once per choice of a chat request, in the HTTP worker.
+    Returns: OutputParserSpecs.
+    Chosen by: `--tool_call_parser` and `--reasoning_parser`; a name that nobody brings is a start-up error that lists
+    those there are.
     """
 
 

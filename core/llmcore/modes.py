@@ -9,7 +9,7 @@ from llmcore.config import parse_pin
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, device_misfit
-from llmcore.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec
+from llmcore.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, QuantMethodSpec
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def mode_misfit(
     layouts = {spec.name for spec, _ in registry.specs(KVLayoutSpec)}
     if mode.layout is not None and mode.layout not in layouts:
         return f"needs layout {mode.layout}, which no plugin brings"
-    if mode.quant is not None:
+    if mode.quant is not None and mode.quant not in {spec.name for spec, _ in registry.specs(QuantMethodSpec)}:
         return f"needs quantization method {mode.quant}, which no plugin brings"
     for op, kernel in mode.kernels.items():
         if ops is not None and op not in ops:

@@ -47,6 +47,7 @@ BUILTINS: Mapping[str, str] = {
     "estimators": "llmcore.builtin.estimators",
     "fake-model": "llmcore.testing.plugin",
     "fcfs": "llmcore.builtin.fcfs",
+    "fp8_block": "llmcore.builtin.fp8_block",
     "kernels_cpu": "llmcore.builtin.kernels_cpu",
     "layouts": "llmcore.builtin.layouts",
     "lightllm": "llmcore.builtin.lightllm",

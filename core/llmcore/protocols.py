@@ -114,6 +114,20 @@ class Checkpoint(Protocol):
         """Every tensor by its Hugging Face name, with a function that reads it (on the host, any dtype)."""
 
 
+class QuantMethod(Protocol):
+    """How the quantized weights of one checkpoint are read and held; made for it, or pinned for a plain one."""
+
+    @property
+    def linear_method(self) -> Any:
+        """The llmcore.layers.LinearMethod that holds and multiplies the linears' weights; None: they are plain."""
+
+    def checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint as the model's parameters take it: names, shapes, dtypes and tensors.
+
+        Raises ConfigError, from headers alone, where it is not what its quantization_config says.
+        """
+
+
 class Tokenizer(Protocol):
     """Text to ids and back. Ids beyond the vocabulary raise RequestError, never crash."""
 

@@ -38,7 +38,9 @@ CONTRIBUTIONS: Mapping[str, type[Spec]] = {
     "register_kv_layouts": specs.KVLayoutSpec,
     "register_kv_managers": specs.KVManagerSpec,
     "register_weight_loaders": specs.WeightLoaderSpec,
+    "register_quant_methods": specs.QuantMethodSpec,
     "register_tokenizers": specs.TokenizerSpec,
+    "register_output_parsers": specs.OutputParserSpec,
     "register_dialects": specs.DialectSpec,
     "register_commands": specs.CommandSpec,
     "register_options": specs.OptionSpec,
@@ -305,6 +307,8 @@ def _listed(result: object) -> Iterable[Spec]:
 
 
 def _identity(spec: Spec) -> tuple[str, ...]:
+    if isinstance(spec, specs.OutputParserSpec):
+        return spec.kind, spec.name
     return (spec.op, spec.name) if isinstance(spec, specs.KernelSpec) else (spec.name,)
 
 

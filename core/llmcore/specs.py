@@ -214,6 +214,19 @@ class WeightLoaderSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuantMethodSpec(Spec):
+    """A way to hold quantized weights. `make`: (quantization_config, ModelConfig) -> protocols.QuantMethod.
+
+    `reads`: (quantization_config of a checkpoint, never empty) -> bool, cheap: whether this method reads it. `plain`:
+    it also takes checkpoints that are not quantized, where a mode pins it; `make` then gets {}.
+    """
+
+    make: ImportString
+    reads: ImportString | None = None
+    plain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizerSpec(Spec):
     """A source of tokenizers. `sniff`: (Path) -> bool.
 
@@ -234,6 +247,24 @@ class DialectSpec(Spec):
     """An HTTP API shape. `make`: (api.http.Front) -> an iterable of api.http.Route."""
 
     make: ImportString
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputParserSpec(Spec):
+    """A parser of models' output. `make`: (api.text.ParserContext) -> api.text.OutputParser, once per choice.
+
+    `kind`: "tool" parsers find calls of functions, "reasoning" parsers what the model thinks before it answers; the
+    two have names of their own. `special_tokens`: texts of special tokens that the parser has to see, which otherwise
+    are left out of a model's text. `samples`: () -> an iterable of testing.ParserSample, for the conformance check.
+    """
+
+    kind: Literal["tool", "reasoning"]
+    make: ImportString
+    special_tokens: tuple[str, ...] = ()
+    samples: ImportString | None = None
+
+    def __post_init__(self) -> None:
+        _several(self.special_tokens, "special_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

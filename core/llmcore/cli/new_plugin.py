@@ -17,7 +17,12 @@ from llmcore.errors import ConfigError
 from llmcore.hookspecs import HOOKS
 from llmcore.plugins import available
 
-_IRREGULAR: Mapping[str, str] = {"register_models": "family", "build_layer": "layer"}
+_IRREGULAR: Mapping[str, str] = {
+    "register_models": "family",
+    "register_quant_methods": "quant",
+    "register_output_parsers": "parser",
+    "build_layer": "layer",
+}
 
 
 def _kind(hook: str) -> str:
@@ -41,6 +46,7 @@ _USES: Mapping[str, str] = {
     "register_schedulers": "llmcore serve --scheduler {name} --model_dir MODEL",
     "register_length_estimators": "llmcore serve --length_estimator {name} --model_dir MODEL",
     "register_kv_managers": "llmcore serve --kv_manager {name} --model_dir MODEL",
+    "register_output_parsers": "llmcore serve --tool_call_parser {name} --model_dir MODEL",
     "register_dialects": "llmcore serve --model_dir MODEL\n"
     'curl -d \'{{"text": "Once", "tokens": 8}}\' http://127.0.0.1:8000/{name}',
     "register_commands": "llmcore {name} you",
@@ -49,6 +55,10 @@ _USES: Mapping[str, str] = {
 """Hook -> how its contribution is used; `llmcore plugins` shows the others."""
 
 _SAMPLES: Mapping[str, str] = {
+    "register_quant_methods": '    config = {"quantization_config": {"quant_method": "int8_rows"}}\n'
+    '    (tmp_path / "config.json").write_text(json.dumps(config))\n'
+    '    tensors = {"w.weight": np.ones((3, 2), np.int8), "w.weight_scale": np.ones(3, np.float32)}\n'
+    '    save_file(tensors, tmp_path / "model.safetensors")\n',
     "register_tokenizers": '    (tmp_path / "bytes.tokenizer").touch()\n',
     "register_weight_loaders": '    (tmp_path / "config.json").write_text(\'{"architectures": ["Any"]}\')\n'
     '    np.save(tmp_path / "lm_head.weight.npy", np.ones((3, 2), np.float32))\n',
@@ -213,13 +223,15 @@ test = ["pytest>=8"]
 
 def _test(names: Names, hook: str) -> str:
     sample = _SAMPLES.get(hook, "")
-    numpy = "import numpy as np\n" if "np." in sample else ""
+    first = "import json\n\n" if "json.dumps" in sample else ""
+    first += "import numpy as np\n" if "np." in sample else ""
+    last = "from safetensors.numpy import save_file\n" if "save_file" in sample else ""
     arguments = "tmp_path" if sample else ""
     samples = ", [tmp_path]" if sample else ""
     return f'''"""Install the plugin first: `pip install -e .`"""
 
-{numpy}from llmcore.testing import check_plugin, registry_of
-
+{first}from llmcore.testing import check_plugin, registry_of
+{last}
 
 def test_what_it_brings_keeps_the_contracts({arguments}):
 {sample}    checked = check_plugin(registry_of("{names.plugin}"), "{names.plugin}"{samples})

@@ -20,6 +20,7 @@ from llmcore.modes import apply_modes
 from llmcore.plugins import Registry, load
 from llmcore.protocols import Device
 from llmcore.specs import DeviceSpec, KVLayoutSpec, ModelConfig
+from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
 
 ACCELERATOR_STEP_TOKENS = 8192
@@ -62,17 +63,20 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     family, model = read_model(registry, checkpoint.config(), config.model.data_type)
     machine = find_machine(registry, config.model.device, memory)
     pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
+    quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
     if dummy:
         from llmcore.engine.explain import dry_model
 
-        built, _ = dry_model(family, model, registry, machine.info, pins, config.kernels.deterministic)
+        built, _ = dry_model(family, model, registry, machine.info, pins, config.kernels.deterministic, quantized)
         sizes = {name: (tuple(parameter.shape), "drawn") for name, parameter in built.named_parameters()}
+        stored = Counter(dtype for _, dtype in sizes.values())
     else:
         names = load(family.weights)(model)
-        sizes = {name: entry for name, entry in checkpoint.sizes().items() if names.targets(name)}
+        sizes = {n: entry for n, entry in unquantized(quantized, checkpoint).sizes().items() if names.targets(n)}
+        stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if names.targets(name))
     kv_token = sum(_kv_bytes(registry, group, pins.layout or group.layout, model) for group in model.kv_groups)
     budget = predict(model, {name: shape for name, (shape, _) in sizes.items()}, config, machine, kv_token)
-    return Plan(model, machine, Counter(dtype for _, dtype in sizes.values()), budget)
+    return Plan(model, machine, stored, budget)
 
 
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:

@@ -15,6 +15,7 @@ from llmcore.plugins import load
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, Resolution, candidates_for
 from llmcore.specs import DeviceInfo, ModelConfig, ModelSpec, OpSpec
+from llmcore.weights.quant import Quantized, find_quantization, linear_method_of
 from llmcore.weights.source import open_checkpoint, read_model
 
 
@@ -32,7 +33,8 @@ def resolutions_of(
     """
     checkpoint = open_checkpoint(registry, path, weights=False)
     family, config = read_model(registry, checkpoint.config(), dtype)
-    _, build = dry_model(family, config, registry, device, pins, deterministic)
+    quantized = find_quantization(registry, checkpoint.config(), config, pins.quant)
+    _, build = dry_model(family, config, registry, device, pins, deterministic, quantized)
     for variant in VARIANTS:
         build.op("sample", variant=variant, vocab=config.vocab_size)
     return build.resolutions
@@ -60,6 +62,7 @@ def dry_model(
     device: DeviceInfo,
     pins: Pins,
     deterministic: bool = False,
+    quantized: Quantized | None = None,
 ) -> tuple[torch.nn.Module, DryBuild]:
     """A model whose parameters have shapes and nothing else, and what it was built with."""
     build = DryBuild(
@@ -70,6 +73,7 @@ def dry_model(
         pins=pins,
         order=registry.order,
         deterministic=deterministic,
+        linear_method=linear_method_of(quantized),
     )
     make = load(family.build)
     build = replace(build, granules=settle_granules(build, make))

@@ -19,6 +19,7 @@ from llmcore.protocols import Checkpoint, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec, ModelConfig, ModelSpec
 from llmcore.weights.load import dummy_weights, load_weights
+from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class Loaded:
     """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: its generation_config.json;
-    `shapes`: of the checkpoint's tensors, or of the parameters where there is no checkpoint.
+    `shapes`: of the checkpoint's tensors, or of the parameters where there is no checkpoint. `quant`: the method that
+    its weights went through, None if they are plain.
     """
 
     model: Any
@@ -42,6 +44,7 @@ class Loaded:
     weight_bytes: int
     generation: dict[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+    quant: str | None = None
 
 
 def pick_device(registry: Registry, name: str) -> Device:
@@ -69,19 +72,28 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     family, model_config = read_model(registry, checkpoint.config(), config.model.data_type)
     generation = checkpoint.generation_config()
     model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))
-    model, build = build_model(family, model_config, config, registry, device)
+    kernels = config.kernels
+    pins = apply_modes(kernels.mode, registry, device.info, kernels.kernel)
+    quantized = find_quantization(registry, checkpoint.config(), model_config, pins.quant)
+    model, build = build_model(family, model_config, config, registry, device, quantized)
     if dummy:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         size = dummy_weights(model)
     else:
+        checkpoint = unquantized(quantized, checkpoint)
         names = load(family.weights)(model_config)
         shapes = {name: shape for name, (shape, _) in checkpoint.sizes().items() if names.targets(name)}
         size = _fill(model, checkpoint, names, progress)
-    return Loaded(model, model_config, build, size, generation, shapes)
+    return Loaded(model, model_config, build, size, generation, shapes, name_of(quantized))
 
 
 def build_model(
-    family: ModelSpec, model_config: ModelConfig, config: Config, registry: Registry, device: Device
+    family: ModelSpec,
+    model_config: ModelConfig,
+    config: Config,
+    registry: Registry,
+    device: Device,
+    quantized: Quantized | None = None,
 ) -> tuple[Any, Build]:
     """The model without weights, and what it was built with: modes, pins and granules are settled here."""
     kernels = config.kernels
@@ -93,6 +105,7 @@ def build_model(
         "pins": apply_modes(kernels.mode, registry, device.info, kernels.kernel),
         "order": registry.order,
         "deterministic": kernels.deterministic,
+        "linear_method": linear_method_of(quantized),
     }
     granules = settle_granules(DryBuild(torch_device=torch.device("meta"), **shared), make)
     build = Build(torch_device=device.torch_device, granules=granules, **shared)

@@ -26,7 +26,14 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         *("register_modes", "register_devices", "register_commands", "register_options"),
         *("register_metric_sinks", "register_dialects", "register_tokenizers", "register_weight_loaders"),
     ),
-    "computing": ("register_models", "register_ops", "register_kernels", "register_kv_layouts"),
+    "parsing": ("register_output_parsers",),
+    "computing": (
+        "register_models",
+        "register_ops",
+        "register_kernels",
+        "register_kv_layouts",
+        "register_quant_methods",
+    ),
     "scheduling": ("register_schedulers", "register_length_estimators", "register_kv_managers"),
     "observing": ("build_layer", "on_startup", "on_model_built", "on_request_finished", "on_shutdown"),
 }

@@ -17,11 +17,14 @@ from llmcore.layers.layout import Layout
 from llmcore.ops import Shape
 from llmcore.ops.check import check
 from llmcore.plugins import load
-from llmcore.protocols import Device
+from llmcore.protocols import Checkpoint, Device, QuantMethod
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, why_not
 from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, KVGroupSpec, OpContext, OpSpec
 from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.conformance_contributions import check_checkpoint
+from llmcore.testing.conformance_observing import CONFIG
+from llmcore.weights.source import open_checkpoint
 
 CPU = DeviceInfo("cpu")
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -194,3 +197,31 @@ def check_register_models(registry: Registry, plugin: str, samples: Sequence[Pat
             if hasattr(transformers, architecture):
                 assert_family_matches_transformers(architecture, registry=registry)
     return len(families)
+
+
+def check_register_quant_methods(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every method can be chosen, reads no other's config, and makes whole checkpoints of the samples it reads."""
+    found = contributed(registry, plugin, specs.QuantMethodSpec)
+    checked = 0
+    for spec in found:
+        make = loaded(spec.make, f"make of {spec.name}")
+        assert spec.reads is not None or spec.plain, f"method {spec.name} reads nothing, plain weights neither"
+        reads = (lambda quantization: False) if spec.reads is None else loaded(spec.reads, f"reads of {spec.name}")
+        for other in ({"quant_method": "nobody's"}, {"bits": 4}):
+            assert not reads(other), f"method {spec.name} reads {other}, which is no config of its own"
+        for sample in samples:
+            checkpoint = open_checkpoint(registry, sample)
+            quantization = checkpoint.config().get("quantization_config") or {}
+            if reads(quantization) if quantization else spec.plain:
+                _check_quant_method(make(quantization, CONFIG), checkpoint, spec.name)
+                checked += 1
+    assert checked or not samples, f"no method of plugin {plugin!r} reads {list(map(str, samples))}"
+    return len(found)
+
+
+def _check_quant_method(method: QuantMethod, checkpoint: Checkpoint, name: str) -> None:
+    check_checkpoint(method.checkpoint(checkpoint), name)
+    linears = method.linear_method
+    if linears is not None:
+        assert callable(linears.create), f"{name}: its linear_method cannot create"
+        assert isinstance(linears.activations, frozenset), f"{name}: activations of its linear_method is no frozenset"

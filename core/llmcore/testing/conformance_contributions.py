@@ -191,13 +191,14 @@ def check_register_weight_loaders(registry: Registry, plugin: str, samples: Sequ
             assert not sniff(Path(empty)), f"format {spec.name} recognises an empty folder"
             for sample in samples:
                 if sniff(sample):
-                    _check_checkpoint(loaded(spec.open, "open")(sample), spec.name)
+                    check_checkpoint(loaded(spec.open, "open")(sample), spec.name)
                     checked += 1
     assert checked or not samples, f"no format of plugin {plugin!r} recognises {list(map(str, samples))}"
     return len(found)
 
 
-def _check_checkpoint(checkpoint: Checkpoint, name: str) -> None:
+def check_checkpoint(checkpoint: Checkpoint, name: str) -> None:
+    """Headers agree with tensors."""
     assert checkpoint.config(), f"{name}: the checkpoint's config is empty"
     assert isinstance(checkpoint.generation_config(), dict)
     sizes = dict(checkpoint.sizes())

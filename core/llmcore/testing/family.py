@@ -27,6 +27,7 @@ from llmcore.protocols import AttnLimits, AttnRows, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
 from llmcore.weights.load import dummy_weights, load_weights
+from llmcore.weights.quant import find_quantization, linear_method_of, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
 
 SMALL: Mapping[str, Any] = {
@@ -74,6 +75,7 @@ class LoadedModel:
         registry = registry or registry_for_tests()
         checkpoint = open_checkpoint(registry, path, weights=not dummy)
         spec, self.config = read_model(registry, checkpoint.config(), data_type)
+        quantized = find_quantization(registry, checkpoint.config(), self.config)
         self.build = Build(
             registry=registry,
             config=self.config,
@@ -81,11 +83,13 @@ class LoadedModel:
             torch_device=self.device,
             pins=Pins(kernels=kernels or {}),
             granules={group.name: granule for group in self.config.kv_groups},
+            linear_method=linear_method_of(quantized),
         )
         self.model = load(spec.build)(self.config, self.build)
         if dummy:
             self.weight_bytes = dummy_weights(self.model)
         else:
+            checkpoint = unquantized(quantized, checkpoint)
             self.weight_bytes = load_weights(self.model, checkpoint, load(spec.weights)(self.config))
         self.layouts = {group.name: self.build.layout(group.name) for group in self.config.kv_groups}
         granules = tokens // granule

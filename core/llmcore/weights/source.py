@@ -69,12 +69,6 @@ def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = No
     if not isinstance(architectures, list):
         raise ConfigError(f"architectures in the model's config.json is {architectures!r} and has to be a list")
     spec = registry.model_for(architectures)
-    quantization = hf.get("quantization_config")
-    if isinstance(quantization, Mapping) and (method := quantization.get("quant_method")):
-        raise ConfigError(
-            f"the weights are quantized with {method!r}, for which no plugin brings a method; "
-            f"use the model's unquantized checkpoint"
-        )
     try:
         config: ModelConfig = load(spec.read_config)(hf)
     except KeyError as error:

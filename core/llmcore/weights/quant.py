@@ -1,0 +1,120 @@
+"""Which quantization method a model's weights go through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmcore.errors import ConfigError, PluginError
+from llmcore.plugins import load
+from llmcore.protocols import Checkpoint, QuantMethod
+from llmcore.registry import Registry
+from llmcore.specs import ModelConfig, PluginInfo, QuantMethodSpec
+
+if TYPE_CHECKING:
+    from llmcore.layers.methods import LinearMethod
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A chosen method by name, and what it made for this checkpoint."""
+
+    name: str
+    method: QuantMethod
+
+
+def find_quantization(
+    registry: Registry, hf: Mapping[str, Any], config: ModelConfig, pin: str | None = None
+) -> Quantized | None:
+    """The method for a model whose config.json is `hf`; None where its weights are plain and stay so.
+
+    `pin`: the method that a mode names. Raises ConfigError that says what would read the checkpoint.
+    """
+    quantization = hf.get("quantization_config") or {}
+    if not isinstance(quantization, Mapping):
+        raise ConfigError(
+            f"quantization_config in the model's config.json is {quantization!r} and has to be an object"
+        )
+    if pin is not None:
+        spec = registry.find(QuantMethodSpec, pin)
+        if not quantization and not spec.plain:
+            raise ConfigError(f"the mode's quantization method {pin} needs a checkpoint that is quantized for it")
+        if quantization and not _reads(spec, quantization):
+            who = ", ".join(spec.name for spec, _ in _readers(registry, quantization)) or "nothing installed"
+            raise ConfigError(
+                f"the weights are quantized with {describe(quantization)}; the mode's quantization method {pin} does "
+                f"not read that, {who} does: leave out the mode, or use another checkpoint"
+            )
+    elif quantization:
+        spec = _reader(registry, quantization)
+    else:
+        return None
+    return Quantized(spec.name, _make(registry, spec, quantization, config))
+
+
+def unquantized(quantized: Quantized | None, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as the model takes it."""
+    return checkpoint if quantized is None else quantized.method.checkpoint(checkpoint)
+
+
+def linear_method_of(quantized: Quantized | None) -> LinearMethod:
+    """How the model's linears hold their weights."""
+    from llmcore.layers.methods import Unquantized  # torch, which what only plans does without
+
+    return (None if quantized is None else quantized.method.linear_method) or Unquantized()
+
+
+def name_of(quantized: Quantized | None) -> str | None:
+    """For listings."""
+    return None if quantized is None else quantized.name
+
+
+def describe(quantization: Mapping[str, Any]) -> str:
+    """A quantization_config in a few words: its method and its short values."""
+    name = quantization.get("quant_method")
+    short = {k: v for k, v in quantization.items() if k != "quant_method" and v is not None and len(str(v)) <= 20}
+    values = ", ".join(f"{key} {value}" for key, value in sorted(short.items())[:6])
+    return (repr(name) if name else "a quantization_config without quant_method") + (f" ({values})" if values else "")
+
+
+def _reads(spec: QuantMethodSpec, quantization: Mapping[str, Any]) -> bool:
+    return spec.reads is not None and bool(load(spec.reads)(quantization))
+
+
+def _readers(registry: Registry, quantization: Mapping[str, Any]) -> list[tuple[QuantMethodSpec, PluginInfo]]:
+    return [(spec, plugin) for spec, plugin in registry.specs(QuantMethodSpec) if _reads(spec, quantization)]
+
+
+def _reader(registry: Registry, quantization: Mapping[str, Any]) -> QuantMethodSpec:
+    """The one method that reads this."""
+    found = _readers(registry, quantization)
+    if len(found) == 1:
+        return found[0][0]
+    if found:
+        who = ", ".join(f"{spec.name} of plugin {plugin.name!r}" for spec, plugin in found)
+        leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in found)
+        raise ConfigError(
+            f"the weights are quantized with {describe(quantization)}, which is read by {who}; leave one out with "
+            f"{leave}, or give a mode that pins one"
+        )
+    known = [spec for spec, _ in registry.specs(QuantMethodSpec) if spec.reads is not None]
+    methods = "; ".join(f"{spec.name}: {spec.summary}" for spec in known) or "none"
+    raise ConfigError(
+        f"the weights are quantized with {describe(quantization)}, for which no plugin brings a method (methods: "
+        f"{methods}); install one that does, or use the model's unquantized checkpoint"
+    )
+
+
+def _make(
+    registry: Registry, spec: QuantMethodSpec, quantization: Mapping[str, Any], config: ModelConfig
+) -> QuantMethod:
+    try:
+        method: QuantMethod = load(spec.make)(quantization, config)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        owner = next(plugin.name for other, plugin in registry.specs(QuantMethodSpec) if other is spec)
+        raise PluginError(
+            f"quantization method {spec.name} of plugin {owner!r} failed on {describe(quantization)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return method

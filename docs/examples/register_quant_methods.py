@@ -1,0 +1,51 @@
+"""A quantization method: checkpoints with int8 weights and a scale per row, read as plain weights."""
+
+from llmcore.api import QuantMethodSpec, hookimpl
+
+
+@hookimpl
+def register_quant_methods():
+    yield QuantMethodSpec(
+        name="int8-rows",
+        make=f"{__name__}:Int8Rows",
+        reads=f"{__name__}:reads",
+        summary="quant_method int8_rows: a scale per row of every weight",
+    )
+
+
+def reads(quantization):
+    """Cheap: looks at the config's quantization_config."""
+    return quantization.get("quant_method") == "int8_rows"
+
+
+class Int8Rows:
+    """protocols.QuantMethod. A method that multiplies int8 itself would bring a llmcore.layers.LinearMethod."""
+
+    linear_method = None
+
+    def __init__(self, quantization, config):
+        pass
+
+    def checkpoint(self, checkpoint):
+        return PlainRows(checkpoint)
+
+
+class PlainRows:
+    """protocols.Checkpoint over another: `X` times `X_scale`, one number per row, where there is one."""
+
+    def __init__(self, inner):
+        self.inner, self.config, self.generation_config = inner, inner.config, inner.generation_config
+
+    def sizes(self):
+        stored = self.inner.sizes()
+        types = {name: "F32" if f"{name}_scale" in stored else dtype for name, (_, dtype) in stored.items()}
+        return {name: (shape, types[name]) for name, (shape, _) in stored.items() if not name.endswith("_scale")}
+
+    def tensors(self):
+        scales = {name: read().clone() for name, read in self.inner.tensors() if name.endswith("_scale")}
+        for name, read in self.inner.tensors():
+            if f"{name}_scale" in scales:
+                scale = scales[f"{name}_scale"].unsqueeze(1)
+                yield name, lambda read=read, scale=scale: read().float() * scale
+            elif name not in scales:
+                yield name, read

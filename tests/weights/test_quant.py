@@ -1,0 +1,230 @@
+"""Which quantization method reads a checkpoint, and a method that holds the weights of linears itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llmcore import LLM
+from llmcore.api import ConfigError, ModeSpec, Placement, PluginError, PluginInfo, QuantMethodSpec
+from llmcore.layers import Build, LinearShape
+from llmcore.registry import Registry
+from llmcore.testing.conformance_observing import CONFIG
+from llmcore.testing.family import LoadedModel, oracle, registry_for_tests, small_model
+from llmcore.weights.quant import describe, find_quantization
+from safetensors.torch import load_file, save_file
+
+OWNER = PluginInfo("mine", "mine", "1", "mine")
+PLUGIN = Path(__file__)
+
+
+def registry(*specs: QuantMethodSpec | ModeSpec) -> Registry:
+    found = Registry(())
+    for spec in specs:
+        found.take(spec, OWNER)
+    return found
+
+
+# --- which one -------------------------------------------------------------------------------------------------
+
+
+class Nothing:
+    linear_method = None
+
+    def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
+        self.quantization = {"bits": 4, **quantization}
+        assert len(self.quantization) / (self.quantization["bits"]) > 0
+
+    def checkpoint(self, checkpoint: Any) -> Any:
+        return checkpoint
+
+
+def is_w4(quantization: Mapping[str, Any]) -> bool:
+    return quantization.get("quant_method") == "w4"
+
+
+W4 = QuantMethodSpec(name="w4", make=f"{__name__}:Nothing", reads=f"{__name__}:is_w4", summary="four bits")
+OTHER = replace(W4, name="other")
+AT_LOAD = QuantMethodSpec(name="at-load", make=f"{__name__}:Nothing", plain=True)
+READ = {"quantization_config": {"quant_method": "w4"}}
+
+
+def test_the_method_that_reads_the_config_is_taken() -> None:
+    found = find_quantization(registry(W4, AT_LOAD), READ, CONFIG)
+    assert found is not None and found.name == "w4"
+    for plain in ({}, {"quantization_config": None}, {"quantization_config": {}}):
+        assert find_quantization(registry(W4, AT_LOAD), plain, CONFIG) is None
+
+
+def test_a_pin_decides() -> None:
+    for hf, pin in ((READ, "w4"), (READ, "other"), ({}, "at-load")):
+        found = find_quantization(registry(W4, OTHER, AT_LOAD), hf, CONFIG, pin)
+        assert found is not None and found.name == pin
+
+
+@pytest.mark.parametrize(
+    ("specs", "quantization", "pin", "message"),
+    [
+        (
+            [W4, AT_LOAD],
+            {"quant_method": "awq", "bits": 4},
+            None,
+            r"'awq' \(bits 4\), .*no plugin.*\(methods: w4: four",
+        ),
+        ([], {"quant_method": "awq"}, None, r"\(methods: none\); install one that does, or use .*unquantized"),
+        ([W4], {"bits": 4}, None, "a quantization_config without quant_method"),
+        ([W4], "w4", None, "quantization_config in config.json is 'w4' and has to be an object"),
+        ([W4, OTHER], {"quant_method": "w4"}, None, "read by w4 of plugin 'mine', other of plugin 'mine'; leave one"),
+        ([W4], {}, "w4", "method w4 needs a checkpoint that is quantized for it"),
+        ([W4, AT_LOAD], {"quant_method": "w4"}, "at-load", "method at-load does not read that, w4 does: leave out"),
+        ([W4], {"quant_method": "awq"}, "w4", "method w4 does not read that, nothing installed does"),
+        ([W4], {"quant_method": "w4"}, "w5", "no quant method 'w5'; known: w4. Did you mean w4"),
+    ],
+)
+def test_what_cannot_be_read_says_what_would(
+    specs: Sequence[QuantMethodSpec], quantization: object, pin: str | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_quantization(registry(*specs), {"quantization_config": quantization}, CONFIG, pin)
+
+
+def test_a_method_that_fails_is_named() -> None:
+    with pytest.raises(PluginError, match="method w4 of plugin 'mine' failed on 'w4' .*bits 0.*ZeroDivisionError"):
+        find_quantization(registry(W4), {"quantization_config": {"quant_method": "w4", "bits": 0}}, CONFIG)
+
+
+def test_long_values_stay_out_of_errors() -> None:
+    assert describe({"quant_method": "x", "modules": ["a" * 30], "group": 128}) == "'x' (group 128)"
+
+
+# --- a method with linears of its own --------------------------------------------------------------------------
+
+
+class Int8Linears:
+    """Weights as int8 with a scale per row, in a file or quantized while a plain one is read."""
+
+    activations: frozenset[str] = frozenset()
+
+    def create(self, shape: LinearShape, build: Build) -> Any:
+        return Int8Linear(shape, build)
+
+
+@dataclass
+class Int8Linear:
+    shape: LinearShape
+    build: Build
+
+    def __post_init__(self) -> None:
+        where = self.build.torch_device
+        size = (self.shape.outputs, self.shape.inputs)
+        self.qweight = torch.nn.Parameter(torch.zeros(size, dtype=torch.int8, device=where), requires_grad=False)
+        self.scale = torch.nn.Parameter(torch.zeros(size[0], device=where), requires_grad=False)
+
+    def tensors(self) -> Mapping[str, tuple[torch.nn.Parameter, Placement]]:
+        parts, first = {}, 0
+        for name, rows in self.shape.parts.items():
+            parts[name] = (first, rows)
+            first += rows
+        shard = self.shape.shard
+        rows = shard if shard is not None and shard.dim == 0 else None
+        return {"qweight": (self.qweight, Placement(parts, shard)), "scale": (self.scale, Placement(parts, rows))}
+
+    def bind(self) -> tuple[tuple[Any, ...], frozenset[str]]:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return (x @ self.qweight.to(x.dtype).T) * self.scale.to(x.dtype)
+
+        return (call,) * 5, frozenset()
+
+
+class Int8:
+    linear_method = Int8Linears()
+
+    def __init__(self, quantization: Mapping[str, Any], config: object) -> None:
+        self.stored = bool(quantization)
+
+    def checkpoint(self, checkpoint: Any) -> Any:
+        return checkpoint if self.stored else Int8Checkpoint(checkpoint)
+
+
+def is_int8(quantization: Mapping[str, Any]) -> bool:
+    return quantization.get("quant_method") == "int8"
+
+
+def of_a_linear(name: str) -> bool:
+    return name.endswith(("_proj.weight", "lm_head.weight"))
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = weight.float().abs().amax(1) / 127
+    return (weight.float() / scale.unsqueeze(1)).round().to(torch.int8), scale
+
+
+class Int8Checkpoint:
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.config, self.generation_config = inner, inner.config, inner.generation_config
+
+    def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        found = {}
+        for name, (shape, dtype) in self.inner.sizes().items():
+            stem = name.removesuffix("weight")
+            both = {f"{stem}qweight": (shape, "I8"), f"{stem}scale": (shape[:1], "F32")}
+            found |= both if of_a_linear(name) else {name: (shape, dtype)}
+        return found
+
+    def tensors(self) -> Any:
+        for name, read in self.inner.tensors():
+            if not of_a_linear(name):
+                yield name, read
+                continue
+            weight, scale = quantize(read())
+            yield name.removesuffix("weight") + "qweight", lambda weight=weight: weight
+            yield name.removesuffix("weight") + "scale", lambda scale=scale: scale
+
+
+INT8 = QuantMethodSpec(name="int8", make=f"{__name__}:Int8", reads=f"{__name__}:is_int8", plain=True)
+
+
+def with_int8() -> Registry:
+    found = registry_for_tests()
+    found.take(INT8, OWNER)
+    found.take(ModeSpec(name="int8-weights", quant="int8"), OWNER)
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+    """A plain checkpoint, the same with int8 weights, and a transformers model with what those mean."""
+    plain, stored = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("int8")
+    theirs = small_model("LlamaForCausalLM", tie_word_embeddings=False)
+    theirs.save_pretrained(plain)
+    tensors = {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        if of_a_linear(name):
+            weight, scale = quantize(tensor)
+            tensors |= {name.replace("weight", "qweight"): weight, name.replace("weight", "scale"): scale}
+        else:
+            tensors[name] = tensor
+    save_file(tensors, stored / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "int8"}}))
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if of_a_linear(name):
+                weight, scale = quantize(parameter)
+                parameter.copy_(weight.float() * scale.unsqueeze(1))
+    return plain, stored, theirs
+
+
+def test_linears_hold_what_the_method_says(models: tuple[Path, Path, Any]) -> None:
+    _, stored, theirs = models
+    prompt = [5, 99, 3, 77, 20, 41, 8]
+    ours = LoadedModel(stored, registry=with_int8())
+    assert ours.model.get_submodule("layers.0.self_attn.qkv_proj").qweight.dtype == torch.int8
+    got, want = ours.generate(prompt, 5), oracle(theirs, prompt, 5)
+    assert got.tokens == want.tokens
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(want.logits), rtol=1e-4, atol=1e-4)

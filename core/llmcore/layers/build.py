@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -44,13 +45,18 @@ class AttentionKernels(NamedTuple):
     mixed: tuple[AttentionKernel, ...]
 
 
+Asked = tuple[str, tuple[tuple[str, Any], ...]]
+"""An op and the sizes it is asked for with, in the order of their names."""
+
+
 @dataclass(kw_only=True)
 class Build:
     """One model being built for one device.
 
     `granules`: KV group -> tokens per granule (1 where missing). `resolutions`: every choice made so far, in order,
     for listings, the ModelReport and the fingerprint. `attention_kernels`, `attention_specs`: by KV group, what
-    `attention` bound, and for which attention.
+    `attention` bound, and for which attention. `asked`: how often modules asked for an op of some shape, which is how
+    often a step calls it.
     """
 
     registry: Registry
@@ -66,6 +72,7 @@ class Build:
     resolutions: list[Resolution] = field(default_factory=list, init=False)
     attention_kernels: dict[str, AttentionKernels] = field(default_factory=dict, init=False)
     attention_specs: dict[str, AttnSpec] = field(default_factory=dict, init=False)
+    asked: Counter[Asked] = field(default_factory=Counter, init=False)
     _bound: dict[object, tuple[Any, ...]] = field(default_factory=dict, init=False)
     _layouts: dict[str, Layout] = field(default_factory=dict, init=False)
 
@@ -93,6 +100,18 @@ class Build:
         A composite without a kernel of its own becomes its expansion; `given` supplies parts of it that are no ops.
         Equal requests share their callables.
         """
+        self.asked[name, tuple(sorted(shape.items()))] += 1
+        return self._kernels(name, layout=layout, granule=granule, given=given, **shape)
+
+    def _kernels(
+        self,
+        name: str,
+        *,
+        layout: str | None = None,
+        granule: int = 1,
+        given: Mapping[str, Op] | None = None,
+        **shape: Any,
+    ) -> tuple[Op, ...]:
         parts = dict(given or {})
         key = (name, layout, granule, tuple(sorted(shape.items())), tuple(sorted(parts.items(), key=lambda p: p[0])))
         if key not in self._bound:
@@ -102,18 +121,26 @@ class Build:
             )
         return self._bound[key]
 
-    def attention(self, spec: AttnSpec, group: str, ops: str = "attn.gqa") -> AttentionKernels:
-        """The kernels of a KV group: ops `<ops>.decode`, `.prefill` and `.mixed`.
+    def attention(
+        self,
+        spec: AttnSpec,
+        group: str,
+        ops: str = "attn.gqa",
+        wrap: Callable[[AttentionKernels], AttentionKernels] | None = None,
+    ) -> AttentionKernels:
+        """The kernels of a KV group: ops `<ops>.decode`, `.prefill` and `.mixed`, once through `wrap`.
 
         All its layers share them, so all must want the same AttnSpec.
         """
+        self.asked[f"{ops}.decode", tuple(sorted(shape_of(spec).items()))] += 1
         if (other := self.attention_specs.setdefault(group, spec)) != spec:
             raise ConfigError(f"KV group {group!r} has two kinds of attention, {other} and {spec}; declare two groups")
         if group not in self.attention_kernels:
             where = self.kv_group(group)
             fixed = {"layout": where.layout, "granule": self.granules.get(group, 1), **shape_of(spec)}
-            made: dict[str, Any] = {kind: self.op(f"{ops}.{kind}", **fixed) for kind in AttentionKernels._fields}
-            self.attention_kernels[group] = AttentionKernels(**made)
+            made: dict[str, Any] = {kind: self._kernels(f"{ops}.{kind}", **fixed) for kind in AttentionKernels._fields}
+            kernels = AttentionKernels(**made)
+            self.attention_kernels[group] = kernels if wrap is None else wrap(kernels)
         return self.attention_kernels[group]
 
     def reduce(self, group: str) -> tuple[Op, ...] | None:

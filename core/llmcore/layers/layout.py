@@ -33,9 +33,11 @@ class Layout(ABC):
     """Storage of one KV group: a pool per layer, `granule` tokens in each unit of allocation.
 
     A slot is granule x `granule` + offset. `sharded`: each rank holds its own KV heads; else all ranks hold the same.
+    `joined`: a token's value is the first `value_size` elements of its key, so `write` needs no v.
     """
 
     sharded = True
+    joined = False
 
     def __init__(self, group: KVGroupSpec, granule: int, dtype: DType) -> None:
         self.group = group

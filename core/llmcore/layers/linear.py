@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
-from llmcore.layers.methods import LinearCall, LinearShape
+from llmcore.layers.methods import LinearCall, LinearMethod, LinearShape
 from llmcore.layers.step import Bucketed
 from llmcore.weights.map import Placement, Shard
 
@@ -17,8 +18,9 @@ class Linear(nn.Module):
     """x W^T + b. `outputs`: how many, or the checkpoint modules it stacks with their outputs, in order.
 
     `shard`: the mesh group it is cut over, along outputs (dim 0) or inputs (dim 1, then results are summed over the
-    ranks). `weight`: another module's parameter to use instead of one of its own. `activation`: an op from
-    [T, outputs] to half as many, applied to the result.
+    ranks). `replicated`: stacked modules that every rank has whole. `weight`: another module's parameter to use
+    instead of one of its own. `activation`: an op from [T, outputs] to half as many, applied to the result. `method`:
+    how the weight is held, if not as the model's others.
     """
 
     def __init__(
@@ -29,19 +31,30 @@ class Linear(nn.Module):
         *,
         bias: bool = False,
         shard: Shard | None = None,
+        replicated: frozenset[str] = frozenset(),
         weight: nn.Parameter | None = None,
         activation: str | None = None,
+        method: LinearMethod | None = None,
     ) -> None:
         super().__init__()
         columns = shard if shard is not None and shard.dim == 0 else None
         named = {} if isinstance(outputs, int) else outputs
-        parts = {name: build.mesh.share(rows, columns, name) for name, rows in named.items()}
+        parts = {
+            name: build.mesh.share(rows, None if name in replicated else columns, name) for name, rows in named.items()
+        }
         total = build.mesh.share(outputs, columns, "outputs") if isinstance(outputs, int) else sum(parts.values())
         rows = build.mesh.share(inputs, shard if columns is None else None, "inputs")
-        method = build.linear_method
+        method = build.linear_method if method is None else method
         along = activation if activation in method.activations else None
         shape = LinearShape(
-            inputs=rows, outputs=total, parts=parts, bias=bias, shard=shard, shared=weight, activation=along
+            inputs=rows,
+            outputs=total,
+            parts=parts,
+            bias=bias,
+            shard=shard,
+            replicated=replicated,
+            shared=weight,
+            activation=along,
         )
         self._bound = method.create(shape, build)
         self._after = None if activation == along else build.op(str(activation), size=total // 2)
@@ -51,6 +64,18 @@ class Linear(nn.Module):
             self.placements[name] = placement
         self._calls: tuple[LinearCall, ...] = ()
         self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Let output i be what was output `rows[i]`; for an owner's `finish`, which comes before the linear's own.
+
+        Raises ConfigError where no tensor of the linear has a row per output.
+        """
+        found = [tensor.data for tensor in self.parameters() if tensor.dim() and tensor.shape[0] == len(rows)]
+        if not found:
+            raise ConfigError("the outputs of a linear that is quantized like this cannot be put in another order")
+        for tensor in found:
+            held = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+            held.copy_(held.index_select(0, rows.to(held.device)))
 
     def finish(self) -> None:
         """Bind what was loaded; called once by the loader."""

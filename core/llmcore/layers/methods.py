@@ -24,9 +24,9 @@ LinearCall = Callable[[torch.Tensor], torch.Tensor]
 class LinearShape:
     """What a linear computes on this rank. `parts`: the checkpoint modules it stacks and their rows, {} for one.
 
-    `shard` cuts outputs (dim 0) or inputs (dim 1). `shared`: a weight that another module owns and reads plainly.
-    `activation`: the op from [T, outputs] to [T, outputs / 2] that follows and is computed along with the linear; set
-    only for methods that name it in `activations`.
+    `shard` cuts outputs (dim 0) or inputs (dim 1), except of parts that are `replicated`. `shared`: a weight that
+    another module owns and reads plainly. `activation`: the op from [T, outputs] to [T, outputs / 2] that follows and
+    is computed along with the linear; set only for methods that name it in `activations`.
     """
 
     inputs: int
@@ -34,6 +34,7 @@ class LinearShape:
     parts: Mapping[str, int] = field(default_factory=dict)
     bias: bool = False
     shard: Shard | None = None
+    replicated: frozenset[str] = frozenset()
     shared: nn.Parameter | None = None
     activation: str | None = None
 
@@ -91,11 +92,11 @@ class _Plain:
         for name, rows in self.shape.parts.items():
             parts[name] = (first, rows)
             first += rows
-        shard = self.shape.shard
-        tensors = {"weight": (self.weight, Placement(parts, shard))}
+        shard, replicated = self.shape.shard, self.shape.replicated
+        tensors = {"weight": (self.weight, Placement(parts, shard, replicated))}
         if self.bias is not None:
             # a row-parallel bias is whole on every rank
-            tensors["bias"] = (self.bias, Placement(parts, shard if shard and shard.dim == 0 else None))
+            tensors["bias"] = (self.bias, Placement(parts, shard if shard and shard.dim == 0 else None, replicated))
         return tensors
 
     def bind(self) -> tuple[tuple[LinearCall, ...], frozenset[str]]:

@@ -12,7 +12,7 @@ from torch import nn
 from llmcore.errors import ConfigError
 from llmcore.layers.mesh import Mesh
 from llmcore.protocols import Checkpoint
-from llmcore.weights.map import Placement, Target, WeightMap
+from llmcore.weights.map import Placement, Shard, Target, WeightMap
 
 Progress = Callable[[int], None]
 """Called with the bytes of each tensor that was read."""
@@ -24,7 +24,7 @@ class _Piece:
 
     into: torch.Tensor
     rows: tuple[int, int] | None
-    placement: Placement
+    shard: Shard | None
 
 
 def load_weights(
@@ -138,10 +138,10 @@ class _Plan:
             if into is None:
                 self.unexpected.append(name)
                 return
-            placement = self._placement(target.name)
-            wanted = _whole(into, placement, self.mesh)
+            shard = self._placement(target.name).shard_of(target.part)
+            wanted = _whole(into, shard, self.mesh)
             rows = None if len(targets) == 1 else (first, wanted[0])
-            pieces.append(_Piece(into, rows, placement))
+            pieces.append(_Piece(into, rows, shard))
             first += 0 if rows is None else wanted[0]
             self.lacking.discard((target.name, target.part))
         needed = wanted if len(targets) == 1 else (first, *wanted[1:])
@@ -201,9 +201,9 @@ def _placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
                 yield name, placement
 
 
-def _whole(into: torch.Tensor, placement: Placement, mesh: Mesh) -> tuple[int, ...]:
+def _whole(into: torch.Tensor, shard: Shard | None, mesh: Mesh) -> tuple[int, ...]:
     """Shape of what `into` is this rank's part of."""
-    shape, shard = list(into.shape), placement.shard
+    shape = list(into.shape)
     if shard is not None:
         shape[shard.dim] *= mesh.size(shard.group)
     return tuple(shape)
@@ -215,7 +215,7 @@ def _cut(tensor: torch.Tensor, piece: _Piece, mesh: Mesh) -> torch.Tensor:
         tensor = tensor.flatten(0, 1)
     if piece.rows is not None:
         tensor = tensor.narrow(0, *piece.rows)
-    if (shard := piece.placement.shard) is not None:
+    if (shard := piece.shard) is not None:
         size = piece.into.shape[shard.dim]
         tensor = tensor.narrow(shard.dim, mesh.rank(shard.group) * size, size)
     return tensor

@@ -18,10 +18,18 @@ class Shard:
 
 @dataclass(frozen=True)
 class Placement:
-    """How checkpoint tensors fill one parameter: `parts` name -> (first row, rows) on this rank, {} if it is whole."""
+    """How checkpoint tensors fill one parameter: `parts` name -> (first row, rows) on this rank, {} if it is whole.
+
+    `replicated`: the parts that every rank has whole although the others are cut.
+    """
 
     parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     shard: Shard | None = None
+    replicated: frozenset[str] = frozenset()
+
+    def shard_of(self, part: str | None) -> Shard | None:
+        """How a part is cut; None for one that every rank has whole."""
+        return None if part in self.replicated else self.shard
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,12 @@ def timed(context: OpContext, tokens: int) -> Iterator[tuple[Dispatched, torch.T
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """The experts that so many tokens may be expected to choose are read once, where they choose evenly."""
+    """Every expert that was chosen is read once: `touched` of them, by default as many as even choices give."""
     tokens, experts, top_k, width, inner = (
         size(shape, name) for name in ("tokens", "experts", "top_k", "size", "inner")
     )
-    touched = experts * (1 - (1 - top_k / experts) ** tokens)
+    even = experts * (1 - (1 - top_k / experts) ** tokens)
+    known = shape.get("touched")
+    touched = float(known) if isinstance(known, int | float) else even
     moved = touched * 3 * inner * width + tokens * width + tokens * top_k * width
     return float(moved * size(shape, "element", 2)), 6.0 * tokens * top_k * inner * width

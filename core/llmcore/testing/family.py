@@ -241,6 +241,8 @@ def small_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
     """A random transformers model in f32 on the CPU; biases and norms are random too."""
     model_class = getattr(transformers, architecture)
     config = model_class.config_class(**{**SMALL, **overrides})
+    # experts of any size, which the grouped products of torch do not take
+    config._experts_implementation = "eager"
     torch.manual_seed(seed)
     model = model_class._from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)

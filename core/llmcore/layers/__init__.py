@@ -16,6 +16,7 @@ from llmcore.layers.rope import Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.attention import ReferenceAttention, attend, spec_of, token_slots
+from llmcore.ops.moe import Dispatched
 
 __all__ = [
     "DTYPES",
@@ -29,6 +30,7 @@ __all__ = [
     "CappedHead",
     "Decoder",
     "DenseConfig",
+    "Dispatched",
     "Embedding",
     "GatedMLP",
     "Hidden",

@@ -5,7 +5,9 @@
 Random weights from a config.json alone, nothing is fetched. The prefix cache is off and prompts are new in every run.
 Prints the start-up summary, every row as it is measured, and the whole table last. `start_cold` and `start_warm` start
 the engine in two further processes first, the first of them with no compiled kernels at hand; both count from the
-start of the process. `--shrink 100` divides batches and lengths, to try the script itself on any machine.
+start of the process. Beside decode steps stand the bytes and flops that their ops declare, with the experts that a
+mixture really reads, counted in an engine of its own. `--shrink 100` divides batches and lengths, to try the script
+itself on any machine.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import gpu_floor
 from gpu_rows import ROWS, STARTS, Bench, Row
 from llmcore.bench.engine_runs import BenchEngine
 from llmcore.bench.machine import machine, versions
 from llmcore.bench.stats import Spread
 from llmcore.config import Config, resolve_config, with_plugins
+from llmcore.engine.model import pick_device
 from llmcore.plugins import build_registry, discover
-from llmcore.specs import OptionSpec
+from llmcore.specs import DeviceInfo, OptionSpec
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
@@ -74,6 +78,20 @@ def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
             break
         print(f"{row.title}: {found[row.key]} {row.unit}, in {time.perf_counter() - began:.0f} s", flush=True)
     return found
+
+
+def near_the_floor(
+    config: Config, device: DeviceInfo, limits: Mapping[str, float], found: Mapping[str, Spread]
+) -> list[dict[str, Any]]:
+    """What decode steps must move and compute beside their time; [], with the reason printed, where it fails."""
+    steps = {
+        int(key.removeprefix("decode_")): step.median / 1e3 for key, step in found.items() if key.startswith("decode_")
+    }
+    try:
+        return gpu_floor.lines(config, device, limits, steps) if steps else []
+    except Exception:  # noqa: BLE001 - the table is worth printing
+        print(f"floor of decode steps: FAILED\n{traceback.format_exc()}", flush=True)
+        return []
 
 
 def profile(engine: BenchEngine) -> dict[str, Any] | None:
@@ -159,7 +177,10 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
         found |= measure(rows, bench)
         if options.profile and all(row.key in found for row in rows):
             profiled = profile(engine)
-        known = versions(engine.registry)
+        known, ready = versions(engine.registry), engine.ready
+        info = pick_device(engine.registry, config.model.device).info
+    del engine, bench
+    shares = near_the_floor(config, info, limits, found) if limits else []
     chip = next((name for name in ("H200", "H100") if name in report["device"]), "H200")
     peers = PEERS.get(Path(options.model).name, {}).get(chip, {})
     print(f"\n{Path(options.model).name} on {report['device']}, {machine()['cpu']}; peers on {chip}")
@@ -167,6 +188,7 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
     for name, value in limits.items():
         print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip][name]})")
     print("\n".join(table(rows, found, peers)), flush=True)
+    print("\n".join(gpu_floor.text(line) for line in shares), flush=True)
     if options.json:
         content = {
             "model": options.model,
@@ -174,9 +196,10 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
             "machine": machine(),
             "versions": known,
             "engine": report,
-            "ready_s": engine.ready,
+            "ready_s": ready,
             "ceilings": limits,
             "rows": {key: asdict(spread) for key, spread in found.items()},
+            "decode_floor": shares,
             "profile": profiled,
         }
         options.json.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,92 @@
+"""How near a decode step is to the bytes it must move and the flops it must compute, and how many experts it reads."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmcore.bench.engine_runs import BenchEngine
+from llmcore.config import Config
+from llmcore.engine.explain import dry_model
+from llmcore.engine.floor import decode_floor, seconds
+from llmcore.layers.build import Build
+from llmcore.modes import Pins
+from llmcore.plugins import build_registry, discover
+from llmcore.specs import DeviceInfo
+from llmcore.weights.source import open_checkpoint, read_model
+
+COUNTER = Path(__file__).with_name("count_experts.py")
+PROMPT, STEPS = 512, 129
+"""Of the decode rows: a row holds PROMPT tokens and, on average, half of the answer's."""
+
+
+def experts(config: Config, batches: Sequence[int]) -> dict[int, float]:
+    """Batch -> the mean number of experts that a mixture layer reads in a decode step; {} without mixtures.
+
+    Runs its own engine, without graphs and with little KV.
+    """
+    names = (*(info.name for info in config.discovered), str(COUNTER))
+    config = replace(
+        config,
+        plugins=replace(config.plugins, plugins=names),
+        discovered=discover(names),
+        kernels=replace(config.kernels, disable_cudagraph=True),
+        memory=replace(config.memory, max_total_token_num=max(batches) * (PROMPT + 32)),
+    )
+    found = {}
+    with BenchEngine(config) as engine:
+        import sys
+
+        seen: Mapping[int, list[int]] = sys.modules[f"llmcore_file_{COUNTER.stem}"].SEEN
+        for batch in batches:
+            seen.pop(batch, None)
+            engine.run([(PROMPT, 17)] * batch)
+            if counts := seen.get(batch):
+                found[batch] = statistics.mean(counts)
+    return found
+
+
+def lines(config: Config, device: DeviceInfo, limits: Mapping[str, float], steps: Mapping[int, float]) -> list[Any]:
+    """A dict per batch of `steps` (batch -> seconds of a decode step): bytes, flops, and what share of the time they
+    would take at the run's own ceilings.
+    """
+    build = model_build(config, device)
+    touched = experts(config, sorted(steps)) if any(op == "moe.fused" for op, _ in build.asked) else {}
+    found = []
+    for batch, step in sorted(steps.items()):
+        floor = decode_floor(build, batch, PROMPT + STEPS // 2, touched.get(batch))
+        moved = sum(part.moved for part in floor)
+        copy, matmul = limits["copy_tb_s"] * 1e12, limits["matmul_tflop_s"] * 1e12
+        found.append(
+            {
+                "batch": batch,
+                "experts": touched.get(batch),
+                "gigabytes": moved / 1e9,
+                "teraflops": sum(part.flops for part in floor) / 1e12,
+                "bytes_share": moved / copy / step,
+                "roofline_share": seconds(floor, copy, matmul) / step,
+            }
+        )
+    return found
+
+
+def text(line: Mapping[str, Any]) -> str:
+    """One line for people."""
+    read = "" if line["experts"] is None else f", {line['experts']:.1f} experts read per layer"
+    return (
+        f"decode step, batch {line['batch']}: {line['gigabytes']:.2f} GB, {line['teraflops']:.3f} Tflop{read}; "
+        f"bytes at copy bandwidth are {line['bytes_share']:.2f} of the time, the roofline op by op "
+        f"{line['roofline_share']:.2f}"
+    )
+
+
+def model_build(config: Config, device: DeviceInfo) -> Build:
+    """What the model asks for; nothing is made."""
+    registry = build_registry(config)
+    assert config.model.model_dir is not None
+    checkpoint = open_checkpoint(registry, Path(config.model.model_dir), weights=False)
+    family, model = read_model(registry, checkpoint.config(), config.model.data_type)
+    return dry_model(family, model, registry, device, Pins())[1]

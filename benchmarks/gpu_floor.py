@@ -34,7 +34,7 @@ def experts(config: Config, batches: Sequence[int]) -> dict[int, float]:
         plugins=replace(config.plugins, plugins=names),
         discovered=discover(names),
         kernels=replace(config.kernels, disable_cudagraph=True),
-        memory=replace(config.memory, max_total_token_num=max(batches) * (PROMPT + 32)),
+        memory=replace(config.memory, max_total_token_num=max(batches) * (PROMPT + 32) + 16384),
     )
     found = {}
     with BenchEngine(config) as engine:

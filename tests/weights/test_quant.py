@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore import LLM
 from llmcore.api import ConfigError, ModeSpec, Placement, PluginError, PluginInfo, QuantMethodSpec
+from llmcore.config import make_config
+from llmcore.engine.model import load_model, pick_device
 from llmcore.layers import Build, LinearShape
 from llmcore.registry import Registry
 from llmcore.testing.conformance_observing import CONFIG
@@ -20,7 +21,6 @@ from llmcore.weights.quant import describe, find_quantization
 from safetensors.torch import load_file, save_file
 
 OWNER = PluginInfo("mine", "mine", "1", "mine")
-PLUGIN = Path(__file__)
 
 
 def registry(*specs: QuantMethodSpec | ModeSpec) -> Registry:
@@ -78,12 +78,12 @@ def test_a_pin_decides() -> None:
         ),
         ([], {"quant_method": "awq"}, None, r"\(methods: none\); install one that does, or use .*unquantized"),
         ([W4], {"bits": 4}, None, "a quantization_config without quant_method"),
-        ([W4], "w4", None, "quantization_config in config.json is 'w4' and has to be an object"),
+        ([W4], "w4", None, "quantization_config in the model's config.json is 'w4' and has to be an object"),
         ([W4, OTHER], {"quant_method": "w4"}, None, "read by w4 of plugin 'mine', other of plugin 'mine'; leave one"),
         ([W4], {}, "w4", "method w4 needs a checkpoint that is quantized for it"),
         ([W4, AT_LOAD], {"quant_method": "w4"}, "at-load", "method at-load does not read that, w4 does: leave out"),
         ([W4], {"quant_method": "awq"}, "w4", "method w4 does not read that, nothing installed does"),
-        ([W4], {"quant_method": "w4"}, "w5", "no quant method 'w5'; known: w4. Did you mean w4"),
+        ([W4], {"quant_method": "w4"}, "w5", "no quant method 'w5'; known: w4"),
     ],
 )
 def test_what_cannot_be_read_says_what_would(
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_says_what_would(
 
 
 def test_a_method_that_fails_is_named() -> None:
-    with pytest.raises(PluginError, match="method w4 of plugin 'mine' failed on 'w4' .*bits 0.*ZeroDivisionError"):
+    with pytest.raises(PluginError, match=r"method w4 of plugin 'mine' failed on 'w4' .*bits 0.*ZeroDivisionError"):
         find_quantization(registry(W4), {"quantization_config": {"quant_method": "w4", "bits": 0}}, CONFIG)
 
 
@@ -228,3 +228,18 @@ def test_linears_hold_what_the_method_says(models: tuple[Path, Path, Any]) -> No
     got, want = ours.generate(prompt, 5), oracle(theirs, prompt, 5)
     assert got.tokens == want.tokens
     torch.testing.assert_close(torch.stack(got.logits), torch.stack(want.logits), rtol=1e-4, atol=1e-4)
+
+
+def test_a_mode_quantizes_a_plain_checkpoint_as_it_is_read(models: tuple[Path, Path, Any]) -> None:
+    plain, stored, _ = models
+    found = with_int8()
+    settings = make_config(model_dir=str(plain), mode=("int8-weights",), device="cpu")
+    loaded = load_model(settings, found, pick_device(found, "cpu"), lambda stage, done, total: None)
+    assert loaded.quant == "int8"
+    ours = dict(loaded.model.named_parameters())
+    theirs = dict(LoadedModel(stored, registry=found).model.named_parameters())
+    assert ours.keys() == theirs.keys()
+    for name, parameter in theirs.items():
+        assert torch.equal(ours[name], parameter), name
+    half = next(parameter for name, parameter in theirs.items() if name.endswith("qweight"))
+    assert half.dtype == torch.int8 and half.any()

@@ -5,10 +5,11 @@ from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.decoder import Decoder, Hidden
 from llmcore.layers.dense import DenseConfig, dense_weights, read_dense, windowed_groups
 from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedding
-from llmcore.layers.layout import KV, Layout
+from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import Bound, LinearMethod, LinearShape
+from llmcore.layers.mla import MLA, MLA_FUSE, LatentSpec
 from llmcore.layers.mlp import MLP, GatedMLP
 from llmcore.layers.moe import MoE, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
@@ -21,6 +22,8 @@ from llmcore.ops.moe import Dispatched
 __all__ = [
     "DTYPES",
     "KV",
+    "MLA",
+    "MLA_FUSE",
     "MLP",
     "Attention",
     "AttentionKernels",
@@ -36,6 +39,7 @@ __all__ = [
     "Hidden",
     "KVStep",
     "LMHead",
+    "LatentSpec",
     "LayerNorm",
     "Layout",
     "Linear",
@@ -62,4 +66,5 @@ __all__ = [
     "spec_of",
     "token_slots",
     "windowed_groups",
+    "zeros",
 ]

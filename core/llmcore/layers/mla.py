@@ -1,0 +1,238 @@
+"""Multi-head latent attention (arXiv:2405.04434, section 2.1): keys and values of all heads from one latent row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from llmcore.errors import ConfigError
+from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.latent import LatentPrefill, LatentSizes, Room
+from llmcore.layers.linear import Linear
+from llmcore.layers.methods import Unquantized
+from llmcore.layers.norm import RMSNorm
+from llmcore.layers.rope import Rope
+from llmcore.layers.step import Bucketed, Rows, Step
+from llmcore.ops.attention import shape_of
+from llmcore.protocols import AttentionKernel
+from llmcore.specs import AttnSpec, bucket_of
+from llmcore.weights.map import Shard
+
+MLA_FUSE: Mapping[str, tuple[str, ...]] = {"q_kv_a_proj": ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")}
+"""For a family's `WeightMap.fuse`: what MLA stacks."""
+
+_HEADS = "attn_tp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """The attention a family wants; sizes in elements, `heads` of the whole model.
+
+    A head's key has a `plain` part and a `rotated` one, its value is `value` wide. `q_rank`: width of the latent that
+    queries come from, None where they come from the hidden state. `bias`: on the linears into the latents and on the
+    last. `eps`: of the latents' norms. `interleaved`: the checkpoint has the numbers of a rotary pair side by side.
+    """
+
+    heads: int
+    plain: int
+    rotated: int
+    value: int
+    latent: int
+    scale: float
+    q_rank: int | None = None
+    bias: bool = False
+    eps: float = 1e-6
+    interleaved: bool = False
+
+
+class MLA(nn.Module):
+    """One layer's latent attention over KV group `group`, in which it is layer `index` of the model.
+
+    The group's layout keeps a row per token, the latent and the rotated part of the key, the same on every rank of
+    `attn_tp`; heads are shared out. Few new tokens are computed absorbed, many expanded (see layers.latent).
+    """
+
+    def __init__(self, build: Build, hidden: int, spec: LatentSpec, *, group: str, index: int, rope: Rope) -> None:
+        super().__init__()
+        self.spec, self.group, self.index, self._rope = spec, group, index, rope
+        per_head = Shard(_HEADS, 0, spec.plain + spec.rotated)
+        heads = build.mesh.share(spec.heads, Shard(_HEADS, 0), "attention heads")
+        self.sizes = LatentSizes(
+            heads=heads, plain=spec.plain, rotated=spec.rotated, value=spec.value, latent=spec.latent
+        )
+        queries, row = spec.heads * per_head.multiple, spec.latent + spec.rotated
+        # One linear for all that comes from the hidden state: one launch, and the hidden state is read once.
+        first = {"q_proj": queries} if spec.q_rank is None else {"q_a_proj": spec.q_rank}
+        self.q_kv_a_proj = Linear(
+            build,
+            hidden,
+            {**first, "kv_a_proj_with_mqa": row},
+            bias=spec.bias,
+            shard=per_head if spec.q_rank is None else None,
+            replicated=frozenset({"kv_a_proj_with_mqa"}),
+        )
+        self.q_a_layernorm: RMSNorm | None = None
+        self.q_b_proj: Linear | None = None
+        if spec.q_rank is not None:
+            self.q_a_layernorm = RMSNorm(build, spec.q_rank, spec.eps)
+            self.q_b_proj = Linear(build, spec.q_rank, queries, shard=per_head)
+        elif spec.bias:
+            raise ConfigError("latent attention whose queries come from the hidden state has no biases")
+        self.kv_a_layernorm = RMSNorm(build, spec.latent, spec.eps)
+        # Absorbed, its weight is read as matrices of the heads: it stays as it is, in the model's dtype.
+        up = spec.plain + spec.value
+        self.kv_b_proj = Linear(
+            build,
+            spec.latent,
+            spec.heads * up,
+            shard=Shard(_HEADS, 0, up),
+            weight=build.empty(heads * up, spec.latent),
+            method=Unquantized(),
+        )
+        self.o_proj = Linear(build, spec.heads * spec.value, hidden, bias=spec.bias, shard=Shard(_HEADS, 1))
+        self._up: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._bind(build)
+
+    def _bind(self, build: Build) -> None:
+        n, scale = self.sizes, self.spec.scale
+        layout = build.layout(self.group)
+        if not layout.joined:
+            raise ConfigError(f"latent attention needs a layout of one row per token, not {layout.group.layout!r}")
+        absorbed = AttnSpec(heads=n.heads, kv_heads=1, key_size=n.latent + n.rotated, value_size=n.latent, scale=scale)
+        wrap = partial(_wrap, sizes=n, granule=layout.granule, expands=not build.deterministic)
+        self._layout = layout
+        self._kernels = build.attention(absorbed, self.group, "attn.mla", wrap)
+        if any(isinstance(kernel, LatentPrefill) and kernel.room.sizes != n for kernel in self._kernels.prefill):
+            raise ConfigError(f"KV group {self.group!r} has latent attention of two sizes; declare two groups")
+        key = n.plain + n.rotated
+        expanded = {"heads": n.heads, "kv_heads": n.heads, "key_size": key, "value_size": n.value, "scale": scale}
+        self._causal, self._full = (
+            build.op("attn.varlen", **shape_of(AttnSpec(**expanded, mask=mask)))  # type: ignore[arg-type]
+            for mask in ("causal", "full")
+        )
+        self._merge = build.op("attn.merge", heads=n.heads, value_size=n.value)
+        self._up_q = build.op("head_linear", heads=n.heads, inputs=n.plain, outputs=n.latent)
+        self._up_v = build.op("head_linear", heads=n.heads, inputs=n.latent, outputs=n.value)
+        self._rope_write = build.op(
+            "latent_rope_kv_write",
+            layout=layout.group.layout,
+            granule=layout.granule,
+            given={"kv_write": layout.write},
+            heads=n.heads,
+            size=key,
+            latent=n.latent,
+            rotated=n.rotated,
+        )
+
+    def finish(self) -> None:
+        """Put rotary pairs half a head apart, as op `rope` has them: scores stay what they are. Called by the loader
+        before the linears are bound.
+        """
+        n, q_rank = self.sizes, self.spec.q_rank
+        if self.spec.interleaved:
+            key = n.plain + n.rotated
+            queries = _halves(n.plain, n.rotated).repeat(n.heads) + torch.arange(n.heads).repeat_interleave(key) * key
+            row = _halves(n.latent, n.rotated)
+            if self.q_b_proj is not None:
+                self.q_b_proj.reorder(queries)
+            first = queries if q_rank is None else torch.arange(q_rank)
+            self.q_kv_a_proj.reorder(torch.cat((first, len(first) + row)))
+        weight = self.kv_b_proj.get_parameter("weight").data.view(n.heads, n.plain + n.value, n.latent)
+        self._up = weight[:, : n.plain].transpose(1, 2), weight[:, n.plain :]
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; stores this step's rows."""
+        q, row = self.project(x, step)
+        cos, sin = self._rope.angles(step)
+        state, norm = step.kv[self.group], self.kv_a_layernorm
+        kv = state.kv[self.index]
+        q, row = self._rope_write[step.bucket](q, row, norm.weight, norm.eps, cos, sin, kv, state.slots)
+        y: torch.Tensor = self.o_proj(self._attend(q, row, step).flatten(1), step)
+        return y
+
+    def project(self, x: torch.Tensor, step: Bucketed) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, plain + rotated] and rows [T, latent + rotated], before norm and rope."""
+        n = self.sizes
+        joined = self.q_kv_a_proj(x, step)
+        border = joined.shape[1] - n.latent - n.rotated
+        q, row = joined[:, :border], joined[:, border:]
+        if self.q_a_layernorm is not None and self.q_b_proj is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q, step), step)
+        return q.view(len(x), n.heads, n.plain + n.rotated), row
+
+    def _attend(self, q: torch.Tensor, row: torch.Tensor, step: Step) -> torch.Tensor:
+        """[T, heads, value]: rows that decode and rows that prefill by a kernel each, or all by the one for both."""
+        state, n, kernels = step.kv[self.group], step.n_decode, self._kernels
+        if state.mixed is not None:
+            return self._absorbed(kernels.mixed[step.bucket], q, row, state.mixed, step)
+        if n == len(q):
+            return self._absorbed(kernels.decode[step.bucket], q, row, state.decode, step)
+        kernel = kernels.prefill[step.bucket]
+        if "segments" in state.prefill:
+            assert isinstance(kernel, LatentPrefill), "only this kernel cuts a prefix"
+            rest = self._expanded(kernel, q[n:], row[n:], state.prefill, step)
+        else:
+            rest = self._absorbed(kernel, q[n:], row[n:], state.prefill, step)
+        if n == 0:
+            return rest
+        return torch.cat((self._absorbed(kernels.decode[step.bucket], q[:n], row[:n], state.decode, step), rest))
+
+    def _absorbed(
+        self, kernel: AttentionKernel, q: torch.Tensor, row: torch.Tensor, meta: Mapping[str, torch.Tensor], step: Step
+    ) -> torch.Tensor:
+        """Queries and results go through the up-projections, latent rows stay as they are."""
+        assert self._up is not None, "weights are bound by the loader"
+        (up_q, up_v), n = self._up, self.sizes
+        plain = self._up_q[step.bucket](q[..., : n.plain], up_q)
+        absorbed = torch.cat((plain, q[..., n.plain :]), -1)
+        del plain
+        out = q.new_empty(len(q), n.heads, n.latent)
+        kernel.run(absorbed, row.unsqueeze(1), None, step.kv[self.group].kv[self.index], meta, out)
+        y: torch.Tensor = self._up_v[step.bucket](out, up_v)
+        return y
+
+    def _expanded(
+        self, kernel: LatentPrefill, q: torch.Tensor, row: torch.Tensor, meta: Mapping[str, torch.Tensor], step: Step
+    ) -> torch.Tensor:
+        """New tokens among themselves, joined with what they see of each piece of the cached ones.
+
+        Room counts what is held here at once.
+        """
+        kv, bucket = step.kv[self.group].kv[self.index], step.bucket
+        k, v = self._keys_and_values(row)
+        borders, longest = meta["q_start"], (kernel.longest, kernel.longest)
+        out, lse = self._causal[bucket](q, k, v, borders, borders, longest)
+        for piece in kernel.pieces(step, meta):
+            del k, v
+            rows, _ = self._layout.gather(kv, piece.slots)
+            k, v = self._keys_and_values(rows.squeeze(1))
+            seen = piece.queries
+            part, part_lse = self._full[bucket](q[seen], k, v, piece.q_start, piece.k_start, piece.longest)
+            parts, lses = torch.stack((out[seen], part)), torch.stack((lse[seen], part_lse))
+            del part
+            out[seen], lse[seen] = self._merge[bucket](parts, lses)
+            del parts
+        return out  # type: ignore[no-any-return]
+
+    def _keys_and_values(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of every head, [L, heads, plain + rotated] and [L, heads, value], from rows [L, latent + rotated]."""
+        n = self.sizes
+        latent, turned = row[:, : n.latent], row[:, None, n.latent :]
+        both = self.kv_b_proj(latent, Rows(bucket_of(len(row)))).view(len(row), n.heads, n.plain + n.value)
+        keys = torch.cat((both[..., : n.plain], turned.expand(-1, n.heads, -1)), -1)
+        return keys, both[..., n.plain :]
+
+
+def _wrap(kernels: AttentionKernels, *, sizes: LatentSizes, granule: int, expands: bool) -> AttentionKernels:
+    room = Room(sizes)
+    prefill = tuple(LatentPrefill(kernel, room, granule, expands) for kernel in kernels.prefill)
+    return kernels._replace(prefill=prefill)
+
+
+def _halves(plain: int, rotated: int) -> torch.Tensor:
+    """Where each output of a part that turns comes from, after `plain` that do not: pairs side by side -> halves."""
+    return torch.cat((torch.arange(plain), plain + torch.arange(rotated).view(-1, 2).t().reshape(-1)))

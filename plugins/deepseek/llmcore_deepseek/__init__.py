@@ -1,0 +1,34 @@
+"""The DeepSeek families, V2 and V3, in `deepseek`, and the KV layout of their attention in `layout`."""
+
+from collections.abc import Iterable
+
+from llmcore.api import KVLayoutSpec, ModelSpec, hookimpl
+
+
+@hookimpl
+def register_models() -> Iterable[ModelSpec]:
+    """DeepseekV2ForCausalLM and DeepseekV3ForCausalLM."""
+    yield _family("v2", "DeepseekV2ForCausalLM", "DeepSeek-V2, V2-Lite and V2.5: latent attention, shared experts")
+    yield _family("v3", "DeepseekV3ForCausalLM", "DeepSeek-V3 and R1: V2 with corrected sigmoid routing")
+
+
+@hookimpl
+def register_kv_layouts() -> Iterable[KVLayoutSpec]:
+    """`mla-latent`, one row per token for all heads."""
+    yield KVLayoutSpec(
+        name="mla-latent",
+        make="llmcore_deepseek.layout:LatentLayout",
+        summary="one row per token for all heads: the latent and the rotated part of the key",
+    )
+
+
+def _family(version: str, architecture: str, summary: str) -> ModelSpec:
+    module = f"{__name__}.deepseek"
+    return ModelSpec(
+        name=f"deepseek_{version}",
+        architectures=(architecture,),
+        read_config=f"{module}:read_{version}",
+        build=f"{module}:build",
+        weights=f"{module}:weights",
+        summary=summary,
+    )

@@ -6,6 +6,8 @@ from llmcore.api import KernelSpec, ModeSpec, hookimpl
 
 from llmcore_triton.specs import attention as attention_specs
 from llmcore_triton.specs import linear as linear_specs
+from llmcore_triton.specs import mla as mla_specs
+from llmcore_triton.specs import moe as moe_specs
 from llmcore_triton.specs import rows as rows_specs
 from llmcore_triton.specs import sampling as sampling_specs
 
@@ -15,7 +17,7 @@ from llmcore_triton.specs import sampling as sampling_specs
 @hookimpl
 def register_kernels() -> Iterable[KernelSpec]:
     """By what they do."""
-    for part in (attention_specs, linear_specs, rows_specs, sampling_specs):
+    for part in (attention_specs, linear_specs, mla_specs, moe_specs, rows_specs, sampling_specs):
         yield from part.kernels()
 
 

@@ -28,6 +28,9 @@ BLOCKS = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (64, 8, 5), (32, 4, 7), (128, 4, 3
 _SHARED = {True: 72 << 10, False: 48 << 10}
 """Bytes of shared memory for KV in flight, on Hopper (three programs per processor) and before."""
 
+_MERGED = 64 * 256
+"""Numbers of partial results that a program of the merge holds in registers."""
+
 _MOST_SHARED = 200 << 10
 """Bytes that a program may take on Hopper at all, with some left for what else the compiler keeps there."""
 
@@ -119,7 +122,7 @@ class Listed(ABC):
             **self.options,
         }
         by_row = tokens is None
-        merging |= {"BLOCK_C": 64} if by_row else {"TOKENS": tokens, "AHEAD": 4}
+        merging |= {"BLOCK_C": min(64, _MERGED // merging["BLOCK_V"])} if by_row else {"TOKENS": tokens, "AHEAD": 4}
         self._merge = launch.Bound(merge_row if by_row else merge_tile, **merging)
 
     @abstractmethod
@@ -155,7 +158,8 @@ class Listed(ABC):
         partial, room = self._scratch.buffer(), self.planner.room
         split = meta.get(_SPLIT)
         items = meta.get(_WHOLE) if split is None else split
-        keys, values = kv
+        # latent rows are one pool
+        keys, values = kv[0], kv[-1]
         kv_len, q_start = meta["kv_len"], meta["q_start"]
         summed = partial if lse is None else lse
         size = None if items is None else items.shape[0] // 4 - 1

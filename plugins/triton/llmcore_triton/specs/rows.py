@@ -43,7 +43,7 @@ def kernels() -> Iterable[KernelSpec]:
             name=NAME,
             make=f"llmcore_triton.{op}:make",
             when=replace(GPU, layouts=layouts),
-            refuses=_made_for(sizes, normed=op.endswith("rms_norm")),
+            refuses=made_for(sizes, normed=op.endswith("rms_norm")),
             cost="llmcore_triton.specs.rows:microseconds",
             batch_invariant=True,
             summary=summary,
@@ -55,7 +55,9 @@ def microseconds(context: OpContext) -> float | None:
     return tuned.microseconds(NAME, context)
 
 
-def _made_for(sizes: tuple[str, ...], *, normed: bool) -> Callable[[OpContext], str | None]:
+def made_for(sizes: tuple[str, ...], *, normed: bool) -> Callable[[OpContext], str | None]:
+    """A `refuses`: `sizes` must be whole numbers of the shape, and a normed row no longer than LONGEST."""
+
     def refuses(context: OpContext) -> str | None:
         missing = [name for name in sizes if not isinstance(context.shape.get(name), int)]
         if missing:

@@ -1,0 +1,143 @@
+"""latent_rope_kv_write in one pass: a token's row is normed, turned and stored, its queries turn in place.
+
+The first program of a token takes the row, the others a block of query heads each, of which they touch only the part
+that turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.rope import turned
+from llmcore_triton.rows import choose, power, size, small
+
+
+@triton.jit
+def norm_turn_and_store(  # type: ignore[no-untyped-def]
+    q,
+    row,
+    weight,
+    cos,
+    sin,
+    pool,
+    slots,
+    eps,
+    q_stride,
+    q_head_stride,
+    row_stride,
+    pool_stride,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROTATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (token, block): block 0 is the row's, the others are of query heads."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    pairs = tl.arange(0, HALF)
+    turning = pairs < ROTATED // 2
+    # each angle is there twice: the first half of cos, and of sin the second, which is not negated
+    cos += token * ROTATED + pairs
+    sin += token * ROTATED + ROTATED // 2 + pairs
+    if block == 0:
+        at = tl.arange(0, BLOCK)
+        inside = at < LATENT
+        gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+        source = row + token * row_stride
+        wait(PDL)
+        release(PDL)
+        slot = tl.load(slots + token).to(tl.int64)
+        c, s = tl.load(cos, mask=turning, other=0.0), tl.load(sin, mask=turning, other=0.0)
+        x = tl.load(source + at, mask=inside, other=0.0)
+        first = tl.load(source + LATENT + pairs, mask=turning, other=0.0)
+        second = tl.load(source + LATENT + ROTATED // 2 + pairs, mask=turning, other=0.0)
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / LATENT + eps)
+        y = (wide * scale * gain).to(x.dtype)
+        left, right = turned(first[None, :], second[None, :], c, s, first.dtype)
+        left, right = tl.reshape(left, [HALF]), tl.reshape(right, [HALF])
+        target = pool + slot * pool_stride
+        tl.store(source + at, y, mask=inside)
+        tl.store(target + at, y, mask=inside)
+        tl.store(source + LATENT + pairs, left, mask=turning)
+        tl.store(target + LATENT + pairs, left, mask=turning)
+        tl.store(source + LATENT + ROTATED // 2 + pairs, right, mask=turning)
+        tl.store(target + LATENT + ROTATED // 2 + pairs, right, mask=turning)
+    else:
+        heads = (block - 1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        keep = (heads < HEADS)[:, None] & turning[None, :]
+        parts = q + token * q_stride + heads[:, None] * q_head_stride + (SIZE - ROTATED + pairs)[None, :]
+        wait(PDL)
+        release(PDL)
+        c, s = tl.load(cos, mask=turning, other=0.0), tl.load(sin, mask=turning, other=0.0)
+        one = tl.load(parts, mask=keep, other=0.0)
+        other = tl.load(parts + ROTATED // 2, mask=keep, other=0.0)
+        turned_one, turned_other = turned(one, other, c, s, one.dtype)
+        tl.store(parts, turned_one, mask=keep)
+        tl.store(parts + ROTATED // 2, turned_other, mask=keep)
+
+
+def default(context: OpContext) -> dict[str, Any]:
+    """Few heads per program where there are few tokens."""
+    return {"heads": 8, "num_warps": 2} if small(context) else {"heads": 16, "num_warps": 4}
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """4 to 32 heads per program."""
+    for heads, warps in ((4, 1), (4, 2), (8, 1), (8, 2), (8, 4), (16, 2), (16, 4), (32, 4)):
+        yield {"heads": heads, "num_warps": warps}
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`."""
+    heads, latent, rotated = (size(context, name) for name in ("heads", "latent", "rotated"))
+    pdl, block = overlaps(context), config["heads"]
+    blocks = 1 + -(-heads // block)
+    launch = Bound(
+        norm_turn_and_store,
+        HEADS=heads,
+        SIZE=size(context, "size"),
+        LATENT=latent,
+        ROTATED=rotated,
+        BLOCK=power(latent),
+        HALF=power(rotated // 2),
+        BLOCK_HEADS=block,
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=config["num_warps"],
+    )
+
+    def run(
+        q: torch.Tensor,
+        row: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: tuple[torch.Tensor, ...],
+        slots: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [T, heads, size], row [T, latent + rotated], weight [latent] -> q and row themselves, changed in place."""
+        (pool,) = kv
+        strides = (q.stride(0), q.stride(1), row.stride(0), pool.stride(0))
+        launch((q.shape[0], blocks), q, row, weight, cos, sin, pool, slots, eps, *strides)
+        return q, row
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

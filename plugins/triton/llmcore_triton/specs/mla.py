@@ -1,0 +1,86 @@
+"""The kernels of multi-head latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from llmcore.api import KernelSpec, OpContext
+
+from llmcore_triton import tuned
+from llmcore_triton.specs.common import GPU
+from llmcore_triton.specs.rows import NAME, made_for
+
+_DIR = "llmcore_triton.mla"
+_TYPED = replace(GPU, dtypes=frozenset({"f32", "f16", "bf16"}))
+_LATENT = replace(_TYPED, layouts=frozenset({"mla-latent"}))
+
+LARGEST_LATENT = 512
+"""Elements of a latent whose accumulators fit into the registers of a program."""
+
+
+def kernels() -> Iterable[KernelSpec]:
+    """Attention over latent rows of any granule, and what goes with it."""
+    yield KernelSpec(
+        op="latent_rope_kv_write",
+        name=NAME,
+        make=f"{_DIR}.latent_rope_kv_write:make",
+        when=_LATENT,
+        refuses=made_for(("heads", "size", "latent", "rotated"), normed=False),
+        cost="llmcore_triton.specs.rows:microseconds",
+        batch_invariant=True,
+        summary="one pass, queries and row in place",
+    )
+    yield KernelSpec(
+        op="attn.mla.decode",
+        name="mla_flashdecoding",
+        make=f"{_DIR}.decode:make",
+        when=_LATENT,
+        refuses=beyond,
+        cost=f"{__name__}:microseconds_decode",
+        summary="long rows split over programs, all heads of a token in one tile",
+    )
+    for kind in ("mixed", "prefill", "decode"):
+        yield KernelSpec(
+            op=f"attn.mla.{kind}",
+            name="mla_unified",
+            make=f"{_DIR}.unified:make",
+            when=_LATENT,
+            refuses=beyond_or_not_deterministic if kind == "decode" else beyond,
+            cost=f"{__name__}:microseconds_unified",
+            # where it fits decode at all, its bits must be those of the others
+            priority=60 if kind == "decode" else 50,
+            batch_invariant=True,
+            summary="rows of any number of query tokens in one launch; deterministic where that is asked for",
+        )
+
+
+def microseconds_decode(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds("mla_flashdecoding", context)
+
+
+def microseconds_unified(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds("mla_unified", context)
+
+
+def beyond(context: OpContext) -> str | None:
+    """Why an attention is not for these kernels."""
+    shape = context.shape
+    for name in ("sinks", "window"):
+        if shape.get(name):
+            return f"has no {name}"
+    if (mask := shape.get("mask", "causal")) != "causal":
+        return f"has no {mask} mask"
+    if (kv_heads := shape.get("kv_heads", 1)) != 1:
+        return f"is for one row per token, not {kv_heads} KV heads"
+    latent, key = int(shape.get("value_size") or 1), int(shape.get("key_size") or 2)
+    if not latent < key <= 2 * latent:
+        return f"is for rows of a latent and a smaller rotated part, not {latent} of {key} elements"
+    return None if latent <= LARGEST_LATENT else f"is for latents of up to {LARGEST_LATENT} elements, not {latent}"
+
+
+def beyond_or_not_deterministic(context: OpContext) -> str | None:
+    """Why another kernel should be taken for decode."""
+    return beyond(context) or (None if context.deterministic else "is for --deterministic; others are faster")

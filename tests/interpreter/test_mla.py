@@ -1,0 +1,150 @@
+"""The kernels of latent attention in Triton's interpreter: their ops' samples, in every bucket and configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llmcore.ops import attention, attn_mla_decode, attn_mla_mixed, attn_mla_prefill, latent_rope_kv_write
+from llmcore.ops.check import check
+from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
+from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore_triton.attention.listed import Config
+from llmcore_triton.mla import decode, unified
+from llmcore_triton.mla import latent_rope_kv_write as writing
+from llmcore_triton.specs import mla as specs
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
+SMALL = replace(H200, processors=6)
+"""So that a test need not run hundreds of programs that find nothing to do."""
+
+SPLITTING = vars(Config(block_n=16, stages=3, least=16, per_processor=1, warps=4))
+SPECS: dict[str, dict[str, Any]] = {
+    "6 heads": {"heads": 6, "key_size": 24, "value_size": 16},
+    "20 heads, odd sizes": {"heads": 20, "key_size": 52, "value_size": 40},
+}
+ODD = {"heads": 5, "size": 20, "latent": 24, "rotated": 12}
+OPS = {"attn.mla.decode": attn_mla_decode, "attn.mla.mixed": attn_mla_mixed, "attn.mla.prefill": attn_mla_prefill}
+
+
+def context(op: str, dtype: str = "f32", bucket: int = 1, granule: int = 1, **shape: Any) -> OpContext:
+    return OpContext(op=op, device=H200, dtype=dtype, layout="mla-latent", granule=granule, bucket=bucket, shape=shape)  # type: ignore[arg-type]
+
+
+def attending(op: str, dtype: str = "f32", bucket: int = 1, granule: int = 1, **spec: Any) -> OpContext:
+    sizes = attention.shape_of(AttnSpec(**{"kv_heads": 1, "scale": 0.2, **spec}))
+    return context(op, dtype, bucket, granule, **sizes)
+
+
+# --- latent_rope_kv_write ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize(
+    "shape", [*latent_rope_kv_write.SHAPES, {"heads": 5, "size": 20, "latent": 24, "rotated": 12}]
+)
+def test_rows_are_normed_turned_and_stored(shape: dict[str, int], dtype: str) -> None:
+    for bucket in (0, 2):
+        where = context("latent_rope_kv_write", dtype, bucket, **shape)
+        assert check(latent_rope_kv_write, writing.make(where), where) > 0
+
+
+def test_every_configuration_of_the_write() -> None:
+    where = context("latent_rope_kv_write", bucket=0, **latent_rope_kv_write.SHAPES[1])
+    for config in writing.candidates(where):
+        assert check(latent_rope_kv_write, writing.make_with(where, config), where) > 0
+
+
+# --- attn.mla.* --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "dtype", "granule"), [("6 heads", "f32", 1), ("20 heads, odd sizes", "f16", 4)])
+@pytest.mark.parametrize("op", OPS)
+def test_attention_against_the_reference(op: str, name: str, dtype: str, granule: int) -> None:
+    where = attending(op, dtype, 2, granule, **SPECS[name])
+    kernel = decode.make(where) if op == "attn.mla.decode" else unified.make(where)
+    assert check(OPS[op], kernel, where) >= 4
+
+
+def uneven(where: OpContext) -> Iterator[attention.AttnCase]:
+    """Rows of one chunk, of several, and of none."""
+    yield attention.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
+
+
+@pytest.mark.parametrize("block_m", [16, 64])
+def test_split_rows_of_uneven_lengths(block_m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "decode_cases", uneven)
+    where = replace(attending("attn.mla.decode", granule=4, **SPECS["20 heads, odd sizes"]), device=SMALL)
+    kernel = decode.make_with(where, {**SPLITTING, "block_m": block_m})
+    plan = kernel.plan
+
+    def longer(rows: AttnRows, into: MetaWriter) -> str:
+        return plan(replace(rows, kv_len=rows.kv_len + np.array([3, 1, 20, 60, 5, 0], np.int32)), into)
+
+    monkeypatch.setattr(kernel, "plan", longer)
+    assert check(attn_mla_decode, kernel, where) == 2
+
+
+def test_split_chunks_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunks(where: OpContext) -> Iterator[attention.AttnCase]:
+        yield attention.case(where, [9, 1, 0, 5], [120, 90, 0, 5])
+
+    monkeypatch.setattr(attention, "mixed_cases", chunks)
+    where = replace(attending("attn.mla.mixed", "f16", granule=4, **SPECS["6 heads"]), device=SMALL)
+    assert check(attn_mla_mixed, unified.make_with(where, SPLITTING), where) == 2
+
+
+@pytest.fixture
+def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a row of a matrix product does not depend on its place in the tile; in numpy's, which is BLAS's, it
+    does. This one adds up in the same order for every row."""
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> TensorHandle:
+        total = d.data.copy()
+        for left, right in zip(a.data.T, b.data, strict=True):
+            total += left[:, None] * right[None, :]
+        return TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.mark.usefixtures("products_by_row")
+@pytest.mark.parametrize("programs", [1, 24])
+def test_bits_depend_neither_on_the_batch_nor_on_the_chunks(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a prompt: in the whole of it, in chunks, behind a prefix hit and alone; split over programs or not."""
+    monkeypatch.setattr(unified, "CHUNK", 32)
+    where = replace(attending("attn.mla.mixed", **SPECS["6 heads"]), deterministic=True)
+    few, many = (replace(where, device=replace(H200, processors=count)) for count in (1, programs))
+    whole = attention.case(where, [70, 1], [70, 40])
+    together = ran(unified.make(few), whole)
+    torch.testing.assert_close(together, attention.reference(whole)[0])
+    first = whole.meta["request"][:1]
+    for n, length in ((1, 70), (37, 70), (20, 45)):
+        rows = AttnRows(n_query=np.array([n], np.int32), kv_len=np.array([length], np.int32))
+        meta = {
+            **{"table": whole.meta["table"], "request": first},
+            **{"q_start": torch.tensor([0, n]).int(), "kv_len": torch.tensor([length]).int()},
+        }
+        alone = replace(whole, q=whole.q[length - n : length], rows=rows, meta=meta)
+        assert torch.equal(ran(unified.make(many), alone), together[length - n : length])
+
+
+def ran(kernel: Any, case: attention.AttnCase) -> torch.Tensor:
+    kernel.workspace(AttnLimits(rows=8, tokens=200, kv_len=200))
+    meta = dict(case.meta)
+    kernel.plan(case.rows, attention.Uploads(meta))
+    return kernel.run(case.q, case.k_new, None, case.kv, meta, case.out())
+
+
+def test_kernels_say_what_they_are_not_for() -> None:
+    spec = SPECS["6 heads"]
+    assert specs.beyond(attending("attn.mla.decode", **spec)) is None
+    for change in ({"window": 5}, {"kv_heads": 2}, {"mask": "full"}, {"value_size": 24}, {"value_size": 11}):
+        assert specs.beyond(attending("attn.mla.decode", **{**spec, **change}))
+    wide = {"heads": 16, "key_size": 1088, "value_size": 1024}
+    assert "not 1024" in str(specs.beyond(attending("attn.mla.decode", **wide)))

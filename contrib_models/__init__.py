@@ -10,6 +10,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "gemma3": ("Gemma3ForCausalLM",),
     "granite": ("GraniteForCausalLM",),
     "mistral": ("MistralForCausalLM",),
+    "mixtral": ("MixtralForCausalLM",),
     "olmo2": ("Olmo2ForCausalLM",),
     "phi3": ("Phi3ForCausalLM",),
     "stablelm": ("StableLmForCausalLM",),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.layers.step import Bucketed
 from llmcore.ops.moe import shape_of
@@ -32,11 +33,12 @@ class MoE(nn.Module):
     `corrected`: the router has a correction per expert that its choice sees and its weights do not. Weights are held
     as `gate.weight` [experts, size], `gate.e_score_correction_bias` [experts] f32, `experts.gate_up_proj`
     [experts 2 inner, size], each expert's gate before its up, and `experts.down_proj` [experts size, inner]. Every
-    expert's inner width is cut over mesh group "moe_tp".
+    expert's inner width is cut over mesh group "moe_tp". Raises ConfigError for a route that nobody can take.
     """
 
     def __init__(self, build: Build, size: int, inner: int, route: RouteSpec, *, corrected: bool = False) -> None:
         super().__init__()
+        _check(route)
         self.route = route
         self.gate = _Router(build, size, route.experts, corrected)
         self.experts = _Experts(build, size, inner, route.experts)
@@ -66,6 +68,21 @@ class MoE(nn.Module):
         # every rank has all of extra: it is added once, after the sum over the ranks
         y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, None))
         return y if extra is None else y + extra
+
+
+def _check(route: RouteSpec) -> None:
+    groups, size = route.groups, route.experts // max(1, route.groups)
+    if route.experts < 1 or groups < 1 or route.experts % groups or not 1 <= route.top_groups <= groups:
+        raise ConfigError(
+            f"{route.top_groups} of {groups} groups of {route.experts} experts is no choice; check the model's "
+            f"config.json"
+        )
+    if not 1 <= route.top_k <= route.top_groups * size:
+        raise ConfigError(
+            f"{route.top_k} of {route.top_groups * size} experts is no choice; check the model's config.json"
+        )
+    if groups > 1 and size < 2 and route.group_score == "top2":
+        raise ConfigError("groups of one expert have no two best; check the model's config.json")
 
 
 class _Router(nn.Module):

@@ -99,13 +99,18 @@ class Block(nn.Module):
         return self.mlp(hidden, step), residual
 
 
-def decoder(build: Build, config: DenseConfig, block: Callable[[int], nn.Module]) -> Decoder:
-    """The whole model around `block(i)`, its layer i."""
+def decoder(
+    build: Build, config: DenseConfig, block: Callable[[int], nn.Module], head: nn.Module | None = None
+) -> Decoder:
+    """The whole model around `block(i)`, its layer i. `head`: None for a language model's."""
     embedding = Embedding(build, config.vocab_size, config.hidden_size)
+    if head is None:
+        weight = embedding.weight if config.tied else None
+        head = LMHead(build, config.hidden_size, config.vocab_size, weight=weight)
     return Decoder(
         build,
         block,
         embedding=embedding,
         norm=RMSNorm(build, config.hidden_size, config.eps),
-        head=LMHead(build, config.hidden_size, config.vocab_size, weight=embedding.weight if config.tied else None),
+        head=head,
     )

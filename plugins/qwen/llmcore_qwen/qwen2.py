@@ -8,6 +8,8 @@ from typing import Any
 from llmcore.api import Shard, WeightMap
 from llmcore.layers import Attention, Build, Decoder, GatedMLP, Linear, QKVLinear, Rope, dense_weights
 
+from torch import nn
+
 from llmcore_qwen.common import Block, QwenConfig, decoder, read_qwen
 
 
@@ -21,15 +23,15 @@ def weights(config: QwenConfig) -> WeightMap:
     return dense_weights(config)
 
 
-def attention(build: Build, config: QwenConfig, rope: Rope, index: int) -> Attention:
-    """Of layer `index`."""
+def attention(build: Build, config: QwenConfig, rope: Rope, index: int, *, bias: bool = True) -> Attention:
+    """Of layer `index`. `bias`: on q, k and v."""
     hidden = config.hidden_size
     return Attention(
         build,
         config.attention(index),
         group=config.group(index),
         index=index,
-        qkv=QKVLinear(build, hidden, bias=True, **config.sizes),
+        qkv=QKVLinear(build, hidden, bias=bias, **config.sizes),
         out=Linear(build, config.heads * config.head_size, hidden, shard=Shard("attn_tp", 1)),
         rope=rope,
     )
@@ -37,10 +39,15 @@ def attention(build: Build, config: QwenConfig, rope: Rope, index: int) -> Atten
 
 def build(config: QwenConfig, build: Build) -> Decoder:
     """The whole model."""
+    return with_head(config, build)
+
+
+def with_head(config: QwenConfig, build: Build, head: nn.Module | None = None) -> Decoder:
+    """The whole model. `head`: None for a language model's."""
     rope = Rope(build, config.rope)
 
     def block(index: int) -> Block:
         mlp = GatedMLP(build, config.hidden_size, config.inner)
         return Block(build, config, attention(build, config, rope, index), mlp)
 
-    return decoder(build, config, block)
+    return decoder(build, config, block, head)

@@ -154,6 +154,8 @@ def _check_layout(layout: Layout, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     slots = torch.randperm(len(every), generator=generator)[: len(every) // 2]
     k, v = (torch.randn(len(slots), heads, width, generator=generator).to(layout.dtype) for _ in range(2))
+    if layout.joined:
+        v = k[..., : layout.group.value_size]
     layout.write(pool, slots, k, v)
     _close(layout.gather(pool, slots), (k, v), f"layout {name}: gather")
     before = layout.gather(pool, every)

@@ -46,6 +46,24 @@ SMALL: Mapping[str, Any] = {
 }
 """What a small random model has where a test does not say otherwise; odd sizes and head groups on purpose."""
 
+SMALL_LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+"""The same for models with latent attention, whose heads all have keys of their own."""
+
 
 def registry_for_tests(plugins: Sequence[str] | None = None) -> Registry:
     """Everything installed, or what `--plugins` would select."""
@@ -240,14 +258,17 @@ def oracle(model: Any, prompt: Sequence[int], new: int) -> Generated:
 def small_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
     """A random transformers model in f32 on the CPU; biases and norms are random too."""
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**{**SMALL, **overrides})
+    latent = SMALL_LATENT if hasattr(model_class.config_class, "kv_lora_rank") else {}
+    config = model_class.config_class(**{**SMALL, **latent, **overrides})
     # experts of any size, which the grouped products of torch do not take
     config._experts_implementation = "eager"
     torch.manual_seed(seed)
     model = model_class._from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
+    # routers keep their correction as a buffer
+    kept = [buffer for name, buffer in model.named_buffers() if name.endswith("bias")]
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (*model.parameters(), *kept):
             # a norm may hold a row per head
             if parameter.dim() == 1 or bool((parameter == 1).all()):
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)

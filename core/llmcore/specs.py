@@ -322,7 +322,8 @@ class ModelConfig:
     """What core needs to know of any model; a family subclasses it with what its own blocks read.
 
     `max_position` is in tokens. `fixed_angles_up_to`: the longest prompt whose rotary angles do not depend on the
-    request's length (None: they never do); longer prompts enter the prefix cache under a salt of their own.
+    request's length (None: they never do); longer prompts enter the prefix cache under a salt of their own. `scores`:
+    numbers that the head gives of a prompt's last token, in place of logits; 0: a language model.
     """
 
     architecture: str
@@ -334,6 +335,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     kv_groups: tuple[KVGroupSpec, ...]
     fixed_angles_up_to: int | None = None
+    scores: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

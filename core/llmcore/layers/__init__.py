@@ -3,7 +3,14 @@
 from llmcore.layers.attention import Attention
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.decoder import Decoder, Hidden
-from llmcore.layers.dense import DenseConfig, dense_weights, read_dense, windowed_groups
+from llmcore.layers.dense import (
+    DenseConfig,
+    dense_weights,
+    read_dense,
+    read_scoring,
+    scoring_weights,
+    windowed_groups,
+)
 from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedding
 from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
@@ -63,6 +70,8 @@ __all__ = [
     "expert_names",
     "read_dense",
     "read_rope",
+    "read_scoring",
+    "scoring_weights",
     "spec_of",
     "token_slots",
     "windowed_groups",

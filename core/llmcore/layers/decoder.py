@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from llmcore.layers.build import AttentionKernels, Build
-from llmcore.layers.embedding import Embedding, LMHead
+from llmcore.layers.embedding import Embedding
 from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.step import Bucketed, Rows, Step
 from llmcore.specs import ModelConfig, bucket_of
@@ -48,7 +48,7 @@ class Decoder(nn.Module):
         layers: range | None = None,
         embedding: Embedding | None = None,
         norm: RMSNorm | LayerNorm | None = None,
-        head: LMHead | None = None,
+        head: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.config: ModelConfig = build.config
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
         return x
 
     def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, vocab_size] in the model's dtype, of the chosen rows' hidden states and residuals [S, hidden_size]."""
+        """[S, vocab_size] (or `config.scores`) in the model's dtype, of the chosen rows' hidden and residual."""
         assert self.norm is not None and self.lm_head is not None, "a slice without head has no logits"
         rows = Rows(bucket_of(len(hidden)))
         normed, _ = self.norm.add(hidden, residual, rows)

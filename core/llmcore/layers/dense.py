@@ -107,3 +107,15 @@ def dense_weights(config: DenseConfig, *, skip: tuple[str, ...] = ()) -> WeightM
         # some checkpoints save a tied head once more
         skip=(*skip, *(("lm_head.weight",) if config.tied else ())),
     )
+
+
+def read_scoring(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in which a DenseConfig with a `score` head in place of a language model's differs."""
+    labels = hf.get("id2label") or hf.get("num_labels") or 2
+    scores = labels if isinstance(labels, int) else len(labels)
+    return {"architecture": hf["architectures"][0], "scores": scores, "tied": False}
+
+
+def scoring_weights(weights: WeightMap) -> WeightMap:
+    """The names of the same decoder with a `score` head; some checkpoints keep the other head beside it."""
+    return replace(weights, rename={**weights.rename, "score.": "lm_head."}, skip=(*weights.skip, "lm_head.*"))

@@ -92,12 +92,13 @@ class Block(nn.Module):
 
 def build(config: LlamaConfig, build: Build) -> Decoder:
     """The whole model."""
-    rope = Rope(build, config.rope)
     embedding = Embedding(build, config.vocab_size, config.hidden_size)
-    return Decoder(
-        build,
-        lambda index: Block(build, config, rope, index),
-        embedding=embedding,
-        norm=RMSNorm(build, config.hidden_size, config.eps),
-        head=LMHead(build, config.hidden_size, config.vocab_size, weight=embedding.weight if config.tied else None),
-    )
+    tied = embedding.weight if config.tied else None
+    return decoder(config, build, embedding, LMHead(build, config.hidden_size, config.vocab_size, weight=tied))
+
+
+def decoder(config: LlamaConfig, build: Build, embedding: Embedding, head: nn.Module) -> Decoder:
+    """The layers between both ends."""
+    rope = Rope(build, config.rope)
+    norm = RMSNorm(build, config.hidden_size, config.eps)
+    return Decoder(build, lambda index: Block(build, config, rope, index), embedding=embedding, norm=norm, head=head)

@@ -7,7 +7,6 @@ from typing import Any
 
 from llmcore.api import Shard, WeightMap
 from llmcore.layers import Attention, Build, Decoder, GatedMLP, Linear, QKVLinear, Rope, dense_weights
-
 from torch import nn
 
 from llmcore_qwen.common import Block, QwenConfig, decoder, read_qwen

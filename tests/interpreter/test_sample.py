@@ -232,3 +232,31 @@ def test_log_probabilities_are_those_of_the_raw_logits(dtype: str, k: int | None
         # equal logits may come in any order
         best = torch.log_softmax(logits.float(), -1).gather(1, got.top_ids.long())
         torch.testing.assert_close(got.top_logprobs, best, rtol=1e-5, atol=1e-5)
+
+
+def masks_of(count: int, vocab: int) -> op.Masks:
+    """A mask for three of four rows: one token, some tokens, all but one; and one that nobody has and is no mask."""
+    g = torch.Generator().manual_seed(vocab)
+    words = torch.zeros(4, -(-vocab // 32), dtype=torch.int32)
+    words[0, (vocab - 1) // 32] = torch.tensor(1 << (vocab - 1) % 32).int()
+    words[1] = torch.randint(-(1 << 31), (1 << 31) - 1, words.shape[1:], generator=g, dtype=torch.int64).int()
+    words[2] = -1
+    words[2, 0] = ~1
+    return op.Masks(words=words, of=torch.arange(count, dtype=torch.int32) % 4 - 1)
+
+
+@pytest.mark.parametrize(("dtype", "vocab", "biases"), [("f32", 9001, 40), ("f16", 31, None), ("f16", 1024, None)])
+def test_masks_leave_what_they_allow(dtype: str, vocab: int, biases: int | None) -> None:
+    """Also where nothing is left of a whole chunk, and behind a wide row."""
+    count = 13
+    masks = masks_of(count, vocab)
+    rows = replace(mixed(count), masks=masks)
+    if biases is not None:
+        rows = replace(rows, adjust=adjust_of(count, vocab, 7, biases))
+    logits = logits_of(count, vocab, dtype)
+    wide = torch.full((count, vocab + 5), torch.nan, dtype=logits.dtype)
+    wide[:, :vocab] = logits
+    same(sampler("full", vocab, dtype), wide[:, :vocab], rows)
+    assert reference(logits, rows).tokens[1::4].tolist() == [vocab - 1] * 3
+    expected = reference(logits, replace(rows, masks=None)).tokens[0::4]
+    assert sampler("full", vocab, dtype)(logits, rows).tokens[0::4].equal(expected)

@@ -1,7 +1,7 @@
 """Op `sample`: from logits to the next token of each row.
 
 What happens to a row, in this order: repetition, frequency and presence penalties; logit bias and masked stop ids;
-division by the temperature; top-k; top-p over what top-k left, renormalized; min-p; a draw. Temperature, top-k, top-p,
+the mask, which leaves the allowed tokens; division by the temperature; top-k; top-p over what top-k left, renormalized; min-p; a draw. Temperature, top-k, top-p,
 min-p is the order of Hugging Face's processors. Filters are thresholds: scores equal to the last one kept stay in too,
 so a filter does not depend on how a kernel sorts.
 
@@ -60,6 +60,18 @@ class Adjust:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Masks:
+    """Which tokens may be drawn: the `full` variant takes all others.
+
+    `words` [M, ceil(V / 32)] int32, M masks: token t is allowed where bit t % 32 of word t // 32 is 1. `of` [S] int32:
+    the mask of each row, -1 for none.
+    """
+
+    words: Tensor
+    of: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleRows:
     """The parameters of S rows: f32 `temperature` (0: greedy), `top_p`, `min_p`; int32 `top_k` (0: all).
 
@@ -75,10 +87,11 @@ class SampleRows:
     choice: Tensor
     position: Tensor
     adjust: Adjust | None = None
+    masks: Masks | None = None
     logprobs: int | None = None
 
     def to(self, device: torch.device) -> SampleRows:
-        """The same columns on `device`; for rows without `adjust`."""
+        """The same columns on `device`; for rows without `adjust` or `masks`."""
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "position")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
@@ -111,6 +124,14 @@ def adjusted(logits: Tensor, rows: SampleRows, adjust: Adjust) -> Tensor:
     active = rows.position[adjust.bias_row] < adjust.bias_until
     bias = torch.where(active, adjust.bias_value, 0.0)
     return scores.index_put_((adjust.bias_row, adjust.bias_token), bias, accumulate=True)
+
+
+def masked(scores: Tensor, masks: Masks) -> Tensor:
+    """Scores [S, V], minus infinity where a row's mask does not allow a token."""
+    bits = torch.arange(32, dtype=torch.int32, device=scores.device)
+    allowed = (masks.words[:, :, None] >> bits & 1).view(masks.words.shape[0], -1)[:, : scores.shape[1]] != 0
+    allowed = allowed[masks.of.clamp(min=0).long()] | (masks.of < 0)[:, None]
+    return scores.masked_fill(~allowed, -torch.inf)
 
 
 def _counts(logits: Tensor, adjust: Adjust, first: Tensor) -> Tensor:
@@ -174,6 +195,8 @@ def reference(logits: Tensor, rows: SampleRows) -> Sampled:
     logits = logits.float()
     finite = torch.isfinite(logits).all(-1)
     scores = logits if rows.adjust is None else adjusted(logits, rows, rows.adjust)
+    if rows.masks is not None:
+        scores = masked(scores, rows.masks)
     hot = rows.temperature > 0
     tempered = scores / torch.where(hot, rows.temperature, 1.0)[:, None]
     drawn = draw(tempered.masked_fill(tempered < floors(tempered, rows), -torch.inf), rows)
@@ -219,6 +242,14 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
     wanted = {"greedy": 0, "temperature": 1}.get(str(context.shape.get("variant")), len(filters))
     for position, columns in enumerate(filters[:wanted]):
         yield logits, plain_rows(4, temperature=0.8, seed=-3, position=position, **columns)
+    if context.shape.get("variant") == "full":
+        # one of many tokens, all but a few, and a mask that two rows share
+        words = torch.full((3, -(-vocabulary // 32)), -1, dtype=torch.int32)
+        words[0], words[0, vocabulary // 64] = 0, 2
+        words[1, ::3] = 1 << 30
+        masks = Masks(words=words, of=torch.tensor([0, 1, -1, 1], dtype=torch.int32))
+        for columns in ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 5, "top_p": 0.7}):
+            yield logits, replace(plain_rows(4, seed=5, **columns), masks=masks)
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[Tensor, SampleRows]]:

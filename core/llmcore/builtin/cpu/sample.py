@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmcore.api import OpContext
-from llmcore.layers.sampling import BLOCK, Sampled, Sampler, SampleRows, adjusted, noise, with_logprobs
+from llmcore.layers.sampling import BLOCK, Sampled, Sampler, SampleRows, adjusted, masked, noise, with_logprobs
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -42,6 +42,9 @@ def sample(logits: Tensor, rows: SampleRows) -> Sampled:
     scores = raw
     if rows.adjust is not None:
         scores = adjusted(logits, rows, rows.adjust).numpy()
+    if rows.masks is not None:
+        scores = masked(torch.from_numpy(scores), rows.masks).numpy()
+    if scores is not raw:
         best = scores.argmax(axis=1)
     tokens = best.astype(np.int32)
     hot = np.flatnonzero((rows.temperature.numpy() > 0) & finite)

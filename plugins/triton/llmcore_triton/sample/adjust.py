@@ -1,11 +1,11 @@
-"""Penalties and biases: scores [S, V] f32 from logits, in three launches beside the clearing of counts."""
+"""Penalties and biases: scores [S, V] f32 from logits, in three launches beside the clearing of counts; and masks."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
-from llmcore.layers.sampling import Adjust
+from llmcore.layers.sampling import Adjust, Masks
 from torch import Tensor
 
 from llmcore_triton.launch import release, wait
@@ -101,6 +101,50 @@ def _bias(  # type: ignore[no-untyped-def]
     mine = mine & (tl.load(position + row, mask=mine, other=0) < until)
     place = scores + row * VOCAB + tl.load(bias_token + at, mask=mine, other=0)
     tl.atomic_add(place, tl.load(bias_value + at, mask=mine, other=0.0), mask=mine, sem="relaxed")
+
+
+@triton.jit(do_not_specialize_on_alignment=["words", "of"])
+def _mask(  # type: ignore[no-untyped-def]
+    scores,
+    stride,
+    words,
+    of,
+    out,
+    VOCAB: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = at < VOCAB
+    wait(PDL)
+    release(PDL)
+    score = tl.load(scores + row * stride + at, mask=mine, other=0.0).to(tl.float32)
+    which = tl.load(of + row)
+    word = tl.load(words + which * WORDS + (at >> 5), mask=mine & (which >= 0), other=-1)
+    allowed = ((word >> (at & 31)) & 1) != 0
+    tl.store(out + row * VOCAB + at, tl.where(allowed, score, float("-inf")), mask=mine)
+
+
+def masked(scores: Tensor, masks: Masks, pdl: bool) -> Tensor:
+    """Scores [S, V] f32, minus infinity where a row's mask does not allow a token."""
+    count, vocabulary = scores.shape
+    out = torch.empty((count, vocabulary), dtype=torch.float32, device=scores.device)
+    _mask[(-(-vocabulary // BLOCK), count)](
+        scores,
+        scores.stride(0),
+        masks.words,
+        masks.of,
+        out,
+        VOCAB=vocabulary,
+        WORDS=masks.words.shape[1],
+        BLOCK=BLOCK,
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=4,
+    )
+    return out
 
 
 def adjusted(logits: Tensor, adjust: Adjust, position: Tensor, pdl: bool) -> Tensor:

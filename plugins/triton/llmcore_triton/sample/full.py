@@ -1,4 +1,4 @@
-"""Variant `full`: penalties and biases before what `filtered` does, and log-probabilities after it."""
+"""Variant `full`: penalties, biases and masks before what `filtered` does, and log-probabilities after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmcore.layers.sampling import Sampled, Sampler, SampleRows
 from torch import Tensor
 
 from llmcore_triton.launch import overlaps, release, wait
-from llmcore_triton.sample.adjust import adjusted
+from llmcore_triton.sample.adjust import adjusted, masked
 from llmcore_triton.sample.draw import draw
 from llmcore_triton.sample.floors import floors
 from llmcore_triton.sample.numbers import exp
@@ -53,6 +53,9 @@ def make(context: OpContext) -> Sampler:
         scores, found = logits, raw
         if rows.adjust is not None:
             scores = adjusted(logits, rows.adjust, rows.position, pdl)
+        if rows.masks is not None:
+            scores = masked(scores, rows.masks, pdl)
+        if scores is not logits:
             found = peaks(scores, pdl, raw=False)
         tokens, finite = draw(scores, found, raw.best, rows, floors(scores, found, rows, pdl), pdl)
         if rows.logprobs is None:

@@ -34,6 +34,11 @@ SOURCES = (
     ),
     ("Devices, checkpoints, tokenizers", "llmcore.api", "Device Checkpoint Tokenizer"),
     ("Observers", "llmcore.api", "LayerInfo ModelReport RequestRecord MetricSink"),
+    (
+        "Parsers of models' output",
+        "llmcore.api.text",
+        "ParserContext OutputParser TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded",
+    ),
     ("Requests, for dialects", "llmcore.api", "SamplingParams Submit ChoiceEvent Finish Bridge Load"),
 )
 """Heading, module, names: shown as they stand in the source."""
@@ -47,7 +52,7 @@ OUTLINES = (
     ),
     ("Names in a checkpoint", "llmcore.api", "WeightMap Shard Placement read_dtype"),
     ("HTTP", "llmcore.api.http", "Front Route Job Generation Writer Reply Choice Usage ModelFacts"),
-    ("Text", "llmcore.api.text", "TextRules StopStrings"),
+    ("Text", "llmcore.api.text", "TextRules StopStrings OutputParsers RequestParsing before_tag held_back joined"),
 )
 """Heading, module, names: shown as signatures and docstrings."""
 

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from llmcore import specs
 from llmcore.api import ConfigError, KVGroupSpec, RequestError
+from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
 from llmcore.config import Config, make_config
 from llmcore.hookspecs import HOOKS
 from llmcore.inspect import hook_rows
@@ -185,6 +186,19 @@ def test_hook_register_tokenizers(tmp_path: Path) -> None:
         module.ByteTokenizer(tmp_path).token_bytes(300)
 
 
+def test_hook_register_output_parsers() -> None:
+    registry, module = example("register_output_parsers")
+    assert registry.find(specs.OutputParserSpec, "call-lines").kind == "tool"
+    parser = module.CallLines(ParserContext(tools={"add": {}}))
+    assert list(parser.feed('CALL add {"a"')) == []
+    assert list(parser.feed(": 1}\nso")) == [
+        ToolCallBegun(0, "add"),
+        ToolCallDelta(0, '{"a": 1}'),
+        ToolCallEnded(0),
+    ]
+    assert list(parser.finish()) == [TextDelta("so")]
+
+
 def test_hook_register_dialects(tmp_path: Path) -> None:
     _, module = example("register_dialects")
     bridge = FakeBridge()
@@ -271,9 +285,10 @@ WRONG = {
     "register_tokenizers": ('"bytes.tokenizer").is_file()', '"x").parent.is_dir()', "recognises an empty folder"),
     "register_commands": ("@click.command()", "@(lambda f: f)", "is a function"),
     "register_options": ('default="csv"', 'default="xml"', "is no choice"),
-    "register_quant_methods": ('== "int8_rows"', 'is not None', "which is no config of its own"),
+    "register_quant_methods": ('== "int8_rows"', "is not None", "which is no config of its own"),
     "register_models": (".square()", ".abs()", "logits of token 0 are off"),
     "build_layer": ("return out", "return out[0]", "unpack"),
+    "register_output_parsers": ('self.line = (self.line + text).split("\n")', 'self.line = text.split("\n")', "cut"),
     "register_dialects": ('"/complete"', '"complete"', "does not start with /"),
     "register_devices": ('info = DeviceInfo("cpu"', 'info = DeviceInfo("x"', "info.type"),
 }

@@ -2,8 +2,19 @@
 
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.detokenizer import Detokenizer, detokenizer
+from llmcore.text.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegun,
+    ToolCallDelta,
+    ToolCallEnded,
+    joined,
+)
+from llmcore.text.parsing import OutputParser, OutputParsers, ParserContext, RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
+from llmcore.text.tags import before_tag, held_back
 from llmcore.text.templates import RESERVED as RESERVED_TEMPLATE_VARIABLES
 from llmcore.text.templates import ChatTemplate
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
@@ -14,11 +25,24 @@ __all__ = [
     "ChoiceText",
     "Companions",
     "Detokenizer",
+    "Event",
     "FastTokenizer",
+    "OutputParser",
+    "OutputParsers",
+    "ParserContext",
+    "ReasoningDelta",
+    "RequestParsing",
     "StopMatcher",
     "StopStrings",
+    "TextDelta",
     "TextRules",
+    "ToolCallBegun",
+    "ToolCallDelta",
+    "ToolCallEnded",
+    "before_tag",
     "detokenizer",
+    "held_back",
+    "joined",
     "load_tokenizer",
     "read_companions",
 ]

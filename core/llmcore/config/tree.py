@@ -58,6 +58,10 @@ class Model:
     model_dir: str | None = option(None, "Directory of the model, or a GGUF file.", first_page=True)
     model_name: str | None = option(None, "Name that clients see (default: the directory's).", first_page=True)
     tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
+    tool_call_parser: str | None = option(
+        None, "How the model writes tool calls; `llmcore plugins` shows who brings parsers."
+    )
+    reasoning_parser: str | None = option(None, "How the model marks what it thinks before it answers.")
     load_way: str = option("HF", "Layout of the checkpoint.", choices=("HF", "DS"))
     load_format: str = option("auto", "`dummy` draws random weights from the config alone.", choices=("auto", "dummy"))
     data_type: str | None = option(

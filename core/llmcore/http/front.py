@@ -16,6 +16,7 @@ from llmcore.http import body, streaming
 from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord, Tokenizer
+from llmcore.text.parsing import OutputParsers
 from llmcore.wire import ModelFacts, State
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Front:
     """The HTTP side as a dialect sees it: one per worker, safe to use from any thread.
 
     `facts`: what the engine knows of the model. `state`: the supervisor's newest word on readiness, load and
-    metrics. `observers` are told of every finished request.
+    metrics. `parsers`: the output parsers that the operator chose. `observers` are told of every finished request.
     """
 
     config: Config
@@ -46,6 +47,7 @@ class Front:
     tokenizer: Tokenizer
     facts: ModelFacts
     state: Callable[[], State]
+    parsers: OutputParsers = field(default_factory=OutputParsers)
     observers: tuple[Callable[[RequestRecord], object], ...] = ()
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 

@@ -18,6 +18,8 @@ from llmcore.errors import RequestError
 from llmcore.http.front import Front
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord
+from llmcore.text.events import Event, ToolCallBegun, ToolCallEnded
+from llmcore.text.parsing import OutputParser, RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
 
 FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
@@ -30,14 +32,37 @@ _CUT_OFF = RequestError("The server ended this request; send it again.", code="s
 
 
 class Choice:
-    """One answer. `index` counts over the whole HTTP request, all choices of the first prompt first."""
+    """One answer. `index` counts over the whole HTTP request, all choices of the first prompt first.
 
-    __slots__ = ("index", "prompt", "text")
+    `events`: what the job's parsers made of the texts that `Writer.write` gets with it; None without parsers. `calls`:
+    how many tool calls there were so far.
+    """
 
-    def __init__(self, index: int, prompt: int, text: ChoiceText):
+    __slots__ = ("calls", "events", "index", "parser", "prompt", "text")
+
+    def __init__(self, index: int, prompt: int, text: ChoiceText, parser: OutputParser | None = None):
         self.index = index
         self.prompt = prompt
         self.text = text
+        self.parser = parser
+        self.events: list[Event] | None = None
+        self.calls = 0
+
+    def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
+        """Set `events`. With `single_call` the choice ends with its first call."""
+        events: list[Event] = []
+        text = "".join(texts)
+        if text:
+            events += parser.feed(text)
+        if self.text.finish is not Finish.RUNNING:
+            events += parser.finish()
+        if single_call:
+            ends = [i for i, event in enumerate(events) if isinstance(event, ToolCallEnded)]
+            if ends:
+                del events[ends[0] + 1 :]
+                self.text.end()
+        self.calls += sum(isinstance(event, ToolCallBegun) for event in events)
+        self.events = events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +89,17 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to generate. `dialect` and `request_id` are for the record."""
+    """What to generate. `dialect` and `request_id` are for the record.
+
+    `parsing`: what the answers' text goes through. `single_call`: an answer ends with its first tool call.
+    """
 
     submits: Sequence[Submit]
     rules: TextRules
     dialect: str
     request_id: str
+    parsing: RequestParsing | None = None
+    single_call: bool = False
 
 
 class Generation:
@@ -79,7 +109,12 @@ class Generation:
         self.job = job
         self.reply = reply
         self.choices = [
-            Choice(prompt * submit.n + i, prompt, ChoiceText(front.tokenizer, job.rules))
+            Choice(
+                prompt * submit.n + i,
+                prompt,
+                ChoiceText(front.tokenizer, job.rules),
+                None if job.parsing is None else job.parsing.make(),
+            )
             for prompt, submit in enumerate(job.submits)
             for i in range(submit.n)
         ]
@@ -131,6 +166,8 @@ class Generation:
             self._cached[prompt] = event.cached
         choice = self.choices[prompt * submit.n + event.choice]
         texts = choice.text.feed(event)
+        if choice.parser is not None:
+            choice.parse(choice.parser, texts, single_call=self.job.single_call)
         if choice.text.must_finish:
             self._front.bridge.finish(submit.id, event.choice, choice.text.tokens)
         self._writer.write(choice, event, texts)

@@ -23,7 +23,8 @@ from llmcore.http.streaming import HttpServer
 from llmcore.plugins import build_registry, load
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
-from llmcore.specs import DialectSpec, TokenizerSpec
+from llmcore.specs import DialectSpec, OutputParserSpec, TokenizerSpec
+from llmcore.text.parsing import open_parsers
 from llmcore.text.source import open_tokenizer
 from llmcore.wire import WorkerLaunch
 
@@ -68,6 +69,7 @@ def serve(launch: WorkerLaunch) -> int:
         tokenizer=tokenizer,
         facts=launch.facts,
         state=lambda: bridge.state,
+        parsers=open_parsers([spec for spec, _ in registry.specs(OutputParserSpec)], launch.config.model, tokenizer),
         observers=(bridge.report, partial(_notify, registry)),
     )
     app = build_app(dialect_routes(registry, front))

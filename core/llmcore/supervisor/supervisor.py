@@ -16,13 +16,14 @@ from llmcore.config import Config, with_plugins
 from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.plugins import build_registry, discover
 from llmcore.registry import Registry
-from llmcore.specs import TokenizerSpec
+from llmcore.specs import OutputParserSpec, TokenizerSpec
 from llmcore.supervisor import listener as listening
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.workers import Workers
+from llmcore.text.parsing import check_parsers
 from llmcore.text.source import prepare
 from llmcore.wire import (
     Addresses,
@@ -150,6 +151,7 @@ class Supervisor:
     def run(self, engine_module: str) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
         self._registry.call("on_startup", config=self._config)
+        check_parsers([spec for spec, _ in self._registry.specs(OutputParserSpec)], self._config.model)
         engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
         self._engines.append(engine)
         self._poller.register(engine.child.pidfd, zmq.POLLIN)

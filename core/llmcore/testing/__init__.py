@@ -15,11 +15,16 @@ from llmcore.plugins import Registry, build_registry, load
 from llmcore.testing.conformance import CHECKS, check_plugin
 
 if TYPE_CHECKING:
+    from llmcore.testing.conformance_parsing import ParserSample
     from llmcore.testing.fake_model import fake_answer, write_fake_model
 
-__all__ = ["check_plugin", "fake_answer", "registry_of", "write_fake_model"]
+__all__ = ["ParserSample", "check_plugin", "fake_answer", "registry_of", "write_fake_model"]
 
-_FAKE = ("fake_answer", "write_fake_model")
+_ELSEWHERE = {
+    "ParserSample": "llmcore.testing.conformance_parsing:ParserSample",
+    "fake_answer": "llmcore.testing.fake_model:fake_answer",
+    "write_fake_model": "llmcore.testing.fake_model:write_fake_model",
+}
 
 
 def registry_of(*plugins: str) -> Registry:
@@ -32,8 +37,8 @@ def registry_of(*plugins: str) -> Registry:
 
 def __getattr__(name: str) -> Any:
     # `check_<hook>` for every hook; those that compute bring torch, so they are imported when asked for.
-    if name in _FAKE:
-        return load(f"llmcore.testing.fake_model:{name}")
+    if name in _ELSEWHERE:
+        return load(_ELSEWHERE[name])
     hook = name.removeprefix("check_")
     if hook != name and hook in CHECKS:
         return load(CHECKS[hook])

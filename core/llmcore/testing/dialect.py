@@ -15,6 +15,7 @@ import orjson
 
 from llmcore.http.front import Front, Route
 from llmcore.protocols import Tokenizer
+from llmcore.specs import OutputParserSpec
 from llmcore.testing.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
 
 
@@ -33,14 +34,17 @@ class Side:
         tokenizer: Tokenizer,
         answer: str | list[int] | None = None,
         facts: dict[str, Any] | None = None,
+        parsers: Iterable[OutputParserSpec] = (),
         **bridge: Any,
     ) -> Side:
-        """Every choice answers with `answer` (None: its prompt, over and over). `facts`: see `fake_front`."""
+        """Every choice answers with `answer` (None: its prompt, over and over). For `facts` and `parsers` see
+        `fake_front`.
+        """
         if answer is not None:
             ids = tokenizer.encode(answer) if isinstance(answer, str) else answer
             bridge["answer"] = lambda prompt, choice: ids
         fake = FakeBridge(**bridge)
-        front = fake_front(fake, tokenizer, **(facts or {}))
+        front = fake_front(fake, tokenizer, parsers=parsers, **(facts or {}))
         return cls(dialect_client(routes, front), fake, front)
 
     def post(self, path: str, **body: Any) -> falcon.testing.Result:

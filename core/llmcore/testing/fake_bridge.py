@@ -22,6 +22,8 @@ from llmcore.http.app import build_app
 from llmcore.http.front import Front, Route
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord, Tokenizer
+from llmcore.specs import OutputParserSpec
+from llmcore.text.parsing import OutputParsers, open_parser
 from llmcore.wire import ModelFacts, State
 
 Answer = Callable[[Sequence[int], int], Sequence[int]]
@@ -176,9 +178,14 @@ class FakeFront(Front):
 
 
 def fake_front(
-    bridge: FakeBridge, tokenizer: Tokenizer, *, model_name: str | None = "fake", **facts: Any
+    bridge: FakeBridge,
+    tokenizer: Tokenizer,
+    *,
+    model_name: str | None = "fake",
+    parsers: Iterable[OutputParserSpec] = (),
+    **facts: Any,
 ) -> FakeFront:
-    """A front on `bridge`. `facts`: of wire.ModelFacts, over a small model's."""
+    """A front on `bridge`. `parsers`: at most one of each kind. `facts`: of wire.ModelFacts, over a small model's."""
     known = {
         "architecture": "Fake",
         "vocab_size": tokenizer.vocab_size,
@@ -194,6 +201,7 @@ def fake_front(
         tokenizer=tokenizer,
         facts=ModelFacts(**{**known, **facts}),
         state=lambda: State(ready=True),
+        parsers=OutputParsers(**{spec.kind: open_parser(spec, tokenizer) for spec in parsers}),
     )
 
 

@@ -6,6 +6,7 @@ Both detokenizers give, joined, the text of the whole sequence, however it is cu
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from llmcore.protocols import Tokenizer
@@ -35,27 +36,37 @@ class HasPieces(Protocol):
         """Bytes by id, or None where text is not its tokens' bytes one after another."""
 
 
-def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
-    """A fresh detokenizer for one sequence."""
-    pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens) if isinstance(tokenizer, HasPieces) else None
-    if pieces is not None:
-        return BytesDetokenizer(pieces)
-    return WindowDetokenizer(tokenizer, skip_special_tokens)
+def detokenizer(
+    tokenizer: Tokenizer, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()
+) -> Detokenizer:
+    """A fresh detokenizer for one sequence. `keep`: special tokens that have their text though others are skipped."""
+    if isinstance(tokenizer, HasPieces):
+        pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
+        every = tokenizer.pieces(skip_special_tokens=False) if keep and skip_special_tokens else None
+        kept = None if every is None else {token_id: every[token_id] for token_id in keep}
+        if pieces is not None:
+            return BytesDetokenizer(pieces, kept)
+    return WindowDetokenizer(tokenizer, skip_special_tokens, keep)
 
 
 class BytesDetokenizer:
-    """Joins the bytes of ids and decodes UTF-8 as it goes: one look-up and one call per id."""
+    """Joins the bytes of ids and decodes UTF-8 as it goes: one look-up and one call per id.
 
-    __slots__ = ("_decode", "_pieces", "_strip")
+    `kept`: bytes that ids have instead of those in `pieces`.
+    """
 
-    def __init__(self, pieces: Pieces):
+    __slots__ = ("_decode", "_kept", "_pieces", "_strip")
+
+    def __init__(self, pieces: Pieces, kept: Mapping[int, bytes] | None = None):
         self._pieces = pieces
+        self._kept = kept
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._strip = pieces.drops_leading_space
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes."""
-        text = self._decode(self._pieces[token_id])
+        kept = self._kept
+        text = self._decode(self._pieces[token_id] if kept is None or token_id not in kept else kept[token_id])
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")
@@ -72,9 +83,11 @@ class WindowDetokenizer:
     The window starts one emission back, because many decoders treat the first token of a text differently.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, keep: frozenset[int] = frozenset()):
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = tokenizer.special_ids - keep if skip_special_tokens else frozenset[int]()
+        # What is skipped never gets as far as `decode`, which must then show those that are kept.
+        self._skip = skip_special_tokens and not keep
         self._ids: list[int] = []
         self._read = 0
         self._known = ""
@@ -82,7 +95,7 @@ class WindowDetokenizer:
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes."""
-        if self._skip and token_id in self._tokenizer.special_ids:
+        if token_id in self._skipped:
             return ""
         self._ids.append(token_id)
         text = self._text(len(self._ids))

@@ -18,6 +18,7 @@ class TextRules:
 
     `stop_tokens`: token sequences that end a choice. `keep_stop`: leave the stop text in (LightLLM) or trim it
     (OpenAI). `stop_ids`: the ids that the engine stops at, whose text is left out unless `keep_stop_id`.
+    `keep_special_ids`: special tokens that have their text even so, because a parser reads it.
     `min_tokens`: stop texts before the end of that many tokens do not count.
     """
 
@@ -27,6 +28,7 @@ class TextRules:
     keep_stop: bool = False
     keep_stop_id: bool = False
     skip_special_tokens: bool = True
+    keep_special_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
 
 
@@ -46,10 +48,17 @@ class ChoiceText:
         self.released = 0
         self.starts: list[int] = []
         self._rules = rules
-        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=rules.skip_special_tokens)
+        self._detokenizer = detokenizer(
+            tokenizer, skip_special_tokens=rules.skip_special_tokens, keep=rules.keep_special_ids
+        )
         self._matcher = StopMatcher(rules.stops, keep=rules.keep_stop) if rules.stops is not None else None
         self._decoded = 0
         self._recent: deque[int] = deque(maxlen=max(map(len, rules.stop_tokens), default=0))
+
+    def end(self) -> None:
+        """End the choice here, as a stop string would."""
+        self.must_finish = self.must_finish or self.finish is Finish.RUNNING
+        self.finish = Finish.STOP
 
     def feed(self, event: ChoiceEvent) -> list[str]:
         """The text that each token of `event` releases, "" where one is held.

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import falcon
 import msgspec
 import orjson
 
-from llmcore.api import RequestError
-from llmcore.api.http import Choice, Front, Generation, Job, intake
-from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
+from llmcore.api import Finish, RequestError
+from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, intake
+from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES, Event, ParserContext, RequestParsing
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
 from llmcore.builtin.openai.requests import ChatRequest, Message, Part
+from llmcore.builtin.openai.tools import deltas, message_members, offered_tools
 from llmcore.builtin.openai.writers import Shown, StreamWriter, WholeWriter
 
 _MAY_BE_EMPTY = frozenset({"assistant", "function"})
@@ -34,17 +37,26 @@ class ChatShape:
         """The role, once."""
         return b'"delta":{"role":"assistant","content":""}'
 
-    def piece(self, text: str) -> bytes:
-        """A piece of the message."""
-        return b'"delta":{"content":%b}' % orjson.dumps(text)
+    def pieces(self, choice: Choice, text: str) -> Sequence[bytes]:
+        """Pieces of the message."""
+        if choice.events is not None:
+            return deltas(choice.events)
+        return (b'"delta":{"content":%b}' % orjson.dumps(text),) if text else ()
 
     def logprobs(self, choice: Choice, shown: Shown) -> Any:
         """One entry per token."""
         return {"content": chat_entries(self._names, shown), "refusal": None}
 
-    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
+    def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
         """The message."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        members = {"content": text} if choice.events is None else message_members(events)
+        return {"message": {"role": "assistant", **members, "refusal": None}}
+
+    def finish_reason(self, choice: Choice) -> str:
+        """A limit of tokens counts more than a call, which it may have cut."""
+        if choice.calls and choice.text.finish is Finish.STOP:
+            return "tool_calls"
+        return FINISH_REASONS[choice.text.finish]
 
 
 class ChatCompletions:
@@ -74,20 +86,47 @@ class ChatCompletions:
             )
         best = (body.top_logprobs or 0) if body.logprobs else None
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        tools = offered_tools(self._front, body)
+        prompt = self._prompt(body, tools)
+        parsing = self._parsing(body, tools, prompt)
         rules = sampling.text_rules(self._front, body)
+        if parsing is not None:
+            rules = replace(rules, keep_special_ids=parsing.special_ids)
         submits = sampling.submits(
             self._front,
             body,
-            [self._prompt(body)],
+            [self._ids(body, prompt)],
             rules,
             logprobs=best,
             limit=(name, getattr(body, name)),
             source="messages",
         )
-        return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id), best is not None
+        job = Job(
+            submits=submits,
+            rules=rules,
+            dialect="openai",
+            request_id=request_id,
+            parsing=parsing,
+            single_call=body.parallel_tool_calls is False,
+        )
+        return job, best is not None
 
-    def _prompt(self, body: ChatRequest) -> Any:
+    def _parsing(self, body: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: str) -> RequestParsing | None:
+        """How the answers are parsed."""
+        context = ParserContext(
+            tools={tool["function"]["name"]: tool["function"] for tool in tools},
+            template_variables=body.chat_template_kwargs or {},
+            prompt=prompt,
+        )
+        return self._front.parsers.bind(context)
+
+    def _ids(self, body: ChatRequest, prompt: str) -> Sequence[int]:
         """The ids of the rendered conversation. The template writes the special tokens itself."""
+        special = bool(body.add_special_tokens)
+        return intake.prompt_ids(self._front, prompt, param="messages", add_special_tokens=special)
+
+    def _prompt(self, body: ChatRequest, tools: Sequence[Mapping[str, Any]]) -> str:
+        """The rendered conversation."""
         variables = dict(body.chat_template_kwargs or {})
         reserved = RESERVED_TEMPLATE_VARIABLES & variables.keys()
         if reserved:
@@ -97,10 +136,10 @@ class ChatCompletions:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
         if body.add_generation_prompt is not None:
             variables["add_generation_prompt"] = body.add_generation_prompt
+        if tools:
+            variables["tools"] = tools
         messages = [as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
-        text = self._front.tokenizer.chat(messages, **variables)
-        special = bool(body.add_special_tokens)
-        return intake.prompt_ids(self._front, text, param="messages", add_special_tokens=special)
+        return self._front.tokenizer.chat(messages, **variables)
 
 
 def as_template_message(message: Message, path: str) -> dict[str, Any]:
@@ -119,6 +158,10 @@ def as_template_message(message: Message, path: str) -> dict[str, Any]:
             )
         # Templates print it or test it; both work with an empty text, and not all with null.
         members["content"] = ""
+    reasoning = members.pop("reasoning", None)
+    if reasoning is not None:
+        # The name that templates know; some servers and clients have only the shorter one.
+        members.setdefault("reasoning_content", reasoning)
     return members
 
 

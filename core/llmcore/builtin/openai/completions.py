@@ -9,7 +9,8 @@ import falcon
 import orjson
 
 from llmcore.api import RequestError
-from llmcore.api.http import Choice, Front, Generation, Job, intake
+from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, intake
+from llmcore.api.text import Event
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
 from llmcore.builtin.openai.requests import CompletionRequest
@@ -30,19 +31,23 @@ class CompletionShape:
 
     def opening(self, choice: Choice) -> bytes | None:
         """The prompt, where it was asked for."""
-        return None if self._echo is None else self.piece(self._echo[choice.prompt])
+        return None if self._echo is None else b'"text":%b' % orjson.dumps(self._echo[choice.prompt])
 
-    def piece(self, text: str) -> bytes:
+    def pieces(self, choice: Choice, text: str) -> Sequence[bytes]:
         """A piece of the answer."""
-        return b'"text":%b' % orjson.dumps(text)
+        return (b'"text":%b' % orjson.dumps(text),) if text else ()
 
     def logprobs(self, choice: Choice, shown: Shown) -> Any:
         """Columns over tokens."""
         return completion_entries(self._names, shown)
 
-    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
+    def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
         """The answer."""
         return {"text": text if self._echo is None else self._echo[choice.prompt] + text}
+
+    def finish_reason(self, choice: Choice) -> str:
+        """As the engine or a stop says."""
+        return FINISH_REASONS[choice.text.finish]
 
 
 class Completions:

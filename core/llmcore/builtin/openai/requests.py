@@ -99,6 +99,22 @@ class ToolCall(Struct, omit_defaults=True):
     type: str | None = None
 
 
+class ToolFunction(Struct):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Flag = None
+
+
+class Tool(Struct):
+    """What the model may use; there are only functions."""
+
+    function: ToolFunction
+    type: Literal["function"] = "function"
+
+
 class Part(Struct):
     """A piece of a message's content; only `text` pieces are understood."""
 
@@ -114,6 +130,7 @@ class Message(Struct, omit_defaults=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
 
@@ -128,9 +145,11 @@ class ChatRequest(Sampled, kw_only=True):
     add_generation_prompt: Flag = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Text | None = None
+    tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: Flag = None
 
     verbosity: Text | None = None
-    parallel_tool_calls: Flag = None
     prediction: dict[str, Any] | None = None
     prompt_cache_key: Text | None = None
     safety_identifier: Text | None = None
@@ -143,8 +162,6 @@ class ChatRequest(Sampled, kw_only=True):
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     web_search_options: Any = None
 
 
@@ -189,8 +206,6 @@ REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "web_search_options": (),
     },
     CompletionRequest: {**_REFUSED, "suffix": ("",)},

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, openai_error
+from llmcore.api.http import Choice, Front, Generation, openai_error
+from llmcore.api.text import Event
 from llmcore.builtin.openai.logprobs import Pending
 from llmcore.builtin.openai.requests import StreamOptions
 
@@ -29,14 +30,17 @@ class Shape(Protocol):
     def opening(self, choice: Choice) -> bytes | None:
         """The members of the first chunk of a choice, if it has one of its own."""
 
-    def piece(self, text: str) -> bytes:
-        """The members of a chunk that hold `text`."""
+    def pieces(self, choice: Choice, text: str) -> Sequence[bytes]:
+        """The members of the chunks that hold what is new: `text`, or what parsers made of it."""
 
     def logprobs(self, choice: Choice, shown: Shown) -> Any:
         """The logprobs of some tokens."""
 
-    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
-        """The members of a whole choice that hold its text."""
+    def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
+        """The members of a whole choice that hold its text, or what parsers made of it."""
+
+    def finish_reason(self, choice: Choice) -> str:
+        """Why a choice ended."""
 
     closing: bytes
     """The members of a choice's last chunk."""
@@ -74,12 +78,14 @@ class WholeWriter:
         self._shape = shape
         self._envelope = Envelope(front, generation, shape)
         self._texts: list[list[str]] = [[] for _ in generation.choices]
+        self._events: list[list[Event]] = [[] for _ in generation.choices]
         self._shown: list[Shown] = [[] for _ in generation.choices]
         self._pending = [Pending() for _ in generation.choices] if logprobs else None
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Collect."""
         self._texts[choice.index] += texts
+        self._events[choice.index] += choice.events or ()
         if self._pending is not None:
             self._shown[choice.index] += self._pending[choice.index].take(choice, event)
 
@@ -98,9 +104,9 @@ class WholeWriter:
         shown = None if self._pending is None else self._shape.logprobs(choice, self._shown[choice.index])
         return {
             "index": choice.index,
-            **self._shape.whole(choice, "".join(self._texts[choice.index])),
+            **self._shape.whole(choice, "".join(self._texts[choice.index]), self._events[choice.index]),
             "logprobs": shown,
-            "finish_reason": FINISH_REASONS[choice.text.finish],
+            "finish_reason": self._shape.finish_reason(choice),
         }
 
 
@@ -131,12 +137,13 @@ class StreamWriter:
             if opening is not None:
                 out.append(self._chunk(choice, opening))
         shown = None if self._pending is None else self._pending[choice.index].take(choice, event)
-        text = "".join(texts)
-        if text or shown:
-            logprobs = b"null" if shown is None else orjson.dumps(self._shape.logprobs(choice, shown))
-            out.append(self._chunk(choice, self._shape.piece(text), logprobs))
+        pieces = self._shape.pieces(choice, "".join(texts))
+        logprobs = b"null" if shown is None else orjson.dumps(self._shape.logprobs(choice, shown))
+        for members in pieces or ((self._shape.closing,) if shown else ()):
+            out.append(self._chunk(choice, members, logprobs))
+            logprobs = b"null"
         if choice.text.finish is not Finish.RUNNING:
-            reason = b'"%b"' % FINISH_REASONS[choice.text.finish].encode()
+            reason = b'"%b"' % self._shape.finish_reason(choice).encode()
             out.append(self._chunk(choice, self._shape.closing, finish=reason))
         if out:
             self._send(out)

@@ -1,0 +1,122 @@
+"""Conformance of output parsers: any way of cutting a text gives the same events, and nothing is lost. No torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from llmcore.registry import Registry
+from llmcore.specs import OutputParserSpec
+from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.conformance_contributions import TEXTS
+from llmcore.text.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegun,
+    ToolCallDelta,
+    ToolCallEnded,
+    joined,
+)
+from llmcore.text.parsing import MakeParser, ParserContext
+
+_CUTTINGS = 20
+_KINDS = {
+    "tool": (TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded),
+    "reasoning": (TextDelta, ReasoningDelta),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserSample:
+    """What a model wrote, and the joined events it must become (None: any that keep the contract)."""
+
+    text: str
+    context: ParserContext = field(default_factory=ParserContext)
+    events: tuple[Event, ...] | None = None
+
+
+def parsed(make: MakeParser, context: ParserContext, pieces: Iterable[str]) -> list[Event]:
+    """The joined events of a text that comes in `pieces`."""
+    parser = make(context)
+    events: list[Event] = []
+    for piece in pieces:
+        events += parser.feed(piece)
+    events += parser.finish()
+    return list(joined(events))
+
+
+def check_register_output_parsers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """Every parser gives one answer for every way of cutting its samples, their beginnings and plain text; calls of
+    functions that a request does not have, and calls that are cut off before their name is known, come as text.
+
+    `samples`: files with outputs, beside those that the specs state.
+    """
+    parsers = contributed(registry, plugin, OutputParserSpec)
+    given = [ParserSample(text=path.read_text(encoding="utf-8")) for path in samples]
+    for spec in parsers:
+        stated: Callable[[], Iterable[ParserSample]] = loaded(spec.samples, "samples") if spec.samples else tuple
+        mine = [*stated(), *given]
+        assert mine, f"{spec.kind} parser {spec.name} states no samples; give its spec some, or this check"
+        make = loaded(spec.make, f"make of {spec.name}")
+        for sample in (*mine, *(ParserSample(text=text) for text in TEXTS)):
+            _check_sample(spec, make, sample)
+        _check_plain(spec, make, mine)
+    return len(parsers)
+
+
+def _check_sample(spec: OutputParserSpec, make: MakeParser, sample: ParserSample) -> None:
+    text, context = sample.text, sample.context
+    found = parsed(make, context, [text])
+    _check_events(spec, found, text)
+    if sample.events is not None:
+        assert found == list(sample.events), f"{spec.name}: {text!r} becomes {found}, not {list(sample.events)}"
+    for pieces in _cuttings(text):
+        assert parsed(make, context, pieces) == found, f"{spec.name}: cut into {pieces}, {text!r} becomes other events"
+    for end in range(len(text)):
+        whole = parsed(make, context, [text[:end]])
+        _check_events(spec, whole, text[:end])
+        assert parsed(make, context, text[:end]) == whole, f"{spec.name}: {text[:end]!r} depends on how it is cut"
+
+
+def _cuttings(text: str) -> Iterable[list[str]]:
+    """The text by characters, and in pieces of chance, empty ones included."""
+    yield list(text)
+    draw = random.Random(0)
+    for _ in range(_CUTTINGS):
+        ends = sorted(draw.choices(range(len(text) + 1), k=draw.randint(1, 12)))
+        yield [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+def _check_events(spec: OutputParserSpec, events: Sequence[Event], text: str) -> None:
+    """Kinds, order, and that a text without a call is not touched."""
+    begun, ended = 0, set()
+    for event in events:
+        assert isinstance(event, _KINDS[spec.kind]), f"{spec.name}: a {spec.kind} parser gives no {event}"
+        if isinstance(event, ToolCallBegun):
+            assert event.index == begun, f"{spec.name}: {text!r}: call {begun} begins as {event.index}"
+            begun += 1
+        elif isinstance(event, ToolCallDelta | ToolCallEnded):
+            open_ = event.index == begun - 1 and event.index not in ended
+            assert open_, f"{spec.name}: {text!r}: {event} is of no call that is open"
+            if isinstance(event, ToolCallEnded):
+                ended.add(event.index)
+    if spec.kind == "tool" and not begun:
+        assert _text(events) == text, f"{spec.name}: of {text!r} only {_text(events)!r} is left"
+
+
+def _check_plain(spec: OutputParserSpec, make: MakeParser, samples: Sequence[ParserSample]) -> None:
+    """Text without markup stays; and so do calls of functions that nobody offered."""
+    for text in TEXTS:
+        left = _text(parsed(make, ParserContext(), [text]))
+        assert left.strip() == text.strip(), f"{spec.name}: {text!r} becomes {left!r}"
+    if spec.kind == "tool":
+        for sample in samples:
+            left = _text(parsed(make, replace(sample.context, tools={}), [sample.text]))
+            assert left == sample.text, f"{spec.name}: without tools {sample.text!r} becomes {left!r}"
+
+
+def _text(events: Iterable[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta | ReasoningDelta))

@@ -1,0 +1,146 @@
+"""Output parsers: which ones a server has, and how they work on one choice's text.
+
+A reasoning parser reads first; the text it leaves goes through the tool parser. Both are made per choice, so that
+they can keep state, and never see another request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from llmcore.config import Model
+from llmcore.errors import ConfigError, did_you_mean
+from llmcore.plugins import load
+from llmcore.protocols import Tokenizer
+from llmcore.specs import OutputParserSpec
+from llmcore.text.events import Event, TextDelta
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserContext:
+    """The request whose answers a parser is made for.
+
+    `tools`: the functions that the model may call, by name, each as the client described it (`description`,
+    `parameters`: a JSON schema, ...); a call to any other name is text. `tool_choice`: OpenAI's word for how free the
+    model is, "auto" unless the client said something else. `template_variables`: the request's
+    `chat_template_kwargs`. `prompt`: the rendered conversation, whose end says where the model goes on.
+    """
+
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tool_choice: str = "auto"
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = ""
+
+
+class OutputParser(Protocol):
+    """One choice's text on its way to events.
+
+    The joined events (`joined`) of a text are the same however it is cut into calls. Nothing is lost: what is no
+    call, or no complete one, comes as text. Whitespace between markup may go.
+    """
+
+    def feed(self, text: str) -> Iterable[Event]:
+        """The events that are certain once `text` has come; the iterable is read to its end at once."""
+
+    def finish(self) -> Iterable[Event]:
+        """What is left when the output ends, perhaps in the middle of a call. Nothing is fed afterwards."""
+
+
+MakeParser = Callable[[ParserContext], OutputParser]
+
+
+@dataclass(frozen=True)
+class ActiveParser:
+    """A parser that the server was started with. `special_ids`: special tokens whose text it has to see."""
+
+    name: str
+    make: MakeParser
+    special_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class RequestParsing:
+    """How one request's answers are parsed: `make` for each choice."""
+
+    parsers: tuple[ActiveParser, ...]
+    context: ParserContext
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The special tokens that must not be skipped: `TextRules.keep_special_ids`."""
+        return frozenset[int]().union(*(parser.special_ids for parser in self.parsers))
+
+    def make(self) -> OutputParser:
+        """The parser of one choice."""
+        made = [parser.make(self.context) for parser in self.parsers]
+        return made[0] if len(made) == 1 else Chained(*made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputParsers:
+    """The parsers of a server: those that `--tool_call_parser` and `--reasoning_parser` name, or None."""
+
+    tool: ActiveParser | None = None
+    reasoning: ActiveParser | None = None
+
+    def bind(self, context: ParserContext) -> RequestParsing | None:
+        """How a request's answers are parsed: its reasoning, and its calls if it has tools; None if neither."""
+        parsers = (self.reasoning, self.tool if context.tools else None)
+        active = tuple(parser for parser in parsers if parser is not None)
+        return RequestParsing(active, context) if active else None
+
+
+class Chained:
+    """A parser for the text that another one leaves."""
+
+    def __init__(self, first: OutputParser, second: OutputParser):
+        self._first = first
+        self._second = second
+
+    def feed(self, text: str) -> Iterator[Event]:
+        """OutputParser."""
+        yield from self._through(self._first.feed(text))
+
+    def finish(self) -> Iterator[Event]:
+        """OutputParser."""
+        yield from self._through(self._first.finish())
+        yield from self._second.finish()
+
+    def _through(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, TextDelta):
+                yield from self._second.feed(event.text)
+            else:
+                yield event
+
+
+def check_parsers(specs: Sequence[OutputParserSpec], config: Model) -> dict[str, OutputParserSpec]:
+    """The specs that `config` names, by kind. Raises ConfigError, with the names there are, for an unknown one."""
+    wanted = {"tool": config.tool_call_parser, "reasoning": config.reasoning_parser}
+    return {kind: _find(specs, kind, name) for kind, name in wanted.items() if name is not None}
+
+
+def open_parsers(specs: Sequence[OutputParserSpec], config: Model, tokenizer: Tokenizer) -> OutputParsers:
+    """The parsers that `config` names, for a worker."""
+    chosen = check_parsers(specs, config)
+    return OutputParsers(**{kind: open_parser(spec, tokenizer) for kind, spec in chosen.items()})
+
+
+def open_parser(spec: OutputParserSpec, tokenizer: Tokenizer) -> ActiveParser:
+    """One parser, with the ids of the special tokens it reads; those that this tokenizer lacks do not matter."""
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in spec.special_tokens)
+    ids = frozenset(ids[0] for ids in encoded if len(ids) == 1) & tokenizer.special_ids
+    return ActiveParser(spec.name, load(spec.make), ids)
+
+
+def _find(specs: Sequence[OutputParserSpec], kind: str, name: str) -> OutputParserSpec:
+    known = {spec.name: spec for spec in specs if spec.kind == kind}
+    if name not in known:
+        option = "tool_call_parser" if kind == "tool" else "reasoning_parser"
+        exist = ", ".join(sorted(known)) or "none; pip install plugin-parsers brings some"
+        raise ConfigError(
+            f"--{option}: there is no {kind} parser {name!r}; known: {exist}.{did_you_mean(name, known)}"
+        )
+    return known[name]

@@ -1,0 +1,46 @@
+"""The end of a JSON object in a text that comes in pieces."""
+
+from __future__ import annotations
+
+import re
+
+_OUTSIDE = re.compile(r'["{}\[\]]')
+_INSIDE = re.compile(r'["\\]')
+
+
+class Brackets:
+    """Finds where an object closes, by its brackets and strings; what is wrong inside is not looked for.
+
+    Starts before the object's "{".
+    """
+
+    __slots__ = ("_depth", "_escaped", "_string")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._string = False
+        self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """How much of `text` belongs to the object, if it ends there; None while it goes on."""
+        at = 0
+        if self._escaped and text:
+            self._escaped, at = False, 1
+        while True:
+            found = (_INSIDE if self._string else _OUTSIDE).search(text, at)
+            if found is None:
+                return None
+            at, char = found.end(), found[0]
+            if char == '"':
+                self._string = not self._string
+            elif char == "\\":
+                if at == len(text):
+                    self._escaped = True
+                    return None
+                at += 1
+            elif char in "{[":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth == 0:
+                    return at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from llmcore.budget import GRAPH_BYTES, Machine, predict, total_len
 from llmcore.config import make_config
@@ -36,6 +38,13 @@ def test_an_accelerator_gives_kv_what_the_rest_leaves_and_requests_can_hold() ->
     budget = predict(MODEL, SHAPES, more, ACCELERATOR, KV_TOKEN)
     assert budget.pool == GIB // 2 - 280_200 - budget.activations - 400 * 16384 * 4 - GRAPH_BYTES
     assert budget.kv_tokens == budget.pool // 128
+
+
+def test_experts_that_give_more_than_the_widest_projection() -> None:
+    config = make_config(batch_max_tokens=10, running_max_req_size=4)
+    for elements, counted in ((1300, 1300), (1100, 3 * 400)):
+        budget = predict(replace(MODEL, expert_elements=elements), SHAPES, config, ACCELERATOR, KV_TOKEN)
+        assert budget.activations == 10 * (6 * 100 + counted) * 2 + 4 * 1000 * 4 * 2
 
 
 def test_a_cpu_grants_a_pool_of_its_own() -> None:

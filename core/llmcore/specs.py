@@ -323,7 +323,8 @@ class ModelConfig:
 
     `max_position` is in tokens. `fixed_angles_up_to`: the longest prompt whose rotary angles do not depend on the
     request's length (None: they never do); longer prompts enter the prefix cache under a salt of their own. `scores`:
-    numbers that the head gives of a prompt's last token, in place of logits; 0: a language model.
+    numbers that the head gives of a prompt's last token, in place of logits; 0: a language model. `expert_elements`:
+    size of all intermediate results of one token in its experts (see llmcore.layers), for predictions of memory.
     """
 
     architecture: str
@@ -336,6 +337,7 @@ class ModelConfig:
     kv_groups: tuple[KVGroupSpec, ...]
     fixed_angles_up_to: int | None = None
     scores: int = 0
+    expert_elements: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,21 @@ def test_from_a_config_alone(model: Path, tmp_path: Path, capsys: pytest.Capture
         assert found["budget"][name] == whole["budget"][name]
 
 
+def test_experts_are_counted_as_they_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drawn weights, held as one matrix for all experts, predict what a checkpoint of each expert predicts."""
+    from llmcore.testing.family import small_model
+
+    theirs = small_model("MixtralForCausalLM", num_local_experts=40)
+    theirs.save_pretrained(tmp_path)
+    _, whole, _ = plan(capsys, str(tmp_path), "--device", "sm90", "--memory", "1GiB")
+    _, drawn, _ = plan(capsys, str(tmp_path), "--device", "sm90", "--memory", "1GiB", "--load_format", "dummy")
+    assert drawn["budget"] == whole["budget"]
+    assert sum(whole["stored"].values()) == sum(drawn["stored"].values())
+    assert whole["budget"]["parameters"] == sum(parameter.numel() for parameter in theirs.parameters())
+    # two experts for a token, of 112 each
+    assert whole["budget"]["activations"] == 8192 * (6 * 72 + 2 * (3 * 112 + 72)) * 4 + 131 * 8 * 1000
+
+
 def test_a_machine_that_is_not_here(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found, _ = plan(capsys, "--model_dir", str(model), "--device", "sm90", "--memory", "80GiB")
     assert code == 0

@@ -66,9 +66,10 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
     if dummy:
         from llmcore.engine.explain import dry_model
+        from llmcore.weights.load import stored_shapes
 
         built, _ = dry_model(family, model, registry, machine.info, pins, config.kernels.deterministic, quantized)
-        sizes = {name: (tuple(parameter.shape), "drawn") for name, parameter in built.named_parameters()}
+        sizes = {name: (shape, "drawn") for name, shape in stored_shapes(built).items()}
         stored = Counter(dtype for _, dtype in sizes.values())
     else:
         names = load(family.weights)(model)

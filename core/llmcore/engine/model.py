@@ -18,7 +18,7 @@ from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec, ModelConfig, ModelSpec
-from llmcore.weights.load import dummy_weights, load_weights
+from llmcore.weights.load import dummy_weights, load_weights, stored_shapes
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
 
@@ -77,7 +77,7 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     quantized = find_quantization(registry, checkpoint.config(), model_config, pins.quant)
     model, build = build_model(family, model_config, config, registry, device, quantized)
     if dummy:
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        shapes = stored_shapes(model)
         size = dummy_weights(model)
     else:
         checkpoint = unquantized(quantized, checkpoint)

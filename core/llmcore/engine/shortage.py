@@ -11,6 +11,7 @@ from llmcore.errors import ConfigError
 from llmcore.modes import apply_modes
 from llmcore.protocols import Device
 from llmcore.registry import Registry
+from llmcore.weights.load import stored_shapes
 from llmcore.weights.quant import find_quantization
 from llmcore.weights.source import open_checkpoint, read_model
 
@@ -81,9 +82,10 @@ def _predicted(config: Config, registry: Registry, device: Device, machine: Mach
     pins = apply_modes(config.kernels.mode, registry, device.info, config.kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
     dry, build = dry_model(family, model, registry, device.info, pins, config.kernels.deterministic, quantized)
-    shapes = {name: tuple(parameter.shape) for name, parameter in dry.named_parameters()}
     layouts = [build.layout(group.name) for group in model.kv_groups]
-    return predict(model, shapes, config, machine, sum(-(-layout.bytes // layout.granule) for layout in layouts))
+    return predict(
+        model, stored_shapes(dry), config, machine, sum(-(-layout.bytes // layout.granule) for layout in layouts)
+    )
 
 
 def _name(device: Device) -> str:

@@ -18,7 +18,7 @@ from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import Bound, LinearMethod, LinearShape
 from llmcore.layers.mla import MLA, MLA_FUSE, LatentSpec
 from llmcore.layers.mlp import MLP, GatedMLP
-from llmcore.layers.moe import MoE, expert_names
+from llmcore.layers.moe import MoE, expert_elements, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from llmcore.layers.rope import Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
@@ -67,6 +67,7 @@ __all__ = [
     "Step",
     "attend",
     "dense_weights",
+    "expert_elements",
     "expert_names",
     "read_dense",
     "read_rope",

@@ -27,6 +27,11 @@ def expert_names(
     return {"experts": parameters}
 
 
+def expert_elements(route: RouteSpec, size: int, inner: int) -> int:
+    """`ModelConfig.expert_elements`: gate and up, what their product gives, and the result, of each chosen expert."""
+    return route.top_k * (3 * inner + size)
+
+
 class MoE(nn.Module):
     """The feed-forward part of a sparse block. `route`: how experts are chosen; `inner`: width of each of them.
 

@@ -73,6 +73,19 @@ def dummy_weights(model: nn.Module, seed: int = 0) -> int:
     return total
 
 
+def stored_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that a checkpoint has for `model`: what is filled in parts is counted by them."""
+    placements = dict(_placements(model))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, parameter in model.named_parameters():
+        placement = placements.get(_family_name(model, path) or path, _WHOLE)
+        for part, (_, rows) in placement.parts.items():
+            shapes[f"{path}.{part}"] = (rows, *parameter.shape[1:])
+        if not placement.parts:
+            shapes[path] = tuple(parameter.shape)
+    return shapes
+
+
 def finish(model: nn.Module) -> None:
     """Let every module that wants it arrange what was loaded."""
     for module in model.modules():

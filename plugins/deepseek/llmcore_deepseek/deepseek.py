@@ -30,6 +30,7 @@ from llmcore.layers import (
     RopeConfig,
     Step,
     dense_weights,
+    expert_elements,
     expert_names,
     read_dense,
 )
@@ -172,6 +173,7 @@ def _read(given: Mapping[str, Any], architecture: str, route: RouteSpec, *, inte
         route=route,
         sparse=tuple(index >= dense and index % every == 0 for index in range(layers)),
         expert_inner=inner,
+        expert_elements=expert_elements(route, fields["hidden_size"], inner),
         shared=inner * int(given["n_shared_experts"] or 0),
         skipped=int(given.get("num_nextn_predict_layers") or given.get("num_mtp_layers") or 0),
     )

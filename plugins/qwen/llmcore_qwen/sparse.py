@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcore.api import RouteSpec, WeightMap
-from llmcore.layers import DenseConfig, dense_weights, expert_names
+from llmcore.layers import DenseConfig, dense_weights, expert_elements, expert_names
 
 from llmcore_qwen.common import QwenConfig, read_qwen
 
@@ -30,12 +30,13 @@ def read_sparse(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     experts = int(hf["num_local_experts"] if "num_local_experts" in hf else hf["num_experts"])
     every, dense = int(hf.get("decoder_sparse_step", 1)), frozenset(hf.get("mlp_only_layers") or ())
     layers = range(fields["num_layers"])
+    top_k, inner = int(hf["num_experts_per_tok"]), int(hf["moe_intermediate_size"])
+    route = RouteSpec(experts=experts, top_k=top_k, normalize=bool(hf.get("norm_topk_prob", False)))
     return {
         **fields,
-        "route": RouteSpec(
-            experts=experts, top_k=int(hf["num_experts_per_tok"]), normalize=bool(hf.get("norm_topk_prob", False))
-        ),
-        "expert_inner": int(hf["moe_intermediate_size"]),
+        "route": route,
+        "expert_inner": inner,
+        "expert_elements": expert_elements(route, fields["hidden_size"], inner),
         "sparse": tuple(experts > 0 and index not in dense and (index + 1) % every == 0 for index in layers),
     }
 

@@ -94,7 +94,8 @@ def default(context: OpContext) -> dict[str, Any]:
     splits = (16, 16, 8, 4, 1)[context.bucket]
     wide = size(context, "experts") > 128
     block_k = 32 if context.dtype == "f32" else 128 if splits > 4 and not wide else 64
-    return {"block_m": 16 if context.bucket < 4 else 32, "block_k": block_k, "splits": splits, "warps": 4}
+    block_m, warps = 16 if context.bucket < len(TILES) else 32, 8 if wide else 4
+    return {"block_m": block_m, "block_k": block_k, "splits": splits, "warps": warps}
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:

@@ -140,14 +140,14 @@ def route(  # type: ignore[no-untyped-def]
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             # the next launch finds the counter as this one did
             tl.store(arrivals + tile, 0)
-            lines = tile * BLOCK_M + tl.arange(0, ROWS)
-            places = tl.arange(0, ROWS)[:, None] * width + columns[None, :]
+            some = tile * BLOCK_M + tl.arange(0, ROWS)
+            there = tl.arange(0, ROWS)[:, None] * width + columns[None, :]
             logits = tl.zeros([ROWS, width], dtype=tl.float32)
             for other in tl.static_range(SPLITS):
-                part = partials + (tile * SPLITS + other).to(tl.int64) * (BLOCK_M * width)
+                left = partials + (tile * SPLITS + other).to(tl.int64) * (BLOCK_M * width)
                 # past the L1 cache, which does not see what other processors write
-                logits += tl.load(part + places, mask=(lines < tokens)[:, None], other=0.0, cache_modifier=".cg")
-            _select(logits, bias, weights, chosen, lines, tokens,
+                logits += tl.load(left + there, mask=(some < tokens)[:, None], other=0.0, cache_modifier=".cg")
+            _select(logits, bias, weights, chosen, some, tokens,
                     ROWS, GROUPS, GROUP_SIZE, GROUPS_PADDED, PADDED, TOP_K, TOP_GROUPS, TOP2, SIGMOID,
                     NORMALIZE, SCALE, HAS_BIAS, TOP_PADDED)  # fmt: skip
     else:

@@ -18,6 +18,7 @@ MOST_EXPERTS = 256
 _KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("route", ("experts", "top_k", "size"), "one launch, the inputs of few tokens split over programs"),
     ("dispatch", ("experts", "top_k"), "one launch, a program per expert"),
+    ("experts", ("experts", "top_k", "size", "inner"), "two launches over tiles of each expert's tokens"),
     ("combine", ("top_k", "size"), "blocks of columns"),
 )
 """Op, the sizes a kernel is made for, and a word about it."""

@@ -1,0 +1,245 @@
+"""moe.experts: two launches over tiles of the experts' pairs, gate and up with their activation, then down.
+
+How many tiles there are depends on the routes, which the host does not know: the grid is for the most there can be,
+and each program finds its expert by where the experts' pairs begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from llmcore.api import OpContext
+from llmcore.layers import Dispatched
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmcore_triton import tuned
+from llmcore_triton.launch import HOPPER, Bound, overlaps
+from llmcore_triton.linear_shapes import element_bytes, power_of_two, shared_bytes
+from llmcore_triton.moe.experts_kernels import grouped
+from llmcore_triton.rows import size
+from llmcore_triton.specs.moe import NAME
+
+LONG = 64
+"""Pairs of a tile from which on they are the rows of the matrix product, and come by TMA where they lie together."""
+
+_ALIGNED = 16
+"""Bytes to which TMA wants addresses and row strides."""
+
+_SPARE = 4096
+"""Bytes of shared memory that a program needs beside its tiles, at most."""
+
+_LAST_TOKENS = (1, 16, 64, 256)
+"""The most tokens of all buckets but the last."""
+
+
+class Tile(NamedTuple):
+    """A launch: pairs, outputs (of gate and of up each) and inputs of a tile, warps, and tiles on their way."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+class Boxes:
+    """What TMA reads of weights, made once for each because they stay where they are."""
+
+    def __init__(self, context: OpContext, tile: Tile, tma: bool) -> None:
+        self._box = [tile.block_n, tile.block_k]
+        self._takes = tma and (context.device.capability or 0) >= HOPPER and element_bytes(context) == 2
+        self._made: dict[int, TensorDescriptor] = {}
+
+    def __call__(self, weight: torch.Tensor) -> TensorDescriptor | None:
+        """All rows of weight [experts, rows, inputs]; None where TMA cannot read them, or is not to."""
+        if not self._takes:
+            return None
+        address, inputs = weight.data_ptr(), weight.shape[2]
+        found = self._made.get(address)
+        if found is None and (address | inputs * weight.element_size()) % _ALIGNED == 0:
+            rows = weight.shape[0] * weight.shape[1]
+            found = self._made[address] = TensorDescriptor(weight, [rows, inputs], [inputs, 1], self._box)
+        return found
+
+
+class Half:
+    """One of the two launches. `gated`: gate and up, from tokens to sorted pairs; else down, to pairs' own places."""
+
+    def __init__(self, context: OpContext, tile: Tile, tma: bool, gated: bool) -> None:
+        self._tile, self._gated = tile, gated
+        self._experts = size(context, "experts")
+        self._weights = Boxes(context, tile, tma)
+        overlap = overlaps(context)
+        self._launch = Bound(
+            grouped,
+            EXPERTS=self._experts,
+            PADDED=power_of_two(self._experts),
+            TOP_K=size(context, "top_k"),
+            GATED=gated,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BLOCK_K=tile.block_k,
+            SWAP=tile.block_m < LONG,
+            PDL=overlap,
+            num_warps=tile.warps,
+            num_stages=min(tile.stages, most_stages(context, tile, gated)),
+            launch_pdl=overlap,
+        )
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tokens: Dispatched) -> None:
+        """x [rows, inputs], weight [experts, outputs or twice as many, inputs] -> out [rows, outputs]."""
+        pairs, (outputs, inputs) = len(tokens.pairs), (out.shape[1], x.shape[1])
+        tile = self._tile
+        # every expert's last tile may hold but one pair
+        some = min(self._experts, pairs)
+        tiles = some + (pairs - some) // tile.block_m
+        even = inputs % tile.block_k == 0
+        self._launch.but(EVEN_K=even)(
+            (tiles * -(-outputs // tile.block_n),),
+            *(x, *self._boxes(x, weight), out),
+            *(tokens.pairs, tokens.starts, outputs, inputs, x.stride(0)),
+        )
+
+    def _boxes(
+        self, x: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[TensorDescriptor | None, torch.Tensor, TensorDescriptor | None]:
+        """What TMA reads of x, the weight, and what TMA reads of it; None where it cannot, or is not to."""
+        tile, found = self._tile, self._weights(weight)
+        if found is None or self._gated or tile.block_m < LONG:
+            return None, weight, found
+        inputs = x.shape[1]
+        return TensorDescriptor(x, [len(x), inputs], [inputs, 1], [tile.block_m, tile.block_k]), weight, found
+
+
+class Experts:
+    """The op for any number of tokens."""
+
+    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+        self._top_k, self._experts = size(context, "top_k"), size(context, "experts")
+        self._many = self._halves(context, config)
+        self._few = None
+        if context.bucket == len(_LAST_TOKENS) and not context.deterministic:
+            self._few = self._halves(context, _tiles(context, LONG))
+
+    def _halves(self, context: OpContext, config: Mapping[str, Any]) -> tuple[Half, Half]:
+        tma = bool(config["tma"])
+        return (
+            Half(context, Tile(*config["gate_up"]), tma, gated=True),
+            Half(context, Tile(*config["down"]), tma, gated=False),
+        )
+
+    def __call__(self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """gate_up [experts, 2 inner, size], each expert's gate first, down [experts, size, inner] -> [N top_k, size]:
+        each pair's result at the pair's own place.
+        """
+        x, pairs, (width, inner) = tokens.x, len(tokens.pairs), down.shape[1:]
+        few = self._few is not None and pairs < LONG * self._experts
+        first, second = self._few if few and self._few is not None else self._many
+        middle = x.new_empty(pairs, inner)
+        y = x.new_empty(len(x) * self._top_k, width)
+        first(x, gate_up, middle, tokens)
+        second(middle, down, y, tokens)
+        return y
+
+
+def most_stages(context: OpContext, tile: Tile, gated: bool) -> int:
+    """Tiles on their way that shared memory has room for."""
+    rows = tile.block_m + (1 + gated) * tile.block_n
+    return max((shared_bytes(context) - _SPARE) // (rows * tile.block_k * element_bytes(context)), 1)
+
+
+def _tiles(context: OpContext, block_m: int) -> dict[str, Any]:
+    """Tiles of so many pairs, and as many outputs as registers and shared memory are good for."""
+    hopper = context.device.capability == HOPPER
+    if context.dtype == "f32":
+        block_m = min(block_m, 32)
+        gate_up, down = (block_m, 64, 32, 4, 2), (block_m, 64, 32, 4, 2)
+    elif block_m < LONG:
+        # two programs on a multiprocessor, each with half of its memory
+        deep = 128 if block_m == 16 else 64
+        gate_up, down = (block_m, 64, deep, 4, 3 * 128 // deep), (block_m, 64, deep, 4, 5)
+    elif not hopper:
+        gate_up, down = (64, 64, 64, 4, 3), (64, 128, 64, 4, 3)
+    elif block_m == LONG:
+        gate_up, down = (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)
+    else:
+        gate_up, down = (128, 128, 64, 8, 4), (128, 256, 64, 8, 4)
+    return {"gate_up": list(gate_up), "down": list(down), "tma": hopper}
+
+
+def _usual(context: OpContext) -> int:
+    """Pairs of a tile that most experts of a step need but one of."""
+    if context.deterministic:
+        return LONG
+    if context.bucket == len(_LAST_TOKENS):
+        return 2 * LONG
+    pairs = _LAST_TOKENS[context.bucket] * size(context, "top_k")
+    return min(max(power_of_two(pairs * 5 // (4 * size(context, "experts"))), 16), LONG)
+
+
+def default(context: OpContext) -> dict[str, Any]:
+    """By how many pairs an expert has where all are as popular; one tile for all under `deterministic`."""
+    return _tiles(context, _usual(context))
+
+
+_DECODE = (
+    ((64, 64, 4, 4), (64, 64, 4, 6)),
+    ((64, 64, 4, 6), (64, 128, 4, 4)),
+    ((64, 128, 4, 3), (64, 128, 4, 5)),
+    ((64, 128, 4, 5), (128, 128, 8, 5)),
+    ((64, 128, 8, 5), (128, 64, 8, 6)),
+    ((128, 64, 8, 3), (128, 64, 4, 6)),
+    ((128, 64, 8, 5), (64, 256, 4, 3)),
+    ((32, 128, 4, 5), (32, 128, 4, 6)),
+)
+"""Tiles of gate_up and down without their pairs."""
+
+_PREFILL = (
+    ((64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
+    ((64, 128, 64, 4, 3), (64, 256, 64, 4, 3)),
+    ((64, 128, 64, 8, 4), (64, 256, 64, 8, 4)),
+    ((128, 64, 64, 4, 4), (128, 128, 64, 4, 4)),
+    ((128, 64, 64, 8, 4), (128, 128, 64, 8, 4)),
+    ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3)),
+    ((128, 128, 64, 8, 4), (128, 256, 64, 8, 4)),
+    ((256, 64, 64, 8, 4), (256, 128, 64, 8, 4)),
+)
+"""Tiles of gate_up and down."""
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing: by TMA and by pointers, two sizes of tiles."""
+    base = default(context)
+    yield base
+    if context.dtype == "f32" or context.deterministic:
+        return
+    usual = _usual(context)
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    if usual >= LONG:
+        found += _PREFILL
+    if context.bucket < len(_LAST_TOKENS):
+        for block_m in sorted({min(usual, 32), min(2 * usual, 32)}):
+            found += [((block_m, *up), (block_m, *down)) for up, down in _DECODE]
+    hopper = context.device.capability == HOPPER
+    for gate_up, down in found:
+        for tma in (True, False) if hopper else (False,):
+            config = {"gate_up": list(gate_up), "down": list(down), "tma": tma}
+            fits = (
+                most_stages(context, Tile(*gate_up), True) >= min(gate_up[-1], 2),
+                most_stages(context, Tile(*down), False) >= min(down[-1], 2),
+            )
+            if config != base and all(fits):
+                yield config
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Experts:
+    """The op with one configuration."""
+    return Experts(context, {**default(context), **config})
+
+
+def make(context: OpContext) -> Experts:
+    """The op with the configuration that was fastest, or the default."""
+    base = default(context)
+    return Experts(context, base if context.deterministic else tuned.choose(NAME, context, base))

@@ -1,0 +1,178 @@
+"""What the experts' linears run on the GPU: tiles of an expert's tokens by tiles of its weights.
+
+Weights are [experts, rows, inputs], inputs contiguous. GATED: an expert's first half of rows is the gate's, then come
+as many of up, and the result is silu(gate) * up.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmcore_triton.launch import release, wait
+
+
+@triton.jit
+def silu_and_mul(gate, up):  # type: ignore[no-untyped-def]
+    """As the op of that name, in f32."""
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def _find(starts, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Tile number `tile` of all experts' tiles of BLOCK_M pairs: (expert, first pair, the pair after the expert's last
+    one). The expert is PADDED where there are fewer tiles.
+    """
+    experts = tl.arange(0, PADDED)
+    begin = tl.load(starts + experts, mask=experts < EXPERTS, other=0)
+    end = tl.load(starts + 1 + experts, mask=experts < EXPERTS, other=0)
+    tiles = (end - begin + BLOCK_M - 1) // BLOCK_M
+    before = tl.cumsum(tiles, axis=0) <= tile
+    expert = tl.sum(before.to(tl.int32), axis=0)
+    here = experts == expert
+    first = tl.sum(tl.where(here, begin, 0), axis=0)
+    last = tl.sum(tl.where(here, end, 0), axis=0)
+    return expert, first + (tile - tl.sum(tl.where(before, tiles, 0), axis=0)) * BLOCK_M, last
+
+
+@triton.jit
+def _weights(  # type: ignore[no-untyped-def]
+    weight, tiles, row, lines, k, inputs, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, ONCE: tl.constexpr,
+):  # fmt: skip
+    """Weights [lines, BLOCK_K] of the rows from `row` on. ONCE: nobody else reads them soon."""
+    if tiles is not None:
+        return tiles.load([row, k * BLOCK_K])
+    columns = k * BLOCK_K + tl.arange(0, BLOCK_K)
+    there = weight + row.to(tl.int64) * inputs + (lines * inputs)[:, None] + columns[None, :]
+    policy: tl.constexpr = "evict_first" if ONCE else ""
+    if EVEN_K:
+        return tl.load(there, eviction_policy=policy)
+    return tl.load(there, mask=(columns < inputs)[None, :], other=0.0, eviction_policy=policy)
+
+
+@triton.jit
+def _product(w, xs, acc, SWAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """acc [tokens, outputs], or with SWAP [outputs, tokens], and w xs: the longer side comes first."""
+    if SWAP:
+        acc = tl.dot(w, tl.trans(xs), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(xs, tl.trans(w), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _tile(  # type: ignore[no-untyped-def]
+    x, x_tiles, first, rows, weight, w_tiles, expert, column, outputs, inputs, x_stride,
+    GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N outputs of one expert, from `column` on, of `rows` of x (those from `first` on where TMA reads them):
+    [BLOCK_M, BLOCK_N], or with SWAP the other way round.
+    """
+    ks = tl.arange(0, BLOCK_K)
+    from_x = x + rows.to(tl.int64)[:, None] * x_stride + ks[None, :]
+    # what lies behind the last output is read from there
+    lines = tl.minimum(column + tl.arange(0, BLOCK_N), outputs - 1) - column
+    row = expert * ((1 + GATED) * outputs) + column
+    if SWAP:
+        acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    up = acc
+    for k in range(0, tl.cdiv(inputs, BLOCK_K)):
+        if x_tiles is not None:
+            xs = x_tiles.load([first, k * BLOCK_K])
+        elif EVEN_K:
+            xs = tl.load(from_x + k * BLOCK_K)
+        else:
+            xs = tl.load(from_x + k * BLOCK_K, mask=(k * BLOCK_K + ks < inputs)[None, :], other=0.0)
+        w = _weights(weight, w_tiles, row, lines, k, inputs, BLOCK_K, EVEN_K, SWAP)
+        acc = _product(w, xs, acc, SWAP)
+        if GATED:
+            v = _weights(weight, w_tiles, row + outputs, lines, k, inputs, BLOCK_K, EVEN_K, SWAP)
+            up = _product(v, xs, up, SWAP)
+    if GATED:
+        acc = silu_and_mul(acc, up)
+    return acc
+
+
+@triton.jit
+def _store(out, y, into, keep, column, outputs, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write a tile into rows `into` of out, those that `keep` says."""
+    columns = column + tl.arange(0, BLOCK_N)
+    if SWAP:
+        there = out + into.to(tl.int64)[None, :] * outputs + columns[:, None]
+        mask = keep[None, :] & (columns < outputs)[:, None]
+    else:
+        there = out + into.to(tl.int64)[:, None] * outputs + columns[None, :]
+        mask = keep[:, None] & (columns < outputs)[None, :]
+    tl.store(there, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def grouped(  # type: ignore[no-untyped-def]
+    x, x_tiles, weight, w_tiles, out, pairs, starts, outputs, inputs, x_stride,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, EVEN_K: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile of BLOCK_M pairs of one expert by BLOCK_N outputs; programs beyond the experts' tiles end at once.
+
+    GATED: rows of x are tokens, and those of out are pairs sorted by expert; else it is x whose rows are sorted, and
+    rows of out are pairs at their own places. `x_tiles`, `w_tiles`: tensor descriptors of x in [BLOCK_M, BLOCK_K] and
+    of all weight rows in [BLOCK_N, BLOCK_K], or None.
+    """
+    tiles_n = tl.cdiv(outputs, BLOCK_N)
+    column = tl.program_id(0) % tiles_n * BLOCK_N
+    wait(PDL)
+    release(PDL)
+    expert, first, last = _find(starts, tl.program_id(0) // tiles_n, EXPERTS, PADDED, BLOCK_M)
+    if expert < EXPERTS:
+        places = first + tl.arange(0, BLOCK_M)
+        # what lies behind the last pair is read from there, and not written
+        rows = tl.minimum(places, last - 1)
+        if GATED:
+            rows = tl.load(pairs + rows) // TOP_K
+        y = _tile(x, x_tiles, first, rows, weight, w_tiles, expert, column, outputs, inputs, x_stride,
+                  GATED, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, EVEN_K)  # fmt: skip
+        into = places
+        if not GATED:
+            into = tl.load(pairs + rows)
+        _store(out, y, into, places < last, column, outputs, BLOCK_N, SWAP)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def unsorted(  # type: ignore[no-untyped-def]
+    x, weight, w_tiles, out, chosen, tokens, outputs, inputs, x_stride,
+    TOP_K: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, BY_PAIR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """As `grouped` for at most BLOCK_M tokens, which one tile of every expert has room for: it needs no order.
+
+    Rows of out, and of x where it is not GATED, are pairs at their own places. There are programs for each expert, or
+    BY_PAIR for each pair, of which those of an expert's first pair do the work.
+    """
+    tiles_n = tl.cdiv(outputs, BLOCK_N)
+    tile = tl.program_id(0) // tiles_n
+    column = tl.program_id(0) % tiles_n * BLOCK_N
+    lines = tl.arange(0, BLOCK_M)
+    wait(PDL)
+    release(PDL)
+    expert = tile
+    if BY_PAIR:
+        expert = tl.load(chosen + tile)
+    pairs = tl.full([BLOCK_M], -1, dtype=tl.int32)
+    for choice in tl.static_range(TOP_K):
+        there = lines * TOP_K + choice
+        hit = tl.load(chosen + there, mask=lines < tokens, other=-1) == expert
+        pairs = tl.where(hit, there, pairs)
+    here = pairs >= 0
+    first = tl.min(tl.where(here, pairs, BLOCK_M * TOP_K), axis=0)
+    if first == tile if BY_PAIR else first < BLOCK_M * TOP_K:
+        # lines of tokens that chose others are read from the first, and not written
+        rows = tl.where(here, pairs, first)
+        if GATED:
+            rows = rows // TOP_K
+        y = _tile(x, None, 0, rows, weight, w_tiles, expert, column, outputs, inputs, x_stride,
+                  GATED, BLOCK_M, BLOCK_N, BLOCK_K, True, EVEN_K)  # fmt: skip
+        _store(out, y, pairs, here, column, outputs, BLOCK_N, True)

@@ -1,0 +1,13 @@
+"""A small random GPT-NeoX with a tokenizer and a chat template, in the folder that is given."""
+
+import sys
+from pathlib import Path
+
+from llmcore.testing.family import small_model
+from llmcore.testing.tokenizer import write_tokenizer
+from tokenizers import Tokenizer
+
+folder = write_tokenizer(Path(sys.argv[1]))
+words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+sizes = {"vocab_size": words, "num_attention_heads": 4, "hidden_size": 32, "max_position_embeddings": 512}
+small_model("GPTNeoXForCausalLM", head_dim=8, **sizes).save_pretrained(folder)

@@ -53,7 +53,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
 
     `id` is unique per worker; `prompt` holds token ids as little-endian int32; `stop_ids` end a choice (the eos ids
     unless the client ignores them) and are masked while fewer than `min_new_tokens` were produced. `n` choices share
-    one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end.
+    one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end. `score`: the prompt
+    is scored, which models with such a head do and others cannot; nothing is produced, and `max_new_tokens` is 1.
     """
 
     id: int
@@ -65,6 +66,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     sampling: SamplingParams = SamplingParams()
     salt: bytes = b""
     received: float = 0.0
+    score: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -114,7 +116,7 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     `tokens` and `logprobs` (natural log; present when any row asked, 0.0 in rows that did not) are flat over all
     rows. `top[i]`: for row i, per token, the best (id, logprob) pairs. `finish[i]` is a Finish. `cached[i]`: prompt
     tokens that came from the prefix cache, sent with a choice's first token. `error[i]`: (code, message) of a row
-    that ends with Finish.ERROR.
+    that ends with Finish.ERROR. `scores[i]`: the numbers that a row asked for; it has no tokens and ends.
     """
 
     stamp: float
@@ -127,6 +129,7 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     top: dict[int, list[list[tuple[int, float]]]] = {}
     cached: dict[int, int] = {}
     error: dict[int, tuple[str, str]] = {}
+    scores: dict[int, list[float]] = {}
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +142,7 @@ class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     cached: int = -1
     error: tuple[str, str] | None = None
+    scores: tuple[float, ...] = ()
 
 
 Sink = Callable[[ChoiceEvent], None]
@@ -178,6 +182,7 @@ def explode(events: StepEvents) -> list[tuple[int, ChoiceEvent]]:
                     top=tuple(tuple((t, p) for t, p in best) for best in events.top.get(i, ())),
                     cached=events.cached.get(i, -1),
                     error=events.error.get(i),
+                    scores=tuple(events.scores.get(i, ())),
                 ),
             )
         )

@@ -45,7 +45,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine knows of the loaded model and the HTTP side needs. Lengths and sizes are in tokens.
 
     `eos_ids`: the operator's, else the model's. `generation`: its generation_config.json. `fingerprint`: of the
-    resolved kernels. `report`: lines of the start-up summary, as (label, text).
+    resolved kernels. `report`: lines of the start-up summary, as (label, text). `scores`: numbers that the model gives
+    of a prompt, where it scores and produces nothing; else 0.
     """
 
     architecture: str
@@ -58,6 +59,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     generation: dict[str, Any] = {}
     fingerprint: str = ""
     report: tuple[tuple[str, str], ...] = ()
+    scores: int = 0
 
     def end_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The ids that end an answer: `eos_ids`, or else the tokenizer's, as far as the model can produce them."""

@@ -6,9 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from llmcore import LLM
+from llmcore.api import RequestError
+from llmcore.bridge import Submit
+from llmcore.engine.engine import Engine
 from llmcore.testing.family import LoadedModel, Row, registry_for_tests, small_model
+from llmcore.testing.tokenizer import write_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -62,3 +68,51 @@ def test_scores_are_those_of_transformers(tmp_path: Path, architecture: str, lab
     for start in range(0, 30, 7):
         got = ours.step([Row(3, tuple(PROMPTS[2][start : start + 7]), start, 30)])
     torch.testing.assert_close(got, want[2:], rtol=1e-4, atol=1e-4)
+
+
+def test_the_engine_scores_prompts(tmp_path: Path) -> None:
+    theirs = small_model("LlamaForSequenceClassification", num_labels=3, vocab_size=400)
+    theirs.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    many = [np.random.default_rng(n).integers(0, 300, n).tolist() for n in (1, 2, 13, 30, 47, 63)]
+    with LLM(tmp_path, device="cpu", chunked_prefill_size=16, batch_max_tokens=64) as llm:
+        for _ in range(2):  # the second time with prefix hits
+            for prompt, got in zip(many, llm.score(many), strict=True):
+                assert got == pytest.approx(expected(theirs, prompt).tolist(), rel=1e-4, abs=1e-4)
+        text = "a prompt in words"
+        (scored,) = llm.score(text)
+        assert scored == pytest.approx(expected(theirs, llm.tokenizer.encode(text)).tolist(), rel=1e-4, abs=1e-4)
+        load = llm.load()
+        assert (load.output_tokens, load.running, load.kv_live) == (0, 0, 0) and load.cached_tokens > 0
+        with pytest.raises(
+            RequestError, match=r"LlamaForSequenceClassification\) scores prompts and generates nothing"
+        ):
+            llm.generate(text)
+        with pytest.raises(RequestError, match="token id 400 is outside"):
+            llm.score([[400]])
+
+
+def test_a_model_without_such_a_head_says_so(tmp_path: Path) -> None:
+    small_model("LlamaForCausalLM", vocab_size=400).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    with LLM(tmp_path, device="cpu") as llm, pytest.raises(RequestError, match="generates; it has no head that score"):
+        llm.score("x")
+
+
+def test_a_score_is_one(tmp_path: Path) -> None:
+    small_model("LlamaForSequenceClassification", vocab_size=400).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    with LLM(tmp_path, device="cpu") as llm:
+        engine: Engine = llm._bridge._engine
+        request = Submit(id=1, prompt=np.array([5], "<i4").tobytes(), max_new_tokens=1, n=2, score=True)
+        with pytest.raises(RequestError, match="a score is one"):
+            engine.submit(request)
+
+
+def test_broken_scores_end_with_an_error(tmp_path: Path) -> None:
+    theirs = small_model("LlamaForSequenceClassification", vocab_size=400)
+    theirs.score.weight.data[0, 0] = float("nan")
+    theirs.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    with LLM(tmp_path, device="cpu") as llm, pytest.raises(RequestError, match="not finite"):
+        llm.score("x")

@@ -16,13 +16,16 @@ FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "a
 
 @dataclass
 class Answer:
-    """One choice. `logprobs`: of its tokens; `top_logprobs`: per token the best (id, logprob) pairs, if asked for."""
+    """One choice. `logprobs`: of its tokens; `top_logprobs`: per token the best (id, logprob) pairs, if asked for.
+    `scores`: of the prompt, where a score was asked for.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Collector:
         if self.submit.sampling.logprobs is not None:
             answer.logprobs.extend(event.logprobs[:new])
             answer.top_logprobs.extend(event.top[:new])
+        answer.scores = event.scores
         if text.must_finish:
             self._bridge.finish(self.submit.id, event.choice, text.tokens)
         if text.finish is not Finish.RUNNING:

@@ -19,6 +19,7 @@ from llmcore.engine.model import Loaded, Progress, load_model, pick_device
 from llmcore.engine.profile import measure, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
+from llmcore.engine.scoring import RowScorer
 from llmcore.engine.shortage import OUT_OF_MEMORY, figures, kv_short, step_short, tables_short, weights_short
 from llmcore.engine.tables import Tables
 from llmcore.errors import ConfigError
@@ -78,14 +79,15 @@ class _Parts:
         groups = [
             group_kv(name, layout, -(-kv_tokens // layout.granule), where) for name, layout in self.layouts.items()
         ]
-        vocabulary = self.loaded.config.vocab_size
-        samplers = {variant: build.op("sample", variant=variant, vocab=vocabulary) for variant in VARIANTS}
+        vocabulary, scores = self.loaded.config.vocab_size, self.loaded.config.scores
+        drawn = () if scores else VARIANTS
+        samplers = {variant: build.op("sample", variant=variant, vocab=vocabulary) for variant in drawn}
         ops = StepOps(
             inputs=build.op("step_inputs"),
             outputs=build.op("step_outputs"),
             slots=tuple(build.op("kv_slots", granule=group.layout.granule) for group in groups),
         )
-        sampler = RowSampler(self.device, tables, samplers)
+        sampler = (RowScorer if scores else RowSampler)(self.device, tables, samplers)
         kernels = self.config.kernels
         return Runner(
             self.loaded.model,
@@ -142,6 +144,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         max_running=scheduler.limits.max_running,
         eos_ids=loaded.config.eos_ids,
         generation=loaded.generation,
+        scores=loaded.config.scores,
         fingerprint=fingerprint,
         report=(
             *summary(loaded, device, budget.parameters, timings),

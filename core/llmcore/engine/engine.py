@@ -134,6 +134,15 @@ class Engine:
 
     def _check(self, request: Submit) -> None:
         vocabulary = self.facts.vocab_size
+        if request.score != bool(self.facts.scores):
+            does = (
+                "scores prompts and generates nothing"
+                if self.facts.scores
+                else "generates; it has no head that scores"
+            )
+            raise RequestError(f"this model ({self.facts.architecture}) {does}", code="invalid_value")
+        if request.score and (request.n, request.max_new_tokens) != (1, 1):
+            raise RequestError("a score is one: n and max_new_tokens have to be 1", param="n", code="invalid_value")
         if not request.prompt or len(request.prompt) % 4:
             raise RequestError("the prompt is empty", param="prompt", code="invalid_value")
         prompt = np.frombuffer(request.prompt, "<i4")

@@ -109,6 +109,18 @@ class LLM:
         submits = [self._submit(prompt, params, rules, limits, (max_new_tokens, n)) for prompt in ids]
         return self._run(submits, rules, progress)
 
+    def score(self, prompts: Prompt | Sequence[Prompt], *, progress: Done | None = None) -> list[list[float]]:
+        """What the model's head says of every prompt, a text or token ids: a number per label, one of a reward model.
+
+        Raises RequestError for a model that has no such head.
+        """
+        limits, params = _sort_out({}, None)
+        rules = self._rules(limits, ())
+        ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
+        plain = [self._submit(prompt, params, rules, limits, (1, 1)) for prompt in ids]
+        submits = [msgspec.structs.replace(submit, score=True) for submit in plain]
+        return [list(found.answers[0].scores) for found in self._run(submits, rules, progress)]
+
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None, **options: Any
     ) -> Generated:

@@ -18,6 +18,7 @@ from torch import Tensor
 from llmcore.engine.frame import FramePacker, Packed
 from llmcore.engine.graphs import Frame, Graphs, frame_of
 from llmcore.engine.sampling import Draw, RowSampler
+from llmcore.engine.scoring import Scored
 from llmcore.engine.tables import Tables, Upload
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
@@ -165,6 +166,7 @@ class Runner:
             logprobs=_array(out.logprobs),
             top_ids=_array(out.top_ids),
             top_logprobs=_array(out.top_logprobs),
+            scores=_array(out.scores) if isinstance(out, Scored) else None,
         )
 
     def _change(self, plan: StepPlan, frame: Upload) -> None:

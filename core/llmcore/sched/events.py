@@ -69,6 +69,9 @@ def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: 
     )
     for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + 1):
         events.cached[int(i)] = table.job(int(rows[i])).cached
+    if result.scores is not None:
+        events.count, events.tokens = [0] * rows.size, []
+        events.scores = dict(enumerate(result.scores[accepted.at].tolist()))
     if result.logprobs is not None:
         _add_logprobs(events, accepted.at, table.tops[rows], result.logprobs, result)
     return events

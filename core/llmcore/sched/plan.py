@@ -86,7 +86,8 @@ class StepResult:
     """What the host reads back of a step; arrays are parallel over its sampled tokens [S].
 
     `finite[s]`: False where the row's logits held NaN or infinity and its token means nothing. `logprobs`: the
-    drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k].
+    drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k]. `scores`
+    [S, n]: of a model that scores; its tokens stand for nothing, and each ends its request.
     """
 
     tokens: Int32
@@ -94,3 +95,4 @@ class StepResult:
     logprobs: NDArray[np.float32] | None = None
     top_ids: Int32 | None = None
     top_logprobs: NDArray[np.float32] | None = None
+    scores: NDArray[np.float32] | None = None

@@ -56,9 +56,10 @@ class Results:
         for i in np.flatnonzero(table.many_stops[rows]):
             stops[i] = int(tokens[i]) in table.job(int(rows[i])).submit.stop_ids
         stops &= produced > table.min_new[rows]
+        stops |= result.scores is not None
         finish = np.where(produced >= table.max_new[rows], LENGTH, 0).astype(np.int32)
         finish[stops] = STOP
-        self._state.totals.output_tokens += rows.size
+        self._state.totals.output_tokens += rows.size if result.scores is None else 0
         events = by_owner(Accepted(rows, tokens, finish, at), table, result, stamp)
         for i in np.flatnonzero(finish):
             self._state.estimator.observe(int(produced[i]))

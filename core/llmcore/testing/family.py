@@ -48,7 +48,6 @@ SMALL: Mapping[str, Any] = {
 
 SMALL_LATENT: Mapping[str, Any] = {
     "num_key_value_heads": None,
-    "head_dim": None,
     "kv_lora_rank": 24,
     "q_lora_rank": 20,
     "qk_nope_head_dim": 12,

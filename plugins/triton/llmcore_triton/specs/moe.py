@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from llmcore.api import KernelSpec, OpContext
 
@@ -37,6 +38,15 @@ def kernels() -> Iterable[KernelSpec]:
             batch_invariant=True,
             summary=summary,
         )
+    yield KernelSpec(
+        op="moe.fused",
+        name=NAME,
+        make="llmcore_triton.moe.fused:make",
+        when=replace(GPU, buckets=frozenset({0, 1})),
+        refuses=_made_for(("experts", "top_k", "size", "inner")),
+        cost=f"{__name__}:microseconds",
+        summary="three launches for one token, four for up to 16, nothing sorted",
+    )
 
 
 def microseconds(context: OpContext) -> float | None:

@@ -32,7 +32,13 @@ SOURCES = (
         "llmcore.api.sched",
         "SchedulerLimits SchedulerPolicy SchedulerView WaitingRequest Decision LengthEstimator KVManager",
     ),
-    ("Devices, checkpoints, tokenizers", "llmcore.api", "Device Checkpoint Tokenizer"),
+    (
+        "Logits processors",
+        "llmcore.api",
+        "ProcessorContext HostProcessor MaskProcessor BiasProcessor DeviceProcessor LogitsProcessor",
+    ),
+    ("Devices, checkpoints, tokenizers", "llmcore.api", "Device Checkpoint QuantMethod Tokenizer"),
+    ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound"),
     ("Observers", "llmcore.api", "LayerInfo ModelReport RequestRecord MetricSink"),
     (
         "Parsers of models' output",

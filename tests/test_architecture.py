@@ -24,7 +24,8 @@ PLUGINS = sorted(
 RANKS = (
     ("specs",),
     (
-        *("errors", "bridge", "subscribers", "protocols", "hookspecs", "config", "budget", "wire", "child"),
+        *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget", "wire"),
+        "child",
         *("weights.map", "weights.dtypes"),
     ),
     ("registry", "plugins", "resolve", "modes", "inspect"),

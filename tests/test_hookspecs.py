@@ -208,6 +208,24 @@ def test_hook_register_dialects(tmp_path: Path) -> None:
     assert len(bridge.submitted) == 1
 
 
+def test_hook_register_logits_processors(tmp_path: Path) -> None:
+    from llmcore.api import ProcessorContext
+
+    _, module = example("register_logits_processors")
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+    start = module.make({"texts": ["ab", "b"]}, ProcessorContext(300, (), lambda: tokenizer))
+    a, b = (tokenizer.encode(text)[0] for text in "ab")
+    choice = start(np.empty(0, np.int32))
+    words = choice.mask()
+    assert [t for t in range(300) if words[t // 32] >> t % 32 & 1] == sorted([a, b])
+    choice.accept(a)
+    assert not choice.finished()
+    choice.accept(b)
+    assert choice.finished()
+    with pytest.raises(ValueError, match="texts must be a list"):
+        module.make({"texts": "yes"}, None)
+
+
 def test_hook_register_commands() -> None:
     registry, _ = example("register_commands")
     command = load(registry.find(specs.CommandSpec, "hello").command)
@@ -282,6 +300,7 @@ WRONG = {
     "register_length_estimators": ("produced + 1", "produced", "less than one more token"),
     "register_kv_managers": ("if not in_use", "if True or in_use", "in use"),
     "register_kv_layouts": ("new.half()", "new.half() * 2", "gather is off"),
+    "register_logits_processors": ("words_of(self.vocab_size)", "words_of(self.vocab_size + 64)", "its mask is int32"),
     "register_tokenizers": ('"bytes.tokenizer").is_file()', '"x").parent.is_dir()', "recognises an empty folder"),
     "register_commands": ("@click.command()", "@(lambda f: f)", "is a function"),
     "register_options": ('default="csv"', 'default="xml"', "is no choice"),

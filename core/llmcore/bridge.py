@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -23,6 +23,13 @@ class Finish(enum.IntEnum):
     ERROR = 4
 
 
+class LogitsProcessor(msgspec.Struct, frozen=True):
+    """A logits processor that a request asks for, with its arguments: a JSON object that the processor checks."""
+
+    name: str
+    args: dict[str, Any] = {}
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is drawn. Defaults sample from the model's own distribution; temperature 0
     (below 1e-5) is greedy.
@@ -31,7 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Hugging Face's (divide a positive logit, multiply a negative one), over generated tokens and, with
     `repetition_over_prompt`, the prompt's; `penalize_prompt` extends all three to the prompt. `logprobs`: None, or
     how many of the best tokens to report beside the drawn one (0: it alone). `seed` is a 64-bit key; the front
-    end draws one where the client gave none.
+    end draws one where the client gave none. `logits_processors`: all of them apply.
     """
 
     temperature: float = 1.0
@@ -46,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     seed: int = 0
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):

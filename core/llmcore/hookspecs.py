@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from llmcore.config import Config
+    from llmcore.processors import LogitsProcessorSpec
     from llmcore.protocols import RequestRecord
     from llmcore.specs import (
         CommandSpec,
@@ -184,6 +185,16 @@ def register_dialects() -> Iterable[DialectSpec]:  # type: ignore[empty-body]
     Called: once per process at start-up; `make` once per HTTP worker.
     Returns: DialectSpecs.
     Chosen by: all that `--plugins` admits are served; two routes with one path are an error.
+    """
+
+
+@hookspec
+def register_logits_processors() -> Iterable[LogitsProcessorSpec]:  # type: ignore[empty-body]
+    """Logits processors: how a request changes its own scores before a token is drawn.
+
+    Called: once per process at start-up; `make` once per request that asks for it, in the engine.
+    Returns: LogitsProcessorSpecs with names nobody else uses.
+    Chosen by: the request's `logits_processors`, by name; an unknown one is refused with a list of those there are.
     """
 
 

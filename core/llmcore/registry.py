@@ -21,6 +21,7 @@ import pluggy
 from llmcore import hookspecs, specs
 from llmcore.config import plugin_settings
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean
+from llmcore.processors import LogitsProcessorSpec
 from llmcore.specs import API_VERSION, LayerInfo, ModelSpec, PluginInfo, Spec
 
 log = logging.getLogger("llmcore.plugins")
@@ -42,6 +43,7 @@ CONTRIBUTIONS: Mapping[str, type[Spec]] = {
     "register_tokenizers": specs.TokenizerSpec,
     "register_output_parsers": specs.OutputParserSpec,
     "register_dialects": specs.DialectSpec,
+    "register_logits_processors": LogitsProcessorSpec,
     "register_commands": specs.CommandSpec,
     "register_options": specs.OptionSpec,
     "register_metric_sinks": specs.MetricSinkSpec,

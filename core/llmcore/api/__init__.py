@@ -1,8 +1,17 @@
 """What a plugin imports. No torch here; torch building blocks are in `llmcore.layers`."""
 
-from llmcore.bridge import Bridge, ChoiceEvent, Finish, Load, SamplingParams, Submit
+from llmcore.bridge import Bridge, ChoiceEvent, Finish, Load, LogitsProcessor, SamplingParams, Submit
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
 from llmcore.hookspecs import hookimpl
+from llmcore.processors import (
+    BiasProcessor,
+    DeviceProcessor,
+    HostProcessor,
+    LogitsProcessorSpec,
+    MaskProcessor,
+    ProcessorContext,
+    words_of,
+)
 from llmcore.protocols import (
     AttentionKernel,
     AttnLimits,
@@ -58,6 +67,7 @@ __all__ = [
     "AttnLimits",
     "AttnRows",
     "AttnSpec",
+    "BiasProcessor",
     "Bridge",
     "Checkpoint",
     "ChoiceEvent",
@@ -65,10 +75,12 @@ __all__ = [
     "ConfigError",
     "Device",
     "DeviceInfo",
+    "DeviceProcessor",
     "DeviceSpec",
     "DialectSpec",
     "Finish",
     "Graph",
+    "HostProcessor",
     "KVGroupSpec",
     "KVLayoutSpec",
     "KVManagerSpec",
@@ -77,6 +89,9 @@ __all__ = [
     "LengthEstimatorSpec",
     "LlmcoreError",
     "Load",
+    "LogitsProcessor",
+    "LogitsProcessorSpec",
+    "MaskProcessor",
     "MetaWriter",
     "MetricSink",
     "MetricSinkSpec",
@@ -91,6 +106,7 @@ __all__ = [
     "Placement",
     "PluginError",
     "PluginInfo",
+    "ProcessorContext",
     "QuantMethod",
     "QuantMethodSpec",
     "RequestError",
@@ -109,4 +125,5 @@ __all__ = [
     "bucket_of",
     "hookimpl",
     "read_dtype",
+    "words_of",
 ]

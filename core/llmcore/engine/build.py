@@ -16,6 +16,7 @@ from llmcore.engine.explain import fallbacks
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.limits import fit, kv_capacity, kv_room, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
+from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
@@ -27,6 +28,7 @@ from llmcore.kv.group import KVGroup
 from llmcore.layers.layout import Layout
 from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import Made, made
+from llmcore.processors import LogitsProcessorSpec
 from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
 from llmcore.sched.scheduler import Scheduler
@@ -98,6 +100,7 @@ class _Parts:
             ops,
             graph_rows=0 if kernels.disable_cudagraph else kernels.graph_max_batch_size,
             graph_bytes=graph_bytes,
+            steered=any(spec.kind != "device" for spec, _ in self.registry.specs(LogitsProcessorSpec)),
         )
 
 
@@ -152,7 +155,8 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
             ("measured", memory_text(loaded.weight_bytes, kv_tokens * parts.token_bytes, kv_tokens)),
         ),
     )
-    return Engine(scheduler, runner, device, facts, loaded.config.fixed_angles_up_to)
+    processors = processors_of(config, registry, loaded.config)
+    return Engine(scheduler, runner, device, facts, processors, loaded.config.fixed_angles_up_to)
 
 
 def _without_effect(config: Config, device: Device) -> list[str]:
@@ -253,7 +257,7 @@ def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
 def _fingerprint(parts: _Parts) -> str:
     """A digest of all that decides what a step computes."""
     chosen = sorted(parts.loaded.build.chosen().items())
-    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts))])
+    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts)), parts.loaded.quant])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -278,8 +282,9 @@ def summary(
         if resolution.chosen.name not in names:
             names.append(resolution.chosen.name)
     config = loaded.config
+    quant = f", weights through {loaded.quant}" if loaded.quant else ""
     return (
-        ("model", f"{config.architecture}, {parameters / 1e6:,.1f} M parameters, {config.dtype}"),
+        ("model", f"{config.architecture}, {parameters / 1e6:,.1f} M parameters, {config.dtype}{quant}"),
         ("device", f"{device.info.type} {device.info.name}".strip()),
         ("kernels", ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(kernels.items()))),
         ("start", ", ".join(f"{label} {seconds:.1f} s" for label, seconds in timings.items())),

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from llmcore.bridge import Load, StepEvents, Submit
+from llmcore.engine.processors import Processors
 from llmcore.engine.runner import InFlight, Runner
 from llmcore.errors import LlmcoreError, RequestError
 from llmcore.protocols import Device
@@ -42,10 +43,12 @@ class Engine:
         runner: Runner,
         device: Device,
         facts: ModelFacts,
+        processors: Processors,
         fixed_angles_up_to: int | None = None,
     ) -> None:
         self.facts = facts
         self._fixed_angles_up_to = fixed_angles_up_to
+        self._processors = processors
         self._scheduler = scheduler
         self._runner = runner
         self._device = device
@@ -64,7 +67,7 @@ class Engine:
     def submit(self, request: Submit, owner: int = 0) -> None:
         """Queue a request. Raises RequestError if it is wrong or can never fit."""
         self._check(request)
-        self._scheduler.submit(self._salted(request), owner)
+        self._scheduler.submit(self._salted(request), owner, self._processors.bind(request))
 
     def abort(self, request_id: int, owner: int = 0) -> None:
         """End every choice of a request; one that has ended already is no error."""
@@ -87,6 +90,11 @@ class Engine:
         if plan is None:
             return [self._read()] if self._flying else []
         events = self._launch(plan)
+        if self._flying and self._flying[-1].pending is not None:
+            # What its processors are told next is in the steps before it; its own forward runs meanwhile.
+            while len(self._flying) > 1:
+                events.append(self._read())
+            events += self._draw()
         while len(self._flying) > self._device.ahead:
             events.append(self._read())
         return events
@@ -100,12 +108,30 @@ class Engine:
         try:
             self._flying.append(self._runner.launch(plan))
         except Exception as error:  # noqa: BLE001 - whatever a model raises, _note logs it
-            self._note(plan, error)
-            events = []
-            while self._flying:  # one that cannot be read takes all after it along
-                events.append(self._read())
-            return [*events, self._scheduler.fail(plan, _FAILED)]
+            return self._failed(plan, error)
         return []
+
+    def _draw(self) -> list[Events]:
+        """Launch the draw of the newest step; one that failed with those before it is not there any more."""
+        if not self._flying:
+            return []
+        step = self._flying[-1]
+        try:
+            outcome = self._runner.draw(step)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, _note logs it
+            self._flying.pop()
+            return self._failed(step.plan, error)
+        if outcome.late:
+            self._scheduler.postpone(step.plan, outcome.late)
+        return [self._scheduler.expel(step.plan, outcome.errors)] if outcome.errors else []
+
+    def _failed(self, plan: StepPlan, error: Exception) -> list[Events]:
+        """A step that was not launched, or not whole."""
+        self._note(plan, error)
+        events = []
+        while self._flying:  # one that cannot be read takes all after it along
+            events.append(self._read())
+        return [*events, self._scheduler.fail(plan, _FAILED)]
 
     def _read(self) -> Events:
         flying = self._flying.popleft()

@@ -20,7 +20,8 @@ from llmcore.specs import bucket_of
 class Packed:
     """What a forward finds in `upload`. `n_decode` rows decode; `keys`: of the attention kernels' plans.
 
-    `mixed`: all rows go through one kernel. `every`: each token is sampled, in order.
+    `mixed`: all rows go through one kernel. `every`: each token is sampled, in order. `scratch`: the request
+    of padding.
     """
 
     upload: Upload
@@ -30,6 +31,7 @@ class Packed:
     mixed: bool
     every: bool
     keys: tuple[str, ...]
+    scratch: int
     scopes: Mapping[str, tuple[Scoped, Scoped, Scoped]]
 
     def metas(
@@ -88,7 +90,7 @@ class FramePacker:
         bucket = bucket_of(n_tokens)
         keys = [key for name in self._groups for key in self._plan(name, bucket, rows, n_decode, mixed, scopes[name])]
         every = bool(plan.n_decode == plan.request.size == plan.sample_row.size) and not mixed
-        return Packed(upload, n_decode, n_tokens, samples, mixed, every, tuple(keys), scopes)
+        return Packed(upload, n_decode, n_tokens, samples, mixed, every, tuple(keys), self._scratch, scopes)
 
     def _rows(self, plan: StepPlan, frame: Frame | None) -> _Rows:
         more = 0 if frame is None else frame.rows - plan.request.size

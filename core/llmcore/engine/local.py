@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 _OWNER = 0
 _IDLE_SECONDS = 1.0
+_STUCK_SECONDS = 0.001
+"""Pause when there is work, but none that a step could do now."""
 
 Message = Submit | Abort | FinishChoice | SimpleQueue[Load]
 """What the engine's thread is asked for; a queue wants a snapshot."""
@@ -95,7 +97,11 @@ class LocalBridge:
                 self._wake.wait(_IDLE_SECONDS)
                 self._wake.clear()
                 continue
-            for events in self._engine.step():
+            steps = self._engine.step()
+            if not steps and not self._engine.idle:
+                self._wake.wait(_STUCK_SECONDS)
+                self._wake.clear()
+            for events in steps:
                 if _OWNER in events:
                     self._deliver(events[_OWNER])
 

@@ -1,8 +1,9 @@
 """The runner turns a StepPlan into one forward and one draw, without ever waiting for the device.
 
-`launch` enqueues a step, `read` waits for its tokens. In between they are on the device only, where the next step
-finds them in the requests' history. What a step computes depends on the host through its frame alone: the sizes, the
-columns of one upload, and a few choices that make up the key under which it may be captured and replayed.
+`launch` enqueues a step, `read` waits for its tokens. Where rows have logits processors, `launch` enqueues the forward
+only, and `draw` the rest once the host knows what they say. In between they are on the device only, where the next
+step finds them in the requests' history. What a step computes depends on the host through its frame alone: the sizes,
+the columns of one upload, and a few choices that make up the key under which it may be captured and replayed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from llmcore.engine.frame import FramePacker, Packed
 from llmcore.engine.graphs import Frame, Graphs, frame_of
 from llmcore.engine.sampling import Draw, RowSampler
 from llmcore.engine.scoring import Scored
+from llmcore.engine.steer import Outcome, Pending, Steered, changed, put_outputs, settle
 from llmcore.engine.tables import Tables, Upload
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
-from llmcore.ops import Op
-from llmcore.ops.sample import Sampled
+from llmcore.ops import DTYPES, Op
+from llmcore.ops.sample import Sampled, with_logprobs
 from llmcore.protocols import Device, Event
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.specs import ModelConfig, bucket_of
@@ -77,19 +79,30 @@ class StepOps(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What a captured forward leaves: `logits` [S, V]."""
+
+    logits: Tensor
+
+
+@dataclass
 class InFlight:
-    """A launched step: its outcome on its way to the host, None where it samples nothing."""
+    """A launched step: its outcome on its way to the host, None where it samples nothing.
+
+    `pending`: its forward, as long as `draw` is still to come.
+    """
 
     plan: StepPlan
     event: Event
     outcome: Sampled | None
+    pending: Pending | None = None
 
 
 class Runner:
     """Executes plans on one device, in order.
 
     Steps that decode at most `graph_rows` rows (0: none), and small mixed ones, are captured; all graphs together take
-    at most `graph_bytes`.
+    at most `graph_bytes`. `steered`: rows may have logits processors that work on the host.
     """
 
     def __init__(
@@ -103,6 +116,7 @@ class Runner:
         *,
         graph_rows: int = 0,
         graph_bytes: int = 0,
+        steered: bool = False,
     ) -> None:
         self._model = model
         self._device = device
@@ -111,13 +125,21 @@ class Runner:
         self._sampler = sampler
         self._ops = ops
         self._graph_rows = graph_rows if device.graphs else 0
-        self._graphs: Graphs[Sampled | None] | None = Graphs(device, graph_bytes) if self._graph_rows else None
+        self._graphs: Graphs[Sampled | Scores | None] | None = (
+            Graphs(device, graph_bytes) if self._graph_rows else None
+        )
         self._packer = FramePacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
         # A host buffer is written again only after the step that used it was read.
         turns = device.ahead + 1
         self._changes = Upload(device, _CHANGES, turns)
         self._eager = Upload(device, _CHANGES, turns)
         self._static = Upload(device, _FRAME, turns)
+        self._drawing = Upload(device, _CHANGES, turns)
+        # Graphs share their memory, so what the forward's leaves must be elsewhere before the draw's is replayed.
+        self._logits: Tensor | None = None
+        if steered and self._graph_rows:
+            shape = self._graph_rows, model.config.vocab_size
+            self._logits = torch.empty(shape, dtype=DTYPES[model.config.dtype], device=device.torch_device)
         for table, group in zip(tables.granules, groups, strict=True):
             table[tables.scratch] = group.granules - 1
 
@@ -137,6 +159,9 @@ class Runner:
         for upload in (self._changes, self._eager, self._static):
             upload.clear()
         self._sampler.admit(plan)
+        bound = self._sampler.bound(plan)
+        if bound:
+            return self._launch_forward(plan, bound)
         frame = None if self._graphs is None else frame_of(plan, self._graph_rows)
         packed, draw = self._pack(plan, frame)
         if frame is not None and (not all(packed.keys) or draw.biases):
@@ -148,9 +173,36 @@ class Runner:
             outcome = self._forward(packed, draw)
         else:
             key = (frame, draw, packed.keys)
-            outcome = self._graphs.run(key, packed.upload.layout, lambda: self._forward(packed, draw))
+            found = self._graphs.run(key, packed.upload.layout, lambda: self._forward(packed, draw))
+            assert not isinstance(found, Scores)
+            outcome = found
         host = None if outcome is None else self._sampler.to_host(outcome, plan.sample_row.size)
         return InFlight(plan, self._device.event(), host)
+
+    @torch.inference_mode()
+    def draw(self, step: InFlight) -> Outcome:
+        """Enqueue the draw of a step whose forward is `pending`; every step before it must have been read."""
+        pending, plan, upload = step.pending, step.plan, self._drawing
+        assert pending is not None
+        packed = pending.packed
+        outcome = settle(plan, pending.bound, step.event)
+        upload.clear()
+        put_outputs(plan, packed, pending.frame, outcome.late, upload)
+        draw = self._sampler.pack_steered(plan, upload, outcome.ready, packed.n_samples)
+        upload.seal()
+        upload.send()
+        on_device = any(bound.devices for _, bound in outcome.ready)
+        fits = self._logits is not None and pending.logits.data_ptr() == self._logits.data_ptr()
+        if self._graphs is None or not fits or on_device or draw.biases:
+            out: Sampled | Scores | None = self._drawn(pending, draw, plan, outcome if on_device else None)
+        else:
+            key = ("draw", pending.frame, draw, packed.keys)
+            layout = (packed.upload.layout, upload.layout)
+            out = self._graphs.run(key, layout, lambda: self._drawn(pending, draw, plan, None))
+        assert isinstance(out, Sampled)
+        step.outcome = self._sampler.to_host(out, plan.sample_row.size)
+        step.event, step.pending = self._device.event(), None
+        return outcome
 
     def read(self, step: InFlight) -> StepResult:
         """Wait for a launched step. Raises what the device raises."""
@@ -190,6 +242,45 @@ class Runner:
     def _pack(self, plan: StepPlan, frame: Frame | None) -> tuple[Packed, Draw]:
         upload = self._eager if frame is None else self._static
         return self._packer.pack(plan, frame, upload), self._sampler.pack(plan, upload)
+
+    def _launch_forward(self, plan: StepPlan, bound: Sequence[Steered]) -> InFlight:
+        """The forward alone: its key has no variant, because nobody knows yet how it will be drawn from."""
+        frame = None if self._graphs is None else frame_of(plan, self._graph_rows)
+        packed = self._packer.pack(plan, frame, self._eager if frame is None else self._static)
+        if frame is not None and not all(packed.keys):
+            frame = None
+            packed = self._packer.pack(plan, frame, self._eager)
+        packed.upload.seal()
+        self._change(plan, packed.upload)
+        if frame is None or self._graphs is None:
+            logits = self._scores(packed).logits
+        else:
+            key = ("forward", frame, packed.keys)
+            scores = self._graphs.run(key, packed.upload.layout, lambda: self._scores(packed))
+            assert isinstance(scores, Scores)
+            logits = scores.logits
+            if self._logits is not None and self._logits.dtype == logits.dtype and len(logits) <= len(self._logits):
+                logits = self._logits[: len(logits)].copy_(logits)
+        return InFlight(plan, self._device.event(), None, Pending(packed, frame, logits, bound))
+
+    def _scores(self, packed: Packed) -> Scores:
+        request, n_query = packed.upload.get("request"), packed.upload.get("n_query")
+        return Scores(self._model.logits(*self._model(self._step(packed, request, n_query))))
+
+    def _drawn(self, pending: Pending, draw: Draw, plan: StepPlan, steered: Outcome | None) -> Sampled:
+        """From logits to tokens, on the device alone unless processors of the device are in `steered`."""
+        tables, upload, logits = self._tables, self._drawing, pending.logits
+        request, n_query = pending.packed.upload.get("request"), upload.get("n_query")
+        sample_request = upload.get("sample_request")
+        if steered is None:
+            out = self._sampler.draw(logits, sample_request, draw, upload)
+        else:
+            scores, fine = changed(logits, tables, plan, steered)
+            out = self._sampler.draw(scores, sample_request, replace(draw, logprobs=-1), upload)
+            out = with_logprobs(logits.float(), out.tokens, fine, draw.logprobs if draw.logprobs >= 0 else None)
+        state = (tables.history, tables.lengths, tables.computed)
+        outputs = self._ops.outputs[bucket_of(pending.packed.n_tokens)]
+        return replace(out, tokens=outputs(state, request, n_query, sample_request, out.tokens, out.finite))
 
     def _forward(self, packed: Packed, draw: Draw) -> Sampled | None:
         """Everything between a step's columns and its tokens, on the device alone; this is what is captured."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from llmcore.bridge import SamplingParams
 from llmcore.engine.tables import Tables, Upload
-from llmcore.ops.sample import VARIANTS, Adjust, Sampled, Sampler, SampleRows, plain_rows
+from llmcore.ops.sample import VARIANTS, Adjust, Masks, Sampled, Sampler, SampleRows, plain_rows
 from llmcore.protocols import Device, Int32
+from llmcore.sched.bound import Bound
 from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.specs import bucket_of
 
@@ -26,13 +27,15 @@ class Draw:
     """What the host decides about the draw of one step: a captured draw serves every step with the same.
 
     `variant`: index into VARIANTS. `logprobs`: best tokens to report, -1 for no log-probabilities. `width`: columns of
-    the history that penalties look at, 0 where nobody is penalized or biased. `biases`: how many there are.
+    the history that penalties look at, 0 where nobody is penalized or biased. `biases`: how many there are. `masks`:
+    room for how many there is, a power of two or 0.
     """
 
     variant: int
     logprobs: int = -1
     width: int = 0
     biases: int = 0
+    masks: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,11 @@ class RowSampler:
         size = tables.lengths.shape[0]
         self._variant = np.zeros(size, np.uint8)
         self._adjusts = np.zeros(size, np.bool_)
+        self._steered = np.zeros(size, np.bool_)
         self._logprobs = np.full(size, -1, np.int32)
         self._longest = np.zeros(size, np.int32)
         self._bias: dict[int, _Bias] = {}
+        self._bound: dict[int, Bound] = {}
         self._greedy: dict[int, SampleRows] = {}
 
     def admit(self, plan: StepPlan) -> None:
@@ -70,26 +75,37 @@ class RowSampler:
         if plan.sample_request.size:
             self._longest[plan.sample_request] += 1
 
+    def bound(self, plan: StepPlan) -> list[tuple[int, Bound]]:
+        """Host: the sampled rows that have logits processors, by their number among the sampled."""
+        steered = np.flatnonzero(self._steered[plan.sample_request]).tolist()
+        return [(s, self._bound[int(plan.sample_request[s])]) for s in steered]
+
     def pack(self, plan: StepPlan, upload: Upload) -> Draw:
         """Host: what kind of draw the step needs; puts the biases of the sampled rows."""
+        return self.pack_steered(plan, upload, (), 0)
+
+    def pack_steered(self, plan: StepPlan, upload: Upload, bound: Sequence[tuple[int, Bound]], rows: int) -> Draw:
+        """Host: the same with what the logits processors of `bound` rows say; `rows`: sampled ones with padding."""
         indices = plan.sample_request
         variant = int(self._variant[indices].max(initial=_GREEDY))
         if variant < _FULL:
             return Draw(variant)
         biases = [(s, self._bias[i]) for s, i in enumerate(indices.tolist()) if i in self._bias] if self._bias else []
+        biases += [(s, _bias_of(b.bias)) for s, b in bound if b.bias]
+        masks = _put_masks([(s, b.mask) for s, b in bound if b.mask is not None], rows, upload)
         if biases:
-            rows = np.repeat(np.array([s for s, _ in biases], np.int32), [b.token.size for _, b in biases])
-            upload.put("bias_row", rows)
+            of = np.repeat(np.array([s for s, _ in biases], np.int32), [b.token.size for _, b in biases])
+            upload.put("bias_row", of)
             upload.put("bias_token", np.concatenate([b.token for _, b in biases]))
             upload.put("bias_value", np.concatenate([b.value for _, b in biases]).view(np.int32))
             upload.put("bias_until", np.concatenate([b.until for _, b in biases]))
         width = 0
-        if self._adjusts[indices].any():
+        if biases or self._adjusts[indices].any():
             # A power of two, so that a captured draw serves many steps.
             longest = max(int(self._longest[indices].max()), _NARROWEST)
             width = min(1 << (longest - 1).bit_length(), self._tables.max_len)
         asked = int(self._logprobs[indices].max())
-        return Draw(variant, asked, width, sum(b.token.size for _, b in biases))
+        return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks)
 
     def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
         """Device: draw from logits [S, V] for the requests `request` [S] int64."""
@@ -114,9 +130,13 @@ class RowSampler:
             choice=choice.long(),
             position=(length - self._tables.prompt_len[request]).long(),
             adjust=adjust,
+            masks=self._masks(draw, upload),
             logprobs=draw.logprobs if draw.logprobs >= 0 else None,
         )
         return sample(logits, rows)
+
+    def _masks(self, draw: Draw, upload: Upload) -> Masks | None:
+        return Masks(words=upload.get("masks").view(draw.masks, -1), of=upload.get("mask_of")) if draw.masks else None
 
     def _greedy_rows(self, count: int) -> SampleRows:
         """Rows of which nobody draws: nothing of the device's columns is needed."""
@@ -140,11 +160,17 @@ class RowSampler:
         self._longest[index] = len(admitted.tokens)
         self._logprobs[index] = -1 if sampling.logprobs is None else sampling.logprobs
         self._bias.pop(index, None)
+        self._bound.pop(index, None)
+        bound = admitted.bound
+        self._steered[index] = bound is not None
+        if bound is not None:
+            self._bound[index] = bound
         bias = _bias(admitted)
         if bias is not None:
             self._bias[index] = bias
         self._adjusts[index] = bias is not None or _penalized(sampling)
-        self._variant[index] = _FULL if self._adjusts[index] else variant_of(sampling)
+        full = self._adjusts[index] or (bound is not None and bound.hosts)
+        self._variant[index] = _FULL if full else variant_of(sampling)
 
 
 def variant_of(sampling: SamplingParams) -> int:
@@ -173,6 +199,25 @@ def _bias(admitted: Admitted) -> _Bias | None:
         value=np.array([*chosen.values(), *(-np.inf for _ in masked)], np.float32),
         until=np.array([_FOREVER] * len(chosen) + [admitted.min_new_tokens] * len(masked), np.int32),
     )
+
+
+def _bias_of(bias: Mapping[int, float]) -> _Bias:
+    """What a logits processor adds to the next token's scores."""
+    token, value = np.array([*bias], np.int32), np.array([*bias.values()], np.float32)
+    return _Bias(token, value, np.full(token.size, _FOREVER, np.int32))
+
+
+def _put_masks(masks: Sequence[tuple[int, Int32]], rows: int, upload: Upload) -> int:
+    """Put masks by sampled row, and say for how many there is room: few sizes, so that a captured draw serves many."""
+    if not masks:
+        return 0
+    room = 1 << (len(masks) - 1).bit_length()
+    of = np.full(rows, -1, np.int32)
+    of[[s for s, _ in masks]] = np.arange(len(masks), dtype=np.int32)
+    upload.put("mask_of", of)
+    filling = [np.zeros_like(masks[0][1])] * (room - len(masks))
+    upload.put("masks", np.concatenate([*(words for _, words in masks), *filling]))
+    return room
 
 
 def _adjust(

@@ -1,9 +1,9 @@
 """Op `sample`: from logits to the next token of each row.
 
 What happens to a row, in this order: repetition, frequency and presence penalties; logit bias and masked stop ids;
-the mask, which leaves the allowed tokens; division by the temperature; top-k; top-p over what top-k left, renormalized; min-p; a draw. Temperature, top-k, top-p,
-min-p is the order of Hugging Face's processors. Filters are thresholds: scores equal to the last one kept stay in too,
-so a filter does not depend on how a kernel sorts.
+the mask of allowed tokens; division by the temperature; top-k; top-p over what top-k left, renormalized; min-p; a
+draw. Temperature, top-k, top-p, min-p is the order of Hugging Face's processors. Filters are thresholds: scores equal
+to the last one kept stay in too, so a filter does not depend on how a kernel sorts.
 
 The draw is Gumbel-max in two levels, so that it takes some hundred random numbers and not one per token: first a
 block of BLOCK tokens, argmax(log of the block's mass + gumbel), then a token in it, argmax(score + gumbel), the first

@@ -28,6 +28,8 @@ class Departures:
             self._let_go(row, self.valid(row) if valid is None else valid)
             state.table.free(row)
         job.ended = True
+        if job.bound is not None:
+            job.bound.ended = True
         key = (job.owner, job.submit.id)
         del state.requests[key][job.choice]
         if not state.requests[key]:

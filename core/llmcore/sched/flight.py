@@ -98,6 +98,7 @@ def _announce(job: Job, tokens: Int32, start: int, fork_of: int = -1) -> Admitte
         min_new_tokens=job.submit.min_new_tokens,
         stop_ids=job.submit.stop_ids,
         fork_of=fork_of,
+        bound=job.bound,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from llmcore.bridge import Submit
 from llmcore.protocols import Int32, Int64
+from llmcore.sched.bound import Bound
 
 NO_ROW = -1
 
@@ -23,7 +24,8 @@ class Job:
     `row` is its place among the running, `reserved` the places its forks will take. `produced` holds the tokens it
     had when it was last sent back to the queue, `cached` the prompt tokens it did not have to compute at first.
     `waits`: (row, epoch, tokens) of the job whose KV it waits for. `private`: it takes nothing from the cache.
-    `untried`: failed steps it was in and could not be tried alone after.
+    `untried`: failed steps it was in and could not be tried alone after. `bounds`: the logits processors of each of
+    the request's choices, () if it has none.
     """
 
     submit: Submit
@@ -41,6 +43,7 @@ class Job:
     private: bool = False
     queued_at: int = 0
     waits: tuple[int, int, int] | None = None
+    bounds: Sequence[Bound] = ()
 
     @property
     def size(self) -> int:
@@ -51,6 +54,16 @@ class Job:
     def choices(self) -> int:
         """Places it takes among the running."""
         return 1 + self.forks
+
+    @property
+    def bound(self) -> Bound | None:
+        """Its logits processors."""
+        return self.bounds[self.choice] if self.bounds else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether its processors, and those of its forks, know what they want of the next token."""
+        return all(bound.ready for bound in self.bounds[self.choice : self.choice + self.choices])
 
     def tokens(self) -> Int32:
         """Prompt and what was produced."""
@@ -64,6 +77,7 @@ class Job:
         """A further choice, which runs in `row`."""
         twin = Job(self.submit, self.owner, choice, self.arrival + choice, self.prompt, cached=self.cached)
         twin.row = row
+        twin.bounds = self.bounds
         return twin
 
 

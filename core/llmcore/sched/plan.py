@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llmcore.bridge import SamplingParams
 from llmcore.protocols import Int32
+from llmcore.sched.bound import Bound
 
 
 class Want(IntFlag):
@@ -32,6 +33,7 @@ class Admitted:
 
     `tokens` are the ids known so far (prompt, then what it had produced before a preemption); `prompt_len` of them
     are the prompt's and `start` of them are in KV already. `fork_of`: the index whose table row it shares, else -1.
+    `bound`: its logits processors.
     """
 
     index: int
@@ -43,6 +45,7 @@ class Admitted:
     min_new_tokens: int
     stop_ids: tuple[int, ...]
     fork_of: int = -1
+    bound: Bound | None = None
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,48 @@ class Results:
         table.settled[plan.request[alive]] = (plan.start + plan.n_query)[alive]
         rejected = self._reject(flight, result) if not result.finite.all() else []
         at = np.flatnonzero((table.epoch[plan.sample_request] == flight.sample_epoch) & result.finite)
+        if table.bound:
+            at, ends, failed = self._tell(at, plan.sample_request[at], result.tokens[at])
+        else:
+            ends, failed = None, []
         rows = plan.sample_request[at]
-        events = self._accept(rows, result.tokens[at], at, result, stamp)
+        events = self._accept(rows, result.tokens[at], at, result, stamp, ends)
         add_errors(events, rejected, NOT_FINITE, stamp)
+        for job, message in failed:
+            add_errors(events, [job], ("internal_error", message), stamp)
         return rows, events
 
+    def _tell(
+        self, at: NDArray[np.intp], rows: Int32, tokens: Int32
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_], list[tuple[Job, str]]]:
+        """Tell logits processors of their rows' tokens; end the rows of those that fail.
+
+        Returns which of `at` are left, which of these end with their token, and (job, message) of the others.
+        """
+        table = self._state.table
+        ends, fine = np.zeros(at.size, np.bool_), np.ones(at.size, np.bool_)
+        failed = []
+        for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+            bound = table.bound.get(row)
+            if bound is None:
+                continue
+            if bound.error is None:
+                ends[i] = bound.accept(token)
+            if bound.error is not None:
+                job = table.job(row)
+                self._departures.end(job)
+                failed.append((job, bound.error))
+                fine[i] = False
+        return at[fine], ends[fine], failed
+
     def _accept(
-        self, rows: Int32, tokens: Int32, at: NDArray[np.intp], result: StepResult, stamp: float
+        self,
+        rows: Int32,
+        tokens: Int32,
+        at: NDArray[np.intp],
+        result: StepResult,
+        stamp: float,
+        ends: NDArray[np.bool_] | None,
     ) -> dict[int, StepEvents]:
         table = self._state.table
         known = table.known[rows]
@@ -57,6 +92,8 @@ class Results:
             stops[i] = int(tokens[i]) in table.job(int(rows[i])).submit.stop_ids
         stops &= produced > table.min_new[rows]
         stops |= result.scores is not None
+        if ends is not None:
+            stops |= ends
         finish = np.where(produced >= table.max_new[rows], LENGTH, 0).astype(np.int32)
         finish[stops] = STOP
         self._state.totals.output_tokens += rows.size if result.scores is None else 0

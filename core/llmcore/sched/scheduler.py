@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from llmcore.errors import RequestError
 from llmcore.kv.group import KVGroup
 from llmcore.kv.space import KVSpace
 from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
+from llmcore.sched.bound import Bound
 from llmcore.sched.departures import Departures
 from llmcore.sched.events import add_errors
 from llmcore.sched.flight import Flight, enqueue
@@ -33,6 +34,9 @@ from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
 
 log = logging.getLogger(__name__)
+
+NOBODY = -1
+"""No epoch: a result for whom nobody waits."""
 
 TRIALS = 3
 """Failed steps after which a request that could never be tried alone, for want of room, ends with an error."""
@@ -89,8 +93,8 @@ class Scheduler:
 
     # --- what the front end asks for ---------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, owner: int) -> None:
-        """Queue a request. Raises RequestError if it can never be served."""
+    def submit(self, submit: Submit, owner: int, bounds: Sequence[Bound] = ()) -> None:
+        """Queue a request; `bounds`: its processors by choice. Raises RequestError if it can never be served."""
         state = self._state
         key = (owner, submit.id)
         if key in state.requests:
@@ -98,6 +102,7 @@ class Scheduler:
         check_submit(submit, state.limits, state.space, guaranteed=state.estimator.guaranteed)
         prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
         job = Job(submit, owner, 0, self._arrivals, prompt, forks=submit.n - 1, queued_at=state.step)
+        job.bounds = bounds
         self._arrivals += submit.n
         state.requests[key] = {0: job}
         state.queue.append(job)
@@ -174,6 +179,34 @@ class Scheduler:
             self._suspects.popleft()
         return events
 
+    def postpone(self, plan: StepPlan, late: Sequence[int]) -> None:
+        """The requests `late`, in rows of one token of the newest plan, get none from it: their next rows repeat it.
+
+        Call it before the next plan is made.
+        """
+        flight, table = self._flights[-1], self._state.table
+        if flight.plan is not plan:
+            raise ValueError("only the newest plan's tokens can be postponed")
+        for request in late:
+            (row,), (sample,) = np.flatnonzero(plan.request == request), np.flatnonzero(plan.sample_request == request)
+            if table.epoch[request] == flight.row_epoch[row]:
+                self.totals.late_masks += 1
+                table.length[request] -= 1
+                table.computed[request] -= 1
+            flight.row_epoch[row] = flight.sample_epoch[sample] = NOBODY
+
+    def expel(self, plan: StepPlan, errors: Mapping[int, str]) -> dict[int, StepEvents]:
+        """The requests `errors` of the newest plan end, each with its message. Returns errors by owner, as events."""
+        flight, table = self._flights[-1], self._state.table
+        events: dict[int, StepEvents] = {}
+        for request, message in errors.items():
+            at = int(np.flatnonzero(plan.sample_request == request)[0])
+            if table.epoch[request] == flight.sample_epoch[at]:
+                job = table.job(request)
+                add_errors(events, [job], ("internal_error", message), time.monotonic())
+                self._departures.end(job)
+        return events
+
     def fail(self, plan: StepPlan, message: str) -> dict[int, StepEvents]:
         """The step of `plan` failed and it and all after it were discarded. Returns errors by owner, as events.
 
@@ -229,6 +262,9 @@ class Scheduler:
     def _view(self) -> StepView:
         state, table = self._state, self._state.table
         running = table.running()
+        if table.bound:
+            held = [row for row, bound in table.bound.items() if bound.held]
+            running = running[~np.isin(running, held)] if held else running
         if not self._suspects:
             admit = state.step - self._last_join >= state.limits.wait_steps or not running.size
             return StepView(state, running, state.queue, admit=admit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmcore.protocols import Int32, Int64
+from llmcore.sched.bound import Bound
 from llmcore.sched.job import NO_ROW, Job
 
 STOP_COLUMNS = 8
@@ -54,6 +55,8 @@ class RequestTable:
         self.foreseen = np.zeros(rows, np.int32)
         """Tokens the estimator last expected it to produce in all."""
         self.forks = np.zeros(rows, np.int32)
+        self.bound: dict[int, Bound] = {}
+        """Rows with logits processors."""
         self.jobs: list[Job | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._running: Int32 | None = None
@@ -115,6 +118,7 @@ class RequestTable:
             self.status[place] = FREE
             self.epoch[place] += 1
             self.jobs[place] = None
+            self.bound.pop(place, None)
             self._free.append(place)
         job.reserved = []
         job.row = NO_ROW
@@ -127,6 +131,8 @@ class RequestTable:
     def _describe(self, row: int, job: Job) -> None:
         submit = job.submit
         self.jobs[row] = job
+        if job.bound is not None:
+            self.bound[row] = job.bound
         self.status[row] = RUNNING
         self.arrival[row] = job.arrival
         self.owner[row] = job.owner

@@ -86,7 +86,7 @@ class StepView:
         for job in self._queue:
             if state.table.places < job.choices:
                 return
-            if job.row != NO_ROW or self._waiting_for_another(job):
+            if job.row != NO_ROW or not job.ready or self._waiting_for_another(job):
                 continue
             content = job.content()[: job.size - 1]
             hit = state.space.match(job.submit.salt, content[:0] if job.private else content)

@@ -27,6 +27,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         *("register_metric_sinks", "register_dialects", "register_tokenizers", "register_weight_loaders"),
     ),
     "parsing": ("register_output_parsers",),
+    "steering": ("register_logits_processors",),
     "computing": (
         "register_models",
         "register_ops",

@@ -30,6 +30,13 @@ class StreamOptions(Struct):
     include_obfuscation: Flag = None
 
 
+class Processor(Struct, forbid_unknown_fields=True):
+    """A logits processor of a plugin, with its arguments."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    args: dict[str, Any] = {}
+
+
 class Sampled(Struct, kw_only=True):
     """What both completions endpoints take."""
 
@@ -55,6 +62,7 @@ class Sampled(Struct, kw_only=True):
     stream: Flag = None
     stream_options: StreamOptions | None = None
     cache_salt: Text | None = None
+    logits_processors: Annotated[list[Processor], Meta(max_length=16)] | None = None
 
     user: Annotated[str, Meta(max_length=1024)] | None = None
     metadata: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
@@ -75,7 +83,6 @@ class Sampled(Struct, kw_only=True):
     ebnf: Any = None
     json_schema: Any = None
     length_penalty: Any = None
-    logits_processors: Any = None
     prompt_logprobs: Any = None
     response_format: Any = None
     return_token_ids: Any = None
@@ -186,7 +193,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "ebnf": ("",),
     "json_schema": ("",),
     "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),

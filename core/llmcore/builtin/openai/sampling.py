@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmcore.api import RequestError, SamplingParams, Submit
+from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
 from llmcore.api.http import Front, intake
 from llmcore.api.text import TextRules
 from llmcore.builtin.openai.requests import REFUSED, Sampled
@@ -43,6 +43,7 @@ def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> Sampli
         logit_bias=intake.logit_bias(front, body.logit_bias or {}),
         logprobs=logprobs,
         seed=intake.draw_seed() if body.seed is None else body.seed,
+        logits_processors=tuple(LogitsProcessor(given.name, given.args) for given in body.logits_processors or ()),
     )
 
 

@@ -1,0 +1,104 @@
+"""Rows whose draw waits for the host, between their forward and their draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmcore.engine.frame import Packed
+from llmcore.engine.graphs import Frame
+from llmcore.engine.tables import Tables, Upload
+from llmcore.protocols import Event
+from llmcore.sched.bound import Bound
+from llmcore.sched.plan import StepPlan
+
+_POLL = 0.0001
+_PATIENCE = 0.01
+"""How long to wait, in seconds, when nobody could be served by going on without the masks."""
+
+Steered = tuple[int, Bound]
+"""A sampled row's number among the sampled, and its logits processors."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A launched forward: its logits [S, V], padding included, and the rows that the host has a say in."""
+
+    packed: Packed
+    frame: Frame | None
+    logits: Tensor
+    bound: Sequence[Steered]
+
+
+@dataclass
+class Outcome:
+    """What became of them: `late` got no token, `errors` must end; by request index. `ready` were drawn for."""
+
+    ready: list[Steered] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
+    """Wait for what the processors say, at most until the `forward` has ended: others must not wait for them."""
+    _wait([b for _, b in bound], plan.sample_request.size, forward)
+    outcome = Outcome()
+    for s, b in bound:
+        request = int(plan.sample_request[s])
+        if b.ended:
+            continue
+        if not b.ready:
+            b.late += 1
+            outcome.late.append(request)
+        elif b.error is not None:
+            outcome.errors[request] = b.error
+        else:
+            outcome.ready.append((s, b))
+    return outcome
+
+
+def _wait(bound: Sequence[Bound], samples: int, forward: Event) -> None:
+    end = time.perf_counter() + _PATIENCE
+    while waiting := [b for b in bound if not b.ready and not b.ended]:
+        # Where every row waits, there is nobody to go on without.
+        if forward.done() and (len(waiting) < samples or time.perf_counter() > end):
+            return
+        waiting[0].wait(_POLL)
+
+
+def put_outputs(plan: StepPlan, packed: Packed, frame: Frame | None, late: Sequence[int], upload: Upload) -> None:
+    """The columns by which the tables move on: they stay where they are for the requests that are `late`."""
+    rows = plan.request.size if frame is None else frame.rows
+    n_query = np.zeros(rows, np.int32)
+    n_query[: plan.request.size] = np.where(np.isin(plan.request, late), 0, plan.n_query)
+    sample = np.full(packed.n_samples, packed.scratch, np.int32)
+    sample[: plan.sample_request.size] = np.where(
+        np.isin(plan.sample_request, late), packed.scratch, plan.sample_request
+    )
+    upload.put("n_query", n_query)
+    upload.put("sample_request", sample)
+
+
+def changed(logits: Tensor, tables: Tables, plan: StepPlan, outcome: Outcome) -> tuple[Tensor, Tensor]:
+    """(scores [S, V] f32 after the device processors, which rows [S] are fine); notes who raised in `outcome`."""
+    scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    fine = torch.isfinite(scores).all(-1)
+    for s, bound in outcome.ready:
+        request = int(plan.sample_request[s])
+        for name, processor in bound.devices:
+            try:
+                row = processor(scores[s].clone(), tables.history[request], tables.lengths[request])
+                if row.shape != scores[s].shape:
+                    raise ValueError(f"it returned {list(row.shape)} for {list(scores[s].shape)} scores")
+                fine[s] &= (row < torch.inf).all() & (row > -torch.inf).any()
+                # the op takes minus infinity for a broken row
+                scores[s] = row.float().clamp(min=torch.finfo(torch.float32).min)
+            except Exception as error:  # noqa: BLE001 - whatever it raises ends its request only
+                outcome.errors[request] = bound.fail(name, error)
+                break
+    return scores, fine

@@ -1,0 +1,144 @@
+"""The logits processors that are bound to one choice, and what they want for its next token. No torch.
+
+The engine's thread tells tokens (`accept`) and asks whether the answer is there (`ready`); another computes it
+(`prepare`). The two alternate: nothing is told while an answer is being computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from llmcore.processors import words_of
+from llmcore.protocols import Int32
+
+logger = logging.getLogger(__name__)
+
+PATIENT = 3
+"""Late answers in a row after which a choice is left out of plans until the next one is there."""
+
+
+class Bound:
+    """One choice's processors: `hosts` as (name, kind, processor), `devices` as (name, callable).
+
+    `run` gets a function and calls it, now or on another thread. `mask`, `bias`: valid while `ready`. `error`: why the
+    choice must end, None if nothing is wrong. `late`: answers in a row that came too late. `ended`: nobody will ask.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[tuple[str, str, Any]],
+        devices: Sequence[tuple[str, Any]],
+        vocab_size: int,
+        run: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.hosts = hosts
+        self.devices = devices
+        self.mask: Int32 | None = None
+        self.bias: dict[int, float] = {}
+        self.error: str | None = None
+        self.late = 0
+        self.ended = False
+        self._vocab_size = vocab_size
+        self._run = run
+        self._ready = threading.Event()
+        self._start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `mask` and `bias` are those of the next token, or `error` is set."""
+        return self._ready.is_set()
+
+    @property
+    def held(self) -> bool:
+        """Whether the choice should be in no step now."""
+        return self.late >= PATIENT and not self.ready
+
+    def wait(self, seconds: float) -> bool:
+        """`ready`, after waiting for it up to `seconds`."""
+        return self._ready.wait(seconds)
+
+    def accept(self, token: int) -> bool:
+        """Tell every host processor of a token that was read; whether one of them is finished. See `error`."""
+        finished = False
+        for name, _, processor in self.hosts:
+            try:
+                processor.accept(token)
+                finished = bool(processor.finished()) or finished
+            except Exception as error:  # noqa: BLE001 - whatever it raises, _fail logs it
+                self._fail(name, error)
+                return False
+        self.late = 0
+        if not finished:
+            self._start()
+        return finished
+
+    def fail(self, name: str, error: Exception) -> str:
+        """Processor `name` raised: the message for the client; the log gets the traceback."""
+        self._fail(name, error)
+        return self.error or ""
+
+    def _start(self) -> None:
+        if self.hosts:
+            self._ready.clear()
+            self._run(self._prepare)
+        else:
+            self._ready.set()
+
+    def _prepare(self) -> None:
+        """Compute what the next token needs."""
+        mask: Int32 | None = None
+        bias: dict[int, float] = {}
+        asked = ""
+        try:
+            for name, kind, processor in () if self.ended else self.hosts:
+                asked = name
+                if kind == "mask":
+                    mask = _both(mask, self._checked_mask(processor.mask()))
+                else:
+                    self._add(bias, processor.bias())
+            if mask is not None and not mask.any():
+                raise ValueError("its mask allows no token")
+            self.mask, self.bias = mask, bias
+        except Exception as error:  # noqa: BLE001 - whatever it raises, _fail logs it
+            self._fail(asked, error)
+        self._ready.set()
+
+    def _checked_mask(self, mask: Any) -> Int32 | None:
+        if mask is None:
+            return None
+        count = words_of(self._vocab_size)
+        words = np.asarray(mask)
+        if words.shape != (count,) or words.dtype not in (np.int32, np.uint32):
+            raise ValueError(f"its mask is {words.dtype} {list(words.shape)}, needs int32 [{count}]")
+        words = words.view(np.int32)
+        if self._vocab_size % 32:
+            # what lies behind the vocabulary is nobody's token
+            words = words.copy()
+            words[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
+        return words
+
+    def _add(self, bias: dict[int, float], more: Any) -> None:
+        for token, value in more.items():
+            if not 0 <= token < self._vocab_size:
+                raise ValueError(f"its bias names token {token}, outside 0 to {self._vocab_size - 1}")
+            if not value < float("inf"):
+                raise ValueError(f"its bias of token {token} is {value}")
+            bias[int(token)] = bias.get(token, 0.0) + float(value)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        logger.error("logits processor %s failed", name, exc_info=error)
+        self.error = f"logits processor {name!r} failed: {type(error).__name__}: {error}"[:500]
+        self._ready.set()
+
+
+def _both(first: Int32 | None, second: Int32 | None) -> Int32 | None:
+    """What both masks allow."""
+    if first is None or second is None:
+        return second if first is None else first
+    both: Int32 = first & second
+    return both

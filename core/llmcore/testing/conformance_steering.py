@@ -1,0 +1,114 @@
+"""Conformance of logits processors: does what a request may ask for by name keep its protocol? Torch where needed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmcore.plugins import load
+from llmcore.processors import LogitsProcessorSpec, ProcessorContext, words_of
+from llmcore.protocols import Int32, Tokenizer
+from llmcore.registry import Registry
+from llmcore.specs import TokenizerSpec
+from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore.text.source import open_tokenizer
+
+VOCAB = 300
+"""More than the tokenizer has, as many models do, and no multiple of 32."""
+_STEPS = 40
+_PROMPT = (72, 101, 108)
+_UNKNOWN = {"no such argument": [3, None]}
+
+
+def check_register_logits_processors(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
+    """With its `example`, each processor keeps its protocol over random tokens; other arguments are refused."""
+    specs = contributed(registry, plugin, LogitsProcessorSpec)
+    random = np.random.default_rng(0)
+    for spec in specs:
+        what = f"logits processor {spec.name}"
+        make = loaded(spec.make, f"make of {spec.name}")
+        context = _context(registry)
+        try:
+            make(dict(_UNKNOWN), context)
+        except ValueError as error:
+            assert str(error), f"{what} refuses arguments and does not say why"
+        else:
+            raise AssertionError(f"{what} takes {_UNKNOWN}; what it does not know it must refuse with a ValueError")
+        start = make(copy.deepcopy(dict(spec.example)), context)
+        assert callable(start), f"{what}: make returned a {type(start).__name__}, needs start(prompt)"
+        for run in range(3):
+            prompt = np.array(_PROMPT[: run + 1], np.int32)
+            if spec.kind == "device":
+                _check_device(start(prompt), what)
+            else:
+                _check_host(start, prompt, spec.kind, what, random)
+    return len(specs)
+
+
+def _context(registry: Registry) -> ProcessorContext:
+    @cache
+    def tokenizer() -> Tokenizer:
+        with tempfile.TemporaryDirectory() as folder:
+            return open_tokenizer(
+                [spec for spec, _ in registry.specs(TokenizerSpec)], write_tokenizer(Path(folder)), "fast"
+            )
+
+    return ProcessorContext(VOCAB, (EOS,), tokenizer)
+
+
+def _check_host(start: Any, prompt: Int32, kind: str, what: str, random: np.random.Generator) -> None:
+    """Two choices side by side: what one is told must not change the other."""
+    one, other = start(prompt.copy()), start(prompt.copy())
+    fresh = _said(other, kind, what)
+    for _ in range(_STEPS):
+        allowed = _said(one, kind, what)
+        token = int(random.choice(allowed))
+        one.accept(token)
+        finished = one.finished()
+        assert isinstance(finished, bool), f"{what}: finished() returned a {type(finished).__name__}"
+        if finished:
+            break
+    assert np.array_equal(_said(other, kind, what), fresh), f"{what}: choices of one request share their state"
+
+
+def _said(processor: Any, kind: str, what: str) -> Int32:
+    """Tokens that the processor lets through."""
+    if kind == "bias":
+        bias = processor.bias()
+        for token, value in bias.items():
+            assert 0 <= token < VOCAB, f"{what}: its bias names token {token} of {VOCAB}"
+            assert value < math.inf, f"{what}: its bias of token {token} is {value}"
+        return np.array([t for t in range(VOCAB) if bias.get(t, 0.0) > -math.inf], np.int32)
+    mask = processor.mask()
+    if mask is None:
+        return np.arange(VOCAB, dtype=np.int32)
+    count = words_of(VOCAB)
+    assert mask.shape == (count,) and mask.dtype in (np.int32, np.uint32), (
+        f"{what}: its mask is {mask.dtype} {list(mask.shape)}, needs int32 [{count}]"
+    )
+    tokens = np.arange(VOCAB)
+    allowed = np.flatnonzero(mask.view(np.uint32)[tokens // 32] >> (tokens % 32).astype(np.uint32) & 1)
+    assert allowed.size, f"{what}: its mask allows no token"
+    return allowed.astype(np.int32)
+
+
+def _check_device(processor: Any, what: str) -> None:
+    torch = load("torch")
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
+    ids = torch.full((16,), -1, dtype=torch.int32)
+    ids[: len(_PROMPT)] = torch.tensor(_PROMPT, dtype=torch.int32)
+    given = logits.clone()
+    first, again = (processor(given, ids, torch.tensor(len(_PROMPT), dtype=torch.int32)) for _ in range(2))
+    assert torch.equal(given, logits), f"{what} changes the logits it was handed; return others"
+    assert first.shape == logits.shape, f"{what} returned {list(first.shape)} for {list(logits.shape)} scores"
+    assert bool((first < math.inf).all()), f"{what} returned NaN or plus infinity"
+    assert bool((first > -math.inf).any()), f"{what} forbids every token"
+    assert torch.equal(first, again), f"{what} returned something else the second time; it must have no state"

@@ -9,12 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.ops import attention, attn_mla_decode, attn_mla_mixed, attn_mla_prefill, latent_rope_kv_write
+from llmcore.ops import (
+    attention,
+    attn_merge,
+    attn_mla_decode,
+    attn_mla_mixed,
+    attn_mla_prefill,
+    attn_varlen,
+    head_linear,
+    latent_rope_kv_write,
+)
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import AttnSpec, DeviceInfo, OpContext
 from llmcore_triton.attention.listed import Config
-from llmcore_triton.mla import decode, unified
+from llmcore_triton.mla import decode, head_linear_cublas, merge, unified, varlen
+from llmcore_triton.mla import head_linear as per_head
 from llmcore_triton.mla import latent_rope_kv_write as writing
 from llmcore_triton.specs import mla as specs
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -139,6 +149,83 @@ def ran(kernel: Any, case: attention.AttnCase) -> torch.Tensor:
     meta = dict(case.meta)
     kernel.plan(case.rows, attention.Uploads(meta))
     return kernel.run(case.q, case.k_new, None, case.kv, meta, case.out())
+
+
+# --- attn.varlen, head_linear, attn.merge ------------------------------------------------------------------------
+
+
+VARLEN = [*attn_varlen.SHAPES, {**attn_varlen.SHAPES[0], "heads": 4, "kv_heads": 2, "key_size": 44, "value_size": 20}]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("shape", VARLEN, ids=lambda s: f"{s['heads']}-{s['key_size']}-{s['mask']}")
+def test_rows_of_varying_lengths(shape: dict[str, Any], dtype: str) -> None:
+    where = context("attn.varlen", dtype, **shape)
+    assert check(attn_varlen, varlen.make(where), where) == 3
+
+
+@pytest.mark.parametrize("tma", [True, False])
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_whole_blocks_and_parts_of_wider_heads(mask: str, tma: bool) -> None:
+    """Keys and values as a projection leaves them, side by side; what follows a row is another's, and NaN."""
+    spec = attention.shape_of(AttnSpec(heads=2, kv_heads=2, key_size=48, value_size=32, scale=0.2, mask=mask))
+    where = context("attn.varlen", "f16", 4, **spec)
+    q, k, v, q_start, k_start, longest = attn_varlen._sample(where, (40, 1, 20), (75, 0, 40))
+    joined = torch.full((len(k) + 16, 2, 96), torch.nan, dtype=k.dtype)
+    joined[: len(k), :, 8:56], joined[: len(k), :, 64:] = k, v
+    joined[len(k) - 40 :] = torch.nan
+    wide_k, wide_v = joined[: len(k), :, 8:56], joined[: len(k), :, 64:]
+    config = {"block_m": 32, "block_n": 16, "warps": 4, "stages": 2, "tma": tma}
+    out, lse = varlen.make_with(where, config)(q, wide_k, wide_v, q_start, k_start, longest)
+    expected, expected_lse = attn_varlen.make(where)(q, k, v, q_start, k_start, longest)
+    torch.testing.assert_close(out[:41], expected[:41], rtol=0, atol=5e-3)
+    torch.testing.assert_close(lse[:41], expected_lse[:41], rtol=0, atol=5e-3)
+    assert out[41:].isnan().all()
+
+
+def test_keys_are_cut_into_parts_that_matrix_units_take() -> None:
+    assert [varlen.parts(n) for n in (8, 16, 24, 40, 48, 64, 96, 128, 192, 256)] == [
+        *((16, 0), (16, 0), (32, 0), (32, 16), (32, 16), (64, 0), (64, 32), (128, 0), (128, 64), (256, 0)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("shape", [*head_linear.SHAPES, {"heads": 2, "inputs": 64, "outputs": 64}])
+def test_every_head_by_its_matrix(shape: dict[str, int], dtype: str) -> None:
+    for bucket, deterministic in ((0, False), (2, False), (3, False), (1, True)):
+        where = replace(context("head_linear", dtype, bucket, **shape), deterministic=deterministic)
+        assert check(head_linear, per_head.make(where), where) > 0
+        assert check(head_linear, head_linear_cublas.make(where), where) > 0
+
+
+def test_inputs_in_steps() -> None:
+    where = context("head_linear", "f16", 1, heads=2, inputs=72, outputs=40)
+    config = {"block_m": 16, "block_n": 32, "block_k": 16, "warps": 4, "stages": 3}
+    assert check(head_linear, per_head.make_with(where, config), where) > 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("heads", [3, 20])
+def test_parts_are_joined(heads: int, dtype: str) -> None:
+    for bucket in (0, 2):
+        where = context("attn.merge", dtype, bucket, heads=heads, value_size=24)
+        assert check(attn_merge, merge.make(where), where) > 0
+
+
+def test_parts_that_saw_nothing_give_nothing() -> None:
+    where = context("attn.merge", heads=3, value_size=16)
+    parts, lses = torch.full((2, 4, 3, 16), torch.nan), torch.full((2, 4, 3), -torch.inf)
+    out, lse = merge.make(where)(parts, lses)
+    assert not out.any() and lse.isneginf().all()
+
+
+def test_many_tokens_go_to_cublas_until_somebody_measures() -> None:
+    shape = {"heads": 2, "inputs": 31, "outputs": 7}
+    refuses = next(spec.refuses for spec in specs.kernels() if spec.name == "per_head")
+    assert refuses is not None
+    assert refuses(context("head_linear", bucket=2, **shape)) is None
+    assert "measured" in str(refuses(context("head_linear", bucket=3, **shape)))
+    assert refuses(replace(context("head_linear", bucket=3, **shape), deterministic=True)) is None
 
 
 def test_kernels_say_what_they_are_not_for() -> None:

@@ -30,7 +30,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configs worth timing."""
     base = _default(context)
     for block_n, warps, stages, per_processor in (
-        *((32, 4, 5, 2), (32, 4, 3, 2), (32, 4, 3, 3), (16, 4, 5, 2), (16, 4, 7, 3), (64, 4, 3, 2), (64, 8, 3, 2)),
+        *((32, 4, 5, 2), (32, 4, 3, 2), (16, 4, 5, 2), (16, 4, 7, 2), (64, 8, 3, 2)),
         *((32, 8, 5, 2), (32, 8, 7, 1), (64, 8, 5, 1)),
     ):
         shape = replace(base, block_m=NARROW, block_n=block_n, warps=warps, stages=stages, per_processor=per_processor)

@@ -36,8 +36,8 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     if context.deterministic:
         return
     for block_m, block_n, warps, stages, per_processor in (
-        *((WIDE, 32, 8, 3, 1), (WIDE, 64, 8, 3, 1), (WIDE, 32, 8, 5, 1), (WIDE, 16, 8, 3, 1), (WIDE, 16, 8, 5, 1)),
-        *((NARROW, 32, 4, 5, 2), (NARROW, 32, 4, 3, 3), (NARROW, 64, 8, 3, 2)),
+        *((WIDE, 32, 8, 3, 1), (WIDE, 64, 8, 3, 1), (WIDE, 32, 8, 5, 1)),
+        *((NARROW, 32, 4, 5, 2), (NARROW, 32, 4, 3, 2), (NARROW, 64, 8, 3, 2)),
     ):
         shape = replace(narrow(context), block_m=block_m, block_n=block_n, warps=warps, stages=stages)
         yield from map(vars, fitting(context, [replace(shape, per_processor=per_processor)]))

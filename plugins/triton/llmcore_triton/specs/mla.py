@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from llmcore.api import KernelSpec, OpContext
+from llmcore.api import KernelSpec, OpContext, Requires
 
 from llmcore_triton import tuned
 from llmcore_triton.specs.common import GPU
@@ -17,6 +17,11 @@ _LATENT = replace(_TYPED, layouts=frozenset({"mla-latent"}))
 
 LARGEST_LATENT = 512
 """Elements of a latent whose accumulators fit into the registers of a program."""
+
+LARGEST_HEAD = 256
+
+_FEW = 2
+"""The last token bucket in which a head's matrix is read for few tokens."""
 
 
 def kernels() -> Iterable[KernelSpec]:
@@ -54,6 +59,50 @@ def kernels() -> Iterable[KernelSpec]:
             summary="rows of any number of query tokens in one launch; deterministic where that is asked for",
         )
 
+    yield KernelSpec(
+        op="attn.varlen",
+        name="flash_varlen",
+        make=f"{_DIR}.varlen:make",
+        when=_TYPED,
+        refuses=beyond_flash,
+        cost=f"{__name__}:microseconds_varlen",
+        batch_invariant=True,
+        summary="streaming softmax, keys in two parts; blocks that all queries see by TMA",
+    )
+    yield KernelSpec(
+        op="attn.merge",
+        name=NAME,
+        make=f"{_DIR}.merge:make",
+        when=_TYPED,
+        refuses=made_for(("heads", "value_size"), normed=False),
+        cost="llmcore_triton.specs.rows:microseconds",
+        batch_invariant=True,
+        summary="one pass, empty parts unread",
+    )
+    yield KernelSpec(
+        op="head_linear",
+        name="per_head",
+        make=f"{_DIR}.head_linear:make",
+        when=_TYPED,
+        refuses=_many_tokens,
+        cost=f"{_DIR}.head_linear:cost",
+        batch_invariant=True,
+        summary="each head's matrix streamed once for few tokens",
+    )
+    yield KernelSpec(
+        op="head_linear",
+        name="cublas",
+        make=f"{_DIR}.head_linear_cublas:make",
+        when=Requires(device="cuda"),
+        cost=f"{_DIR}.head_linear_cublas:cost",
+        summary="torch.bmm",
+    )
+
+
+def microseconds_varlen(context: OpContext) -> float | None:
+    """What was measured."""
+    return tuned.microseconds("flash_varlen", context)
+
 
 def microseconds_decode(context: OpContext) -> float | None:
     """What was measured."""
@@ -84,3 +133,26 @@ def beyond(context: OpContext) -> str | None:
 def beyond_or_not_deterministic(context: OpContext) -> str | None:
     """Why another kernel should be taken for decode."""
     return beyond(context) or (None if context.deterministic else "is for --deterministic; others are faster")
+
+
+def beyond_flash(context: OpContext) -> str | None:
+    """Why an attention over tensors is not for the kernel."""
+    shape = context.shape
+    for name in ("sinks", "window", "soft_cap"):
+        if shape.get(name):
+            return f"has no {name}"
+    if (mask := shape.get("mask", "causal")) not in ("causal", "full"):
+        return f"has no {mask} mask"
+    if float(shape.get("scale") or 1) <= 0:
+        return "needs a positive scale"
+    heads, kv_heads = int(shape.get("heads") or 1), int(shape.get("kv_heads") or 1)
+    if heads % kv_heads:
+        return f"needs heads in whole groups, not {heads} over {kv_heads} KV heads"
+    largest = max(int(shape.get("key_size") or 1), int(shape.get("value_size") or 1))
+    return None if largest <= LARGEST_HEAD else f"is for heads of up to {LARGEST_HEAD} elements, not {largest}"
+
+
+def _many_tokens(context: OpContext) -> str | None:
+    if context.deterministic or context.bucket <= _FEW or tuned.microseconds("per_head", context) is not None:
+        return None
+    return "nobody has measured it here for more than 64 tokens"

@@ -1,0 +1,162 @@
+"""attn.varlen: FlashAttention over keys and values that lie in tensors, for latent attention in its expanded form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from llmcore.api import OpContext
+from llmcore.layers import DTYPES, spec_of
+from triton import next_power_of_2
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmcore_triton import launch, tuned
+from llmcore_triton.mla.varlen_kernel import varlen
+
+KERNEL = "flash_varlen"
+
+Config = Mapping[str, Any]
+"""`block_m`: queries of a tile; `block_n`: keys of a block; `warps`; `stages` of the pipeline; `tma`: whether blocks
+come by the tensor memory accelerator where they can."""
+
+_ALIGNED = 16
+"""Bytes to which TMA wants addresses and row strides."""
+
+_LEAST_SIDE = 16
+"""The smallest side of a block in `tl.dot`."""
+
+_MOST_SHARED = 222 << 10
+"""Bytes that a program's blocks may take on Hopper."""
+
+
+class Varlen:
+    """The op, bound to an AttnSpec. `config` says how it is launched."""
+
+    def __init__(self, context: OpContext, config: Config) -> None:
+        spec = spec_of(context)
+        self._heads, self._value = spec.heads, spec.value_size
+        self._block_m, self._block_n = config["block_m"], config["block_n"]
+        self._parts = low, high = parts(spec.key_size)
+        whole = low + high == spec.key_size and _padded(spec.value_size) == spec.value_size
+        # TMA loads whole boxes: half types whose parts need no padding
+        self._tma = bool(config["tma"]) and context.dtype != "f32" and whole
+        pdl = launch.overlaps(context)
+        self._launch = launch.Bound(
+            varlen,
+            HEADS=spec.heads,
+            GROUP=spec.heads // spec.kv_heads,
+            KEY=spec.key_size,
+            VALUE=spec.value_size,
+            LOW=min(low, spec.key_size),
+            HIGH=max(spec.key_size - low, 0),
+            PAD_LOW=low,
+            PAD_HIGH=high or _LEAST_SIDE,
+            PAD_V=_padded(spec.value_size),
+            SCALE=spec.scale,
+            CAUSAL=spec.mask == "causal",
+            BLOCK_M=self._block_m,
+            BLOCK_N=self._block_n,
+            STAGES=config["stages"],
+            PDL=pdl,
+            launch_pdl=pdl,
+            num_warps=config["warps"],
+            num_stages=config["stages"],
+        )
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_start: torch.Tensor,
+        k_start: torch.Tensor,
+        longest: tuple[int, int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See llmcore.ops.attn_varlen; tokens and heads of q, k and v may be strided."""
+        tokens, heads = len(q), self._heads
+        out = q.new_empty(tokens, heads, self._value)
+        lse = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+        rows, tiles = len(q_start) - 1, -(-longest[0] // self._block_m)
+        if rows and tiles and tokens:
+            self._launch(
+                (tiles * rows * heads,),
+                *(q, k, v, *self._boxes(k, v), q_start, k_start, out, lse, rows, tiles),
+                *(q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
+            )
+        return out, lse
+
+    def _boxes(self, k: torch.Tensor, v: torch.Tensor) -> tuple[TensorDescriptor | None, ...]:
+        """k's two parts and v as what TMA reads boxes of; None where it cannot."""
+        if not self._tma or not len(k) or any(map(_out_of_line, (k, v))):
+            return None, None, None
+        low, high = self._parts
+        return (
+            self._box(k, low),
+            self._box(k, high) if high else None,
+            self._box(v, self._value),
+        )
+
+    def _box(self, x: torch.Tensor, width: int) -> TensorDescriptor:
+        """x [L, heads, size] as [L, all elements from its first head to its last]."""
+        length, heads, size = x.shape
+        shape = [length, (heads - 1) * x.stride(1) + size]
+        return TensorDescriptor(x, shape, [x.stride(0), 1], [self._block_n, width])
+
+
+def _out_of_line(x: torch.Tensor) -> bool:
+    element = x.element_size()
+    return bool((x.data_ptr() | x.stride(0) * element | x.stride(1) * element) % _ALIGNED)
+
+
+def _padded(size: int) -> int:
+    return max(int(next_power_of_2(size)), _LEAST_SIDE)
+
+
+def parts(key: int) -> tuple[int, int]:
+    """`key` elements as two blocks that matrix units take, the second 0 where one is as good."""
+    whole = _padded(key)
+    if whole <= max(key, _LEAST_SIDE):
+        return whole, 0
+    low = whole // 2
+    high = _padded(key - low)
+    return (low, high) if low >= _LEAST_SIDE and low + high < whole else (whole, 0)
+
+
+def default(context: OpContext) -> dict[str, Any]:
+    """A configuration that fits the device's shared memory and registers."""
+    if context.dtype == "f32":
+        return {"block_m": 32, "block_n": 32, "warps": 4, "stages": 1, "tma": False}
+    if (context.device.capability or 0) != launch.HOPPER:
+        return {"block_m": 64, "block_n": 32, "warps": 4, "stages": 2, "tma": False}
+    # two programs per multiprocessor: one's softmax runs beside the other's products
+    return {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "tma": True}
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing on Hopper."""
+    base = default(context)
+    yield base
+    if context.dtype == "f32":
+        return
+    spec = spec_of(context)
+    row = (sum(parts(spec.key_size)) + _padded(spec.value_size)) * DTYPES[context.dtype].itemsize
+    for block_m, block_n, warps, stages in (
+        *((128, 128, 8, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4)),
+        *((64, 64, 4, 3), (64, 32, 4, 4), (128, 32, 8, 4)),
+    ):
+        config = {**base, "block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages}
+        if config != base and (stages * block_n + block_m // 2) * row <= _MOST_SHARED:
+            yield config
+    yield {**base, "tma": False}
+
+
+def make_with(context: OpContext, config: Config) -> Varlen:
+    """The kernel launched as `config` says."""
+    return Varlen(context, config)
+
+
+def make(context: OpContext) -> Varlen:
+    """`context.shape` is an AttnSpec."""
+    config = default(context)
+    return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))

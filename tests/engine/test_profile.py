@@ -75,6 +75,11 @@ def test_warming_up_meets_every_bucket_in_every_kind_of_step() -> None:
     }
     for bucket in range(len(TOKEN_BUCKETS) - 1):
         assert {(bucket, True, False, 0), (bucket, True, False, 999), (bucket, False, True, 0)} <= kinds
+    # latent attention is computed in another way where much is cached
+    assert {(bucket, start) for bucket, _, prefills, start in kinds if prefills and start} == {
+        *((bucket, TOKEN_BUCKETS[bucket][1]) for bucket in range(len(TOKEN_BUCKETS) - 1)),
+        (4, LIMITS.max_input_len // 2),
+    }
     assert {bucket for bucket, decodes, prefills, _ in kinds if not decodes and not prefills} == {1, 2, 3, 4}
     assert all(plan.n_tokens <= LIMITS.batch_tokens and plan.request.size <= LIMITS.max_running for plan in plans)
     assert all((plan.start + plan.n_query <= LIMITS.max_total_len).all() for plan in plans)

@@ -79,7 +79,9 @@ def warm_up(runner: Runner, device: Device, limits: SchedulerLimits) -> None:
 
 
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
-    """Per token bucket: short and long rows that decode, a prompt, and a prompt beside a row that decodes; greedy."""
+    """Per token bucket: short and long rows that decode, a prompt, one after as many tokens that are cached, and a
+    prompt beside a row that decodes; greedy.
+    """
     plans = []
     long = limits.max_total_len - 1
     for _, last in TOKEN_BUCKETS:
@@ -88,6 +90,8 @@ def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
         ones, chunk = np.ones_like(rows), min(tokens, limits.max_input_len)
         plans += [_plan(rows, ones, np.full_like(rows, start), rows.size, _GREEDY) for start in (0, long)]
         plans.append(_plan(rows[:1], ones[:1] * chunk, ones[:1] * 0, 0, _GREEDY))
+        if half := min(tokens, limits.max_input_len // 2):
+            plans.append(_plan(rows[:1], ones[:1] * half, ones[:1] * half, 0, _GREEDY))
         if rows.size > 1 and chunk > 2:
             plans.append(
                 _plan(rows[:2], np.array([1, chunk - 1], np.int32), np.array([long, 0], np.int32), 1, _GREEDY)

@@ -122,10 +122,10 @@ class QwenToolParser:
         if not isinstance(call, dict) or not {"name"} <= call.keys() <= {"name", "arguments"}:
             return (yield from self._no_call())
         name, arguments = call["name"], call.get("arguments", {})
-        if name not in self._tools or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in self._tools or not isinstance(arguments, dict):
             return (yield from self._no_call())
         yield ToolCallBegun(self._calls, name)
-        yield ToolCallDelta(self._calls, json.dumps(arguments, ensure_ascii=False))
+        yield ToolCallDelta(self._calls, json.dumps(arguments))
         yield ToolCallEnded(self._calls)
         self._calls += 1
         self._held, self._after_call, self._state = rest, True, self._text
@@ -169,7 +169,7 @@ _SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
     ),
     (
         '<tool_call>{"arguments": {"a": "é"}, "name": "add"}</tool_call> Done.',
-        (*_called(0, "add", '{"a": "é"}'), TextDelta(" Done.")),
+        (*_called(0, "add", '{"a": "\\u00e9"}'), TextDelta(" Done.")),
     ),
     ('<tool_call>{"name": "add"}</tool_call>', _called(0, "add", "{}")),
     ('<tool_call>{"name": "add", "arguments": {"a": 1}\n</tool_call>', _called(0, "add", '{"a": 1}')),

@@ -23,6 +23,7 @@ AHEAD = str(Path(__file__).parents[1] / "engine" / "ahead_device.py")
 NEW = 9
 LLAMA, MISTRAL = "LlamaForCausalLM", "MistralForCausalLM"
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+QWEN2_MOE = "Qwen2MoeForCausalLM"
 
 
 def rope(kind: str, **numbers: float) -> dict[str, Any]:
@@ -60,6 +61,12 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 11, "max_position_embeddings": 40, "head_dim": 12}
         | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
         | rope("dynamic", factor=2.0),
+    ),
+    # in half types a token that is as near to a fourth expert as to a fifth may take the other: none is here
+    "experts beside a shared one, and a dense layer": (
+        QWEN2_MOE,
+        {"num_experts": 10, "num_experts_per_tok": 4, "moe_intermediate_size": 15, "mlp_only_layers": [1]}
+        | {"shared_expert_intermediate_size": 21, "max_position_embeddings": 80},
     ),
 }
 

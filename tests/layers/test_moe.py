@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,9 @@ from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
 from llmcore.testing.family import registry_for_tests
 from llmcore.weights.load import dummy_weights, load_weights
+from llmcore.weights.source import open_checkpoint
+from safetensors.torch import save_file
 from torch import nn
-
-from tests.weights.test_load import Held
 
 SIZE, INNER = 20, 6
 """The inner size is one that two and three ranks can share."""
@@ -70,7 +72,12 @@ def holder(moe: MoE) -> nn.Module:
 
 
 def loaded(moe: MoE, tensors: dict[str, Any], mesh: Mesh | None = None, **names: str) -> MoE:
-    load_weights(holder(moe), Held(**tensors), WeightMap(stack=expert_names(**names)), mesh=mesh)
+    """Filled from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text("{}")
+        save_file(tensors, Path(folder) / "model.safetensors")
+        checkpoint = open_checkpoint(registry_for_tests(), Path(folder))
+        load_weights(holder(moe), checkpoint, WeightMap(stack=expert_names(**names)), mesh=mesh)
     return moe
 
 

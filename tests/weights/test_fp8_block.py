@@ -172,3 +172,19 @@ def test_tensors_that_contradict_the_config(tmp_path: Path, tensors: Mapping[str
     stored = open_checkpoint(REGISTRY, write(tmp_path, {}, {"m.safetensors": tensors}))
     with pytest.raises(ConfigError, match=message):
         make(FP8, CONFIG).checkpoint(stored)
+
+
+def test_experts_are_dequantized_one_by_one(tmp_path: Path) -> None:
+    sizes = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 1}
+    small_model("Qwen3MoeForCausalLM", **sizes).save_pretrained(tmp_path / "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    stored = dict(tensors)
+    experts = [name for name in tensors if ".experts." in name]
+    assert len(experts) == 3 * 5 * 3
+    for name in experts:
+        stored[name], stored[f"{name}_scale_inv"] = quantize(tensors[name])
+        tensors[name] = meaning(stored[name], stored[f"{name}_scale_inv"])
+    fp8 = LoadedModel(write(tmp_path / "fp8", config | {"quantization_config": FP8}, {"m.safetensors": stored}))
+    plain = LoadedModel(write(tmp_path / "meant", config, {"m.safetensors": tensors}))
+    assert torch.equal(fp8.all_logits(range(20)), plain.all_logits(range(20)))

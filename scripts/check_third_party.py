@@ -92,7 +92,10 @@ def _answer(url: str) -> dict[str, Any]:
 def _serving(llmcore: Path, model: Path, log: Path, *options: str) -> Iterator[str]:
     """The URL of `llmcore serve`, which is ended when the block is left; its log says where it listens."""
     command = [str(llmcore), "serve", "--model_dir", str(model), "--host", "127.0.0.1", "--port", "0", *options]
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, cwd=model, env=_environment()) as server:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, stdout=out, stderr=out, cwd=model, env=_environment()) as server,
+    ):
         try:
             yield _wait_for(server, log)
         finally:

@@ -1,5 +1,6 @@
-"""Build every distribution as a wheel, install two of them in a clean environment, and see that they are listed.
+"""Build every distribution as a wheel, install some in a clean environment, and see that they work.
 
+Beside ours stand the packages of tests/third_party, which check_third_party.py then puts to work.
 The clean environment sees the dependencies of the one that runs this script, but none of our own distributions.
 Usage: check_wheels.py [FOLDER FOR THE WHEELS]
 """
@@ -15,8 +16,11 @@ import tempfile
 import venv
 from pathlib import Path
 
+import check_third_party
+
 ROOT = Path(__file__).resolve().parent.parent
 INSTALLED = ("llmcore-engine", "plugin-llama")
+STRANGERS = Path("tests", "third_party")
 OURS = ("__editable__", "llmcore", "plugin_", "pip", "distutils-precedence")
 
 
@@ -26,13 +30,14 @@ def projects() -> list[Path]:
         Path(),
         *(p.parent.relative_to(ROOT) for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))),
         Path("contrib_models"),
+        *(p.parent.relative_to(ROOT) for p in sorted((ROOT / STRANGERS).glob("*/pyproject.toml"))),
     ]
 
 
 def build(wheels: Path, scratch: Path) -> None:
     """Build wheels from a copy of the tree, so that no old build folder leaks into them."""
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist")
-    for folder in ("core", "plugins", "contrib_models"):
+    for folder in ("core", "plugins", "contrib_models", STRANGERS):
         shutil.copytree(ROOT / folder, scratch / folder, ignore=skip)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, scratch / file)
@@ -61,13 +66,16 @@ def listed(bin_folder: Path) -> set[str]:
 
 
 def main(wheels: Path) -> int:
-    """Exit code 0 if both distributions are installed from their wheels and listed."""
+    """Exit code 0 if what is installed from its wheel is listed, and the third-party package does all it says."""
     with tempfile.TemporaryDirectory() as scratch:
         build(wheels, Path(scratch) / "tree")
         bin_folder = clean_environment(Path(scratch) / "venv")
         offline = ["--quiet", "--no-index", "--no-deps", "--find-links", str(wheels)]
         subprocess.run([str(bin_folder / "pip"), "install", *offline, *INSTALLED], check=True)
         missing = set(INSTALLED) - listed(bin_folder)
+        strangers = check_third_party.DISTRIBUTIONS
+        subprocess.run([str(bin_folder / "pip"), "install", *offline, *strangers], check=True)
+        check_third_party.check(bin_folder, ROOT / STRANGERS, Path(scratch) / "third_party")
     print(f"{len(list(wheels.glob('*.whl')))} wheels built; not listed: {', '.join(sorted(missing)) or 'none'}")
     return 1 if missing else 0
 

@@ -36,7 +36,9 @@ def test_the_kernel_is_what_runs_where_it_is_pinned():
 
 
 def test_short_prompts_overtake_long_ones():
-    queue = [WaitingRequest(i, tokens, 0, 8, 1, waited) for i, (tokens, waited) in enumerate([(90, 3), (7, 2), (9, 1)])]
+    queue = [
+        WaitingRequest(i, tokens, 0, 8, 1, waited) for i, (tokens, waited) in enumerate([(90, 3), (7, 2), (9, 1)])
+    ]
     view = SimpleNamespace(
         **{"budget": 20, "chunk": 16, "whole": False, "admit": True, "fits": lambda candidate: True},
         **{"running": np.array([4, 5, 6]), "remaining": np.array([1, 12, 4]), "waiting": lambda: iter(queue)},

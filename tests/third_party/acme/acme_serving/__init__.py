@@ -73,7 +73,11 @@ def register_output_parsers():
 @hookimpl
 def register_logits_processors():
     yield LogitsProcessorSpec(
-        name="say", make=f"{__name__}.say:make", kind="mask", summary='the answer is {"text": ...}, whatever the model'
+        name="say",
+        make=f"{__name__}.say:make",
+        kind="mask",
+        example={"text": "yes"},
+        summary="the answer is the given text, whatever the model",
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from llmcore.cli.options import group_title
@@ -68,12 +70,28 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def shown_files(page: Path) -> str:
+    """A page that is written by hand, with the files its blocks show (`file=NAME`, in docs/examples) as they are."""
+
+    def block(found: re.Match[str]) -> str:
+        return f"{found[1]}{(ROOT / 'docs' / 'examples' / found[2]).read_text()}```"
+
+    return re.sub(r"^(```\w+ file=(\S+)\n).*?^```$", block, page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def pages_by_hand() -> dict[str, Callable[[], str]]:
+    """The pages for authors, whose code is in files."""
+    found = [ROOT / "docs" / "authors.md", *sorted((ROOT / "docs" / "authors").glob("*.md"))]
+    return {str(page.relative_to(ROOT)): partial(shown_files, page) for page in found}
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/options.md": options_page,
     "docs/hooks.md": hooks_page,
     "docs/objects.md": objects_page,
     "core/llmcore/known_plugins.json": known_plugins,
     "core/llmcore/plugin_templates.json": plugin_templates,
+    **pages_by_hand(),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import tempfile
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext, words_of
 from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
@@ -101,7 +101,7 @@ def _said(processor: Any, kind: str, what: str) -> Int32:
 
 
 def _check_device(processor: Any, what: str) -> None:
-    torch = load("torch")
+    torch = importlib.import_module("torch")
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     ids = torch.full((16,), -1, dtype=torch.int32)
     ids[: len(_PROMPT)] = torch.tensor(_PROMPT, dtype=torch.int32)

@@ -205,11 +205,10 @@ def test_inputs_in_steps() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-@pytest.mark.parametrize("heads", [3, 20])
-def test_parts_are_joined(heads: int, dtype: str) -> None:
-    for bucket in (0, 2):
-        where = context("attn.merge", dtype, bucket, heads=heads, value_size=24)
-        assert check(attn_merge, merge.make(where), where) > 0
+@pytest.mark.parametrize(("heads", "bucket"), [(3, 1), (20, 0)])
+def test_parts_are_joined(heads: int, bucket: int, dtype: str) -> None:
+    where = context("attn.merge", dtype, bucket, heads=heads, value_size=24)
+    assert check(attn_merge, merge.make(where), where) >= 4
 
 
 def test_parts_that_saw_nothing_give_nothing() -> None:

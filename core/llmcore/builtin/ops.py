@@ -49,7 +49,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "k_start [R + 1], (longest q, longest k)) -> (out [T, heads, value_size], lse [T, heads])",
         (),
     ),
-    "head_linear": ("(x [T, heads, inputs], weight [heads, outputs, inputs]) -> [T, heads, outputs]", ()),
+    "head_linear": ("(x [T, heads, inputs], weight [heads, outputs, inputs], beside) -> [T, heads, outputs]", ()),
     "latent_rope_kv_write": (
         "(q [T, heads, size], row [T, latent + rotated], weight [latent], eps, cos, sin, kv, slots) -> "
         "(rotated q, the row as stored)",

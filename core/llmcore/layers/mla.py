@@ -11,7 +11,7 @@ from torch import nn
 
 from llmcore.errors import ConfigError
 from llmcore.layers.build import AttentionKernels, Build
-from llmcore.layers.latent import LatentPrefill, LatentSizes, Room
+from llmcore.layers.latent import LatentPrefill, LatentSizes, Piece, Room
 from llmcore.layers.linear import Linear
 from llmcore.layers.methods import Unquantized
 from llmcore.layers.norm import RMSNorm
@@ -187,9 +187,7 @@ class MLA(nn.Module):
         """Queries and results go through the up-projections, latent rows stay as they are."""
         assert self._up is not None, "weights are bound by the loader"
         (up_q, up_v), n = self._up, self.sizes
-        plain = self._up_q[step.bucket](q[..., : n.plain], up_q)
-        absorbed = torch.cat((plain, q[..., n.plain :]), -1)
-        del plain
+        absorbed = self._up_q[step.bucket](q[..., : n.plain], up_q, q[..., n.plain :])
         out = q.new_empty(len(q), n.heads, n.latent)
         kernel.run(absorbed, row.unsqueeze(1), None, step.kv[self.group].kv[self.index], meta, out)
         y: torch.Tensor = self._up_v[step.bucket](out, up_v)
@@ -202,21 +200,27 @@ class MLA(nn.Module):
 
         Room counts what is held here at once.
         """
-        kv, bucket = step.kv[self.group].kv[self.index], step.bucket
-        k, v = self._keys_and_values(row)
-        borders, longest = meta["q_start"], (kernel.longest, kernel.longest)
-        out, lse = self._causal[bucket](q, k, v, borders, borders, longest)
+        bucket, borders, longest = step.bucket, meta["q_start"], (kernel.longest, kernel.longest)
+        out: torch.Tensor
+        out, lse = self._causal[bucket](q, *self._keys_and_values(row), borders, borders, longest)
         for piece in kernel.pieces(step, meta):
-            del k, v
-            rows, _ = self._layout.gather(kv, piece.slots)
-            k, v = self._keys_and_values(rows.squeeze(1))
             seen = piece.queries
-            part, part_lse = self._full[bucket](q[seen], k, v, piece.q_start, piece.k_start, piece.longest)
+            part, part_lse = self._cached(piece, q[seen], step)
             parts, lses = torch.stack((out[seen], part)), torch.stack((lse[seen], part_lse))
             del part
             out[seen], lse[seen] = self._merge[bucket](parts, lses)
             del parts
-        return out  # type: ignore[no-any-return]
+        return out
+
+    def _cached(self, piece: Piece, q: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the queries that see a piece, and its lse; keys and values are gone when it returns."""
+        rows, _ = self._layout.gather(step.kv[self.group].kv[self.index], piece.slots)
+        k, v = self._keys_and_values(rows.squeeze(1))
+        del rows
+        both: tuple[torch.Tensor, torch.Tensor] = self._full[step.bucket](
+            q, k, v, piece.q_start, piece.k_start, piece.longest
+        )
+        return both
 
     def _keys_and_values(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of every head, [L, heads, plain + rotated] and [L, heads, value], from rows [L, latent + rotated]."""

@@ -14,9 +14,13 @@ TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 SHAPES: tuple[Shape, ...] = ({"heads": 3, "inputs": 16, "outputs": 40}, {"heads": 4, "inputs": 72, "outputs": 32})
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides -> [T, heads, outputs]."""
-    return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+def reference(x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides -> [T, heads, outputs].
+
+    With `beside` [T, heads, rest], each head's outputs are followed by that: [T, heads, outputs + rest].
+    """
+    y = torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+    return y if beside is None else torch.cat((y, beside), -1)
 
 
 def make(context: OpContext) -> Op:
@@ -24,13 +28,17 @@ def make(context: OpContext) -> Op:
     return reference
 
 
-def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """A weight as it is and as the transposed part of a larger one; queries as a part of wider heads."""
+def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, ...]]:
+    """A weight as it is and as the transposed part of a larger one; queries as a part of wider heads, and the rest of
+    these beside the result.
+    """
     heads, inputs, outputs = (size(context.shape, name, default) for name, default in _DEFAULTS)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         wide = draw(context, tokens, heads, inputs + 8)
         both = draw(context, heads, inputs + 24, outputs, seed=1) / 8
-        yield wide[..., :inputs], both[:, :inputs].transpose(1, 2)
+        up = both[:, :inputs].transpose(1, 2)
+        yield wide[..., :inputs], up, wide[..., inputs:]
+        yield wide[..., :inputs], up
         yield wide[..., :inputs].contiguous(), draw(context, heads, outputs, inputs, seed=2) / 8
 
 

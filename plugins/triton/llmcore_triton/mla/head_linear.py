@@ -32,11 +32,15 @@ _FEW = 2
 
 @triton.jit(do_not_specialize=["tokens"])
 def per_head(  # type: ignore[no-untyped-def]
-    x, weight, out, tokens, outputs, inputs, x_stride, x_head, w_head, w_out, w_in, out_stride,
+    x, weight, beside, out, tokens, outputs, inputs, x_stride, x_head, w_head, w_out, w_in, beside_stride, beside_head,
+    out_stride, out_head,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    BESIDE: tl.constexpr, PAD_BESIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, head, tile of tokens). ONE: a block has all inputs; EVEN: blocks have no rest."""
+    """Program (block of outputs, head, tile of tokens). ONE: a block has all inputs; EVEN: blocks have no rest.
+
+    BESIDE: elements that are copied behind each head's outputs.
+    """
     head = tl.program_id(1)
     lines = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -66,8 +70,14 @@ def per_head(  # type: ignore[no-untyped-def]
                 step = tl.load(from_w + start * w_in, mask=inside[:, None] & (lines < outputs)[None, :], other=0.0)
                 part = tl.load(from_x + start, mask=there & inside[None, :], other=0.0)
             acc = tl.dot(part, step, acc, input_precision="ieee")
-    places = out + rows.to(tl.int64)[:, None] * out_stride + head * outputs + lines[None, :]
-    tl.store(places, acc.to(out.dtype.element_ty), mask=there & (lines < outputs)[None, :])
+    places = out + rows.to(tl.int64)[:, None] * out_stride + head * out_head
+    tl.store(places + lines[None, :], acc.to(out.dtype.element_ty), mask=there & (lines < outputs)[None, :])
+    if BESIDE > 0:  # noqa: SIM102 - known when compiling
+        if tl.program_id(0) == 0:
+            at = tl.arange(0, PAD_BESIDE)
+            inside = there & (at < BESIDE)[None, :]
+            source = beside + rows.to(tl.int64)[:, None] * beside_stride + head * beside_head
+            tl.store(places + outputs + at[None, :], tl.load(source + at[None, :], mask=inside), mask=inside)
 
 
 class PerHead:
@@ -85,10 +95,13 @@ class PerHead:
             num_stages=config["stages"],
         )
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides -> [T, heads, outputs]."""
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides, beside [T, heads, rest] or None ->
+        [T, heads, outputs + rest]."""
         tokens, (heads, outputs, inputs) = len(x), weight.shape
-        out = x.new_empty(tokens, heads, outputs)
+        rest = 0 if beside is None else beside.shape[2]
+        out = x.new_empty(tokens, heads, outputs + rest)
+        copied = x if beside is None else beside
         config = self._config
         block_n, block_k = min(config["block_n"], _padded(outputs)), min(config["block_k"], _padded(inputs))
         launch = self._launch.but(
@@ -96,10 +109,13 @@ class PerHead:
             BLOCK_K=block_k,
             ONE=inputs <= block_k,
             EVEN=inputs % block_k == 0 and outputs % block_n == 0,
+            BESIDE=rest,
+            PAD_BESIDE=_padded(rest),
         )
         launch(
             (-(-outputs // block_n), heads, -(-tokens // config["block_m"])),
-            *(x, weight, out, tokens, outputs, inputs, x.stride(0), x.stride(1), *weight.stride(), out.stride(0)),
+            *(x, weight, copied, out, tokens, outputs, inputs, x.stride(0), x.stride(1), *weight.stride()),
+            *(copied.stride(0), copied.stride(1), out.stride(0), out.stride(1)),
         )
         return out
 

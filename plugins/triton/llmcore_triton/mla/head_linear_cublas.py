@@ -15,10 +15,15 @@ from llmcore_triton.linear_cublas import GAP
 KERNEL = "cublas"
 
 
-def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides -> [T, heads, outputs], contiguous."""
-    out = x.new_empty(len(x), *weight.shape[:2])
-    torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out.transpose(0, 1))
+def run(x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides, beside [T, heads, rest] or None ->
+    [T, heads, outputs + rest], contiguous."""
+    heads, outputs, _ = weight.shape
+    rest = 0 if beside is None else beside.shape[2]
+    out = x.new_empty(len(x), heads, outputs + rest)
+    torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out[..., :outputs].transpose(0, 1))
+    if beside is not None:
+        out[..., outputs:] = beside
     return out
 
 

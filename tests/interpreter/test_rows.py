@@ -20,7 +20,11 @@ SHAPES: dict[str, list[dict[str, int]]] = {
     "embedding": [{"vocab": 97, "size": 40}, {"vocab": 11, "size": 1100}],
     "rms_norm": [{"size": 40}, {"size": 576}, {"size": 1200}],
     "add_rms_norm": [{"size": 64}, {"size": 1030}],
+    "layer_norm": [{"size": 40}, {"size": 1200, "bias": True}, {"size": 24, "heads": 3}],
+    "add_layer_norm": [{"size": 64}, {"size": 1030, "bias": True}],
     "silu_and_mul": [{"size": 44}, {"size": 1030}],
+    "gelu_and_mul": [{"size": 44}, {"size": 1030}],
+    "gelu_tanh": [{"size": 44}, {"size": 1030}],
     "rope": [{"heads": 5, "size": 16, "rotated": 16}, {"heads": 18, "size": 20, "rotated": 12}],
     "rope_kv_write": [{**HEADS, "rotated": 16}, {"heads": 18, "kv_heads": 3, "size": 20, "rotated": 12}],
     "qk_norm_rope_kv_write": [{**HEADS, "rotated": 16}, {"heads": 18, "kv_heads": 3, "size": 20, "rotated": 12}],
@@ -87,7 +91,8 @@ def test_every_row_wise_op_is_tried() -> None:
 def test_kernels_say_what_they_need() -> None:
     for op in ("rms_norm", "rope_kv_write"):
         assert "needs to know" in str(SPECS[op].refuses(context(op)))  # type: ignore[misc]
-    assert "not 32769" in str(SPECS["rms_norm"].refuses(context("rms_norm", size=LONGEST + 1)))  # type: ignore[misc]
+    for op in ("rms_norm", "add_layer_norm"):
+        assert "not 32769" in str(SPECS[op].refuses(context(op, size=LONGEST + 1)))  # type: ignore[misc]
 
 
 def test_one_configuration_where_results_may_not_depend_on_the_batch() -> None:
@@ -109,12 +114,28 @@ def test_norm_of_heads_within_wider_rows(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-def test_sum_and_norm_take_the_place_of_their_inputs(dtype: str) -> None:
+def test_layer_norm_of_heads_within_wider_rows(dtype: str) -> None:
+    """Every head has a weight and a bias of its own, or all have the same."""
+    joined = numbers(7, 6 * 24, dtype=dtype)
+    joined[:, :48], joined[:, 120:] = torch.nan, torch.nan
+    heads, run = joined[:, 48:120].view(7, 3, 24), made(context("layer_norm", dtype, size=24))
+    for shape in ((3, 24), (24,)):
+        weight, bias = (numbers(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
+        for given in (bias, None):
+            got = run(heads, weight, given, 1e-5)
+            close(got, module("layer_norm").reference(heads, weight, given, 1e-5), dtype)
+    close(run(heads.unflatten(0, (7, 1)), weight, None, 1e-5), got.unflatten(0, (7, 1)), dtype)
+
+
+@pytest.mark.parametrize("op", ["add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_sum_and_norm_take_the_place_of_their_inputs(dtype: str, op: str) -> None:
     wide, residual = numbers(5, 100, dtype=dtype), numbers(5, 60, dtype=dtype, seed=1)
     weight, x = numbers(60, dtype=dtype, seed=2), wide[:, 20:80]
+    weights = (weight,) if op == "add_rms_norm" else (weight, numbers(60, dtype=dtype, seed=3))
     before = wide.clone()
-    normed, total = module("add_rms_norm").reference(x, residual, weight, 1e-5)
-    got, summed = made(context("add_rms_norm", dtype, size=60))(x, residual, weight, 1e-5)
+    normed, total = module(op).reference(x, residual, *weights, 1e-5)
+    got, summed = made(context(op, dtype, size=60))(x, residual, *weights, 1e-5)
     assert got.data_ptr() == x.data_ptr() and summed.data_ptr() == residual.data_ptr()
     close(got, normed, dtype)
     assert torch.equal(summed, total)
@@ -128,11 +149,20 @@ def test_a_norm_rounds_as_its_reference() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-def test_silu_of_a_view(dtype: str) -> None:
+@pytest.mark.parametrize(("op", "size"), [("silu_and_mul", 50), ("gelu_and_mul", 50), ("gelu_tanh", 100)])
+def test_activation_of_a_view(dtype: str, op: str, size: int) -> None:
     wide = torch.full((6, 200), torch.nan, dtype=DTYPES[dtype])
     wide[:, 30:130] = numbers(6, 100, dtype=dtype)
     x = wide[:, 30:130]
-    close(made(context("silu_and_mul", dtype, size=50))(x), module("silu_and_mul").reference(x), dtype)
+    close(made(context(op, dtype, size=size))(x), module(op).reference(x), dtype)
+
+
+@pytest.mark.parametrize(("op", "size"), [("gelu_and_mul", 8), ("gelu_tanh", 16)])
+def test_gelu_of_numbers_whose_cubes_overflow(op: str, size: int) -> None:
+    x = torch.tensor([[-3e38, -1e13, -30.0, -1e-30, 0.0, 1e-30, 1e13, 3e38] * 2])
+    got = made(context(op, size=size))(x)
+    assert torch.equal(got.isfinite(), module(op).reference(x).isfinite())
+    close(made(context(op, size=size))(x.clamp(-99, 99)), module(op).reference(x.clamp(-99, 99)), "f32")
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])

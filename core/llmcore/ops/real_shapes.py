@@ -134,6 +134,7 @@ _BY_OP: Mapping[str, Callable[[Sizes], tuple[Shape, ...]]] = {
     "layer_norm": lambda d: ({"size": d.hidden, "bias": True}, {"size": d.head, "heads": d.heads, "bias": False}),
     "add_layer_norm": lambda d: ({"size": d.hidden, "bias": True},),
     "silu_and_mul": lambda d: ({"size": d.inner},),
+    "gelu_and_mul": lambda d: ({"size": d.inner},),
     "gelu_tanh": lambda d: ({"size": d.inner},),
     "rope": lambda d: ({"heads": d.heads + d.kv_heads, "size": d.head, "rotated": d.head},),
     "rope_angles": lambda d: ({"rotated": d.head},),

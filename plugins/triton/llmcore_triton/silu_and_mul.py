@@ -45,11 +45,16 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in `config`."""
+    return gated(_gated, context, config)
+
+
+def gated(kernel: Any, context: OpContext, config: Mapping[str, Any]) -> Op:
+    """`kernel`, which has the arguments of `_gated`, in `config`."""
     width, pdl = size(context, "size"), overlaps(context)
     block = config["block"]
     blocks = -(-width // block)
     fixed = {"SIZE": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl, "num_warps": config["num_warps"]}
-    launch = Bound(_gated, **fixed)
+    launch = Bound(kernel, **fixed)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         """x [T, 2 size] -> [T, size]."""

@@ -1,0 +1,37 @@
+"""add_layer_norm in place: the sum over the residual, its norm over x. One program per row (see layer_norm)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.layer_norm import candidates, default, launcher
+from llmcore_triton.rows import choose
+
+__all__ = ["candidates", "make", "make_with"]
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`."""
+    launch, rows = launcher(context, config, ADD=True, INNER=1, OWN=False)
+
+    def run(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, size] -> (normed sum, sum), which are x and residual."""
+        n, stride = x.shape[0], x.stride(0)
+        tensors = (x, residual, weight, weight if bias is None else bias, x)
+        variant = launch.but(BIAS=bias is not None)
+        variant(((n + rows - 1) // rows,), *tensors, n, stride, 0, residual.stride(0), stride, eps)
+        return x, residual
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

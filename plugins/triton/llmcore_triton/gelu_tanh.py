@@ -1,0 +1,57 @@
+"""gelu_tanh: a program per token and block of columns; rounds once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.rows import choose, size
+from llmcore_triton.silu_and_mul import candidates, default
+
+__all__ = ["candidates", "default", "make", "make_with"]
+
+
+@triton.jit
+def gelu(x):  # type: ignore[no-untyped-def]
+    """Of f32. (1 + tanh(u)) / 2 is sigmoid(2 u), which neither overflows nor cancels where u is far below zero."""
+    TWICE: tl.constexpr = 1.5957691216057308  # 2 sqrt(2 / pi)
+    return x / (1.0 + tl.exp(-TWICE * x * (1.0 + 0.044715 * x * x)))
+
+
+@triton.jit
+def _bent(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    keep = columns < SIZE
+    wait(PDL)
+    release(PDL)
+    value = tl.load(x + row * stride + columns, mask=keep).to(tl.float32)
+    tl.store(out + row * SIZE + columns, gelu(value).to(out.dtype.element_ty), mask=keep)
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`."""
+    width, pdl, block = size(context, "size"), overlaps(context), config["block"]
+    blocks = -(-width // block)
+    fixed = {"SIZE": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl, "num_warps": config["num_warps"]}
+    launch = Bound(_bent, **fixed)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        """x [T, size] -> [T, size]."""
+        out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+        launch((x.shape[0], blocks), x, out, x.stride(0))
+        return out
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

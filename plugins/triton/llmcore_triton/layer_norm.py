@@ -1,0 +1,106 @@
+"""layer_norm: each row in one program, which keeps it in registers between mean, variance and product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+
+from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.rms_norm import SHORT, candidates, default
+from llmcore_triton.rows import choose, power, size
+
+__all__ = ["candidates", "default", "make", "make_with"]
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def norm_rows(  # type: ignore[no-untyped-def]
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    n_rows,
+    outer_stride,
+    inner_stride,
+    residual_stride,
+    out_stride,
+    eps,
+    INNER: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    BIAS: tl.constexpr,
+    OWN: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Rows of x, [n_rows / INNER, INNER, SIZE]; with ADD first added to those of residual, which take the sum.
+
+    OWN: each of the INNER rows has a weight and a bias of its own.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    keep = (rows < n_rows)[:, None] & inside[None, :]
+    places = columns[None, :] + (rows % INNER * SIZE)[:, None] if OWN else columns[None, :]
+    gain = tl.load(weight + places, mask=inside[None, :], other=0.0).to(tl.float32)
+    starts = (rows // INNER) * outer_stride + (rows % INNER) * inner_stride
+    wait(PDL)
+    release(PDL)
+    value = tl.load(x + starts[:, None] + columns[None, :], mask=keep, other=0.0)
+    if ADD:
+        sums = residual + (rows * residual_stride)[:, None] + columns[None, :]
+        # rounded to the residual's type before it is normed, as the op says
+        value = (tl.load(sums, mask=keep, other=0.0).to(tl.float32) + value.to(tl.float32)).to(value.dtype)
+        tl.store(sums, value, mask=keep)
+    wide = value.to(tl.float32)
+    # not as the mean of squares less the square of the mean, which cancels for rows far from zero
+    wide = tl.where(inside[None, :], wide - (tl.sum(wide, axis=1) / SIZE)[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    normed = wide * scale[:, None] * gain
+    if BIAS:
+        normed += tl.load(bias + places, mask=inside[None, :], other=0.0).to(tl.float32)
+    tl.store(out + (rows * out_stride)[:, None] + columns[None, :], normed.to(value.dtype), mask=keep)
+
+
+def launcher(context: OpContext, config: Mapping[str, Any], **more: Any) -> tuple[Bound, int]:
+    """The kernel, and how many rows a program of it takes."""
+    width, pdl = size(context, "size"), overlaps(context)
+    block = power(width)
+    rows = max(1, SHORT // block)
+    fixed = {"SIZE": width, "BLOCK": block, "ROWS": rows, "PDL": pdl, "launch_pdl": pdl, **more, **config}
+    return Bound(norm_rows, **fixed), rows
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
+    """The kernel in `config`, for x of two or three dimensions; others are made two."""
+    width = size(context, "size")
+    launch, rows = launcher(context, config, ADD=False)
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """x [..., size] -> [..., size]."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        inner = 1
+        if x.dim() == 3:
+            inner, inner_stride = x.shape[1], x.stride(1)
+        else:
+            x = x if x.dim() == 2 else x.reshape(-1, width)
+            inner_stride = 0
+        n = x.shape[0] * inner
+        strides = (x.stride(0), inner_stride, 0, width)
+        variant = launch.but(INNER=inner, OWN=weight.dim() == 2, BIAS=bias is not None)
+        variant(((n + rows - 1) // rows,), x, x, weight, weight if bias is None else bias, out, n, *strides, eps)
+        return out
+
+    return run
+
+
+def make(context: OpContext) -> Op:
+    """As measured, or the default."""
+    return make_with(context, choose(context, default(context)))

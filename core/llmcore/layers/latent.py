@@ -79,12 +79,15 @@ class Room:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Cached tokens of the rows `first` to `last`: `longest` queries and keys of a row; `keys`, at most, in all."""
+    """At most `tokens` cached ones of the rows `first` to `last` (exclusive), whose tokens are `queries` of the step.
+
+    `segments`: where these rows' are in what `cut` lists. `longest`: most queries and most keys of a row.
+    """
 
     first: int
     last: int
+    tokens: int
     queries: slice
-    keys: slice
     segments: slice
     longest: tuple[int, int]
 
@@ -93,7 +96,7 @@ class _Cut:
 class Piece:
     """Cached tokens that are expanded together, and the queries that see them all.
 
-    `slots` [L] int64, where they are; `q_start`, `k_start` [R + 1] int32, the borders of R rows in `queries` and in
+    `slots` [L] int32, where they are; `q_start`, `k_start` [R + 1] int32, the borders of R rows in `queries` and in
     `slots`; past the last border are slots of no row. `longest`: see op attn.varlen.
     """
 
@@ -149,20 +152,15 @@ class LatentPrefill:
 
     def pieces(self, step: Step, meta: Mapping[str, torch.Tensor]) -> list[Piece]:
         """What is cached, in pieces, by the rows' true lengths; computed by the first layer of a step that asks."""
-        if not self._cuts:
-            return []
-        if (self, "slots") not in step.notes:
-            slots, ends = find_slots(meta, self._cuts[-1].keys.stop, self.granule)
-            step.notes[self, "slots"], step.notes[self, "ends"] = slots, ends
-        return [self._piece(cut, step, meta) for cut in self._cuts]
+        return [self._piece(cut, (self, index), step, meta) for index, cut in enumerate(self._cuts)]
 
-    def _piece(self, cut: _Cut, step: Step, meta: Mapping[str, torch.Tensor]) -> Piece:
-        slots, name = step.notes[self, "slots"], (self, cut.keys.start)
-        if (name, "k") not in step.notes:
-            starts, ends = meta["q_start"][cut.first : cut.last + 1], step.notes[self, "ends"][cut.segments]
+    def _piece(self, cut: _Cut, name: object, step: Step, meta: Mapping[str, torch.Tensor]) -> Piece:
+        if (name, "slots") not in step.notes:
+            starts = meta["q_start"][cut.first : cut.last + 1]
             step.notes[name, "q"] = starts - starts[:1]
-            step.notes[name, "k"] = torch.cat((ends.new_zeros(1), ends - cut.keys.start)).to(torch.int32)
-        return Piece(cut.queries, slots[cut.keys], step.notes[name, "q"], step.notes[name, "k"], cut.longest)
+            step.notes[name, "slots"], step.notes[name, "k"] = find_slots(meta, cut, self.granule)
+        slots, q_start, k_start = (step.notes[name, what] for what in ("slots", "q", "k"))
+        return Piece(cut.queries, slots, q_start, k_start, cut.longest)
 
     def _worth(self, rows: AttnRows) -> bool:
         if not self.expands:
@@ -175,10 +173,9 @@ class LatentPrefill:
 
 
 def cut(rows: AttnRows, most: int) -> tuple[list[_Cut], Int32]:
-    """The cached tokens of a step's rows in equal pieces of at most `most`, and for the device [4 S] int32.
+    """The cached tokens of a step's rows in equal pieces of at most `most`, and for the device [2 S] int32.
 
-    These are, of the S parts of a row that lie in one piece: the row, its first token, its tokens, and its piece's
-    first key among all that are listed.
+    These are, of the S parts of a row that lie in one piece, the first token and the number of tokens.
     """
     prefix = (rows.kv_len - rows.n_query).astype(np.int64)
     ends = np.cumsum(prefix)
@@ -194,33 +191,28 @@ def cut(rows: AttnRows, most: int) -> tuple[list[_Cut], Int32]:
         here = slice(first, last)
         low = np.maximum(begin - starts[here], 0)
         tokens = np.minimum(end - starts[here], prefix[here]) - low
-        segments.append(np.stack((np.arange(first, last), low, tokens, np.full(last - first, begin))))
+        segments.append(np.stack((low, tokens)))
         longest = int(rows.n_query[here].max()), int(tokens.max())
         queries = slice(int(borders[first]), int(borders[last]))
-        cuts.append(_Cut(first, last, queries, slice(begin, end), slice(done, done + last - first), longest))
+        cuts.append(_Cut(first, last, end - begin, queries, slice(done, done + last - first), longest))
         done += last - first
-    joined = np.concatenate(segments, 1) if segments else np.zeros((4, 0))
+    joined = np.concatenate(segments, 1) if segments else np.zeros((2, 0))
     return cuts, joined.astype(np.int32).reshape(-1)
 
 
-def find_slots(meta: Mapping[str, torch.Tensor], total: int, granule: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(slots [total] int64 of the cached tokens that `segments` lists, where each segment ends in it [S] int64).
+def find_slots(meta: Mapping[str, torch.Tensor], cut: _Cut, granule: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(slots of a piece's tokens [tokens], borders of its rows in them [rows + 1]), both int32.
 
-    Rows may be shorter than the host thought: a piece's tokens then lie together at its start, and what follows up to
-    the next piece is some slot of the same tables.
+    Rows may be shorter than the host thought: their tokens then lie together at the start, and what follows are slots
+    of the last row.
     """
-    row, low, most, base = meta["segments"].long().view(4, -1)
-    prefix = meta["kv_len"].long() - meta["q_start"].diff().long()
-    count = torch.minimum(prefix[row] - low, most).clamp(min=0)
-    sums = count.cumsum(0)
-    # sums up to the first segment of each piece, which begins where `base` changes
-    before = sums - count
-    first = torch.searchsorted(base, base)
-    ends = base + sums - before[first]
-    place = torch.arange(total, device=row.device)
-    segment = torch.searchsorted(ends, place, right=True).clamp(max=len(row) - 1)
-    own = row[segment]
-    token = low[segment] + (place - (ends - count)[segment]).clamp(min=0)
-    token = torch.minimum(token, (prefix[own] - 1).clamp(min=0))
-    granules = meta["table"][meta["request"].long()[own], token // granule].long()
-    return granules * granule + token % granule, ends
+    here = slice(cut.first, cut.last)
+    low, most = meta["segments"].view(2, -1)[:, cut.segments].long()
+    prefix = (meta["kv_len"][here] - meta["q_start"][cut.first : cut.last + 1].diff()).long()
+    count = torch.minimum(prefix - low, most).clamp(min=0)
+    ends = count.cumsum(0)
+    place = torch.arange(cut.tokens, device=ends.device)
+    row = torch.searchsorted(ends, place, right=True).clamp(max=len(ends) - 1)
+    token = torch.minimum((low - ends + count)[row] + place, (prefix - 1).clamp(min=0)[row])
+    granules = meta["table"][meta["request"][here].long()[row], token // granule]
+    return granules * granule + (token % granule).int(), torch.cat((ends.new_zeros(1), ends)).int()

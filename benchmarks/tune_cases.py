@@ -6,12 +6,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from llmcore.engine.explain import resolutions_of
 from llmcore.modes import Pins
-from llmcore.ops import DTYPES, drawing, rope_angles, size
+from llmcore.ops import (
+    DTYPES,
+    drawing,
+    moe_combine,
+    moe_dispatch,
+    moe_experts,
+    moe_fused,
+    moe_route,
+    rope_angles,
+    size,
+)
 from llmcore.ops.attention import AttnCase, Uploads, case
 from llmcore.ops.sample import plain_rows
 from llmcore.plugins import load
@@ -32,8 +43,20 @@ COLD = 192 << 20
 MOST_COPIES, FEW_COPIES = 48, 8
 """Calls of one graph: over cold weights, and where what is read was just written."""
 
-HEAVY = frozenset({"linear", "linear_silu_and_mul", "embedding"})
-"""Ops whose second argument comes from memory."""
+HEAVY: Mapping[str, int] = {"linear": 1, "linear_silu_and_mul": 1, "embedding": 1, "moe.experts": 1, "moe.fused": 3}
+"""Ops of which an argument, this one, comes from memory."""
+
+MIXTURES: Mapping[str, ModuleType] = {
+    "moe.route": moe_route,
+    "moe.dispatch": moe_dispatch,
+    "moe.experts": moe_experts,
+    "moe.combine": moe_combine,
+    "moe.fused": moe_fused,
+}
+"""Ops whose own samples are as routes are: tokens spread over the experts."""
+
+PROMPTS = (2048, 8192)
+"""Tokens of the last bucket for MIXTURES: only as many give each of many experts a tile of matrix products."""
 
 Rows = tuple[Sequence[int], Sequence[int]]
 """(n_query, kv_len)."""
@@ -115,7 +138,8 @@ class Workload:
             with drawing(1, device):
                 self.samples: list[tuple[Any, ...]] = [(case(context, *lengths),) for lengths in cases]
         else:
-            self.samples = [_arguments(context, tokens, device) for tokens in counts or TOKENS[context.bucket]]
+            usual = PROMPTS if context.op in MIXTURES and context.bucket == max(TOKENS) else TOKENS[context.bucket]
+            self.samples = [_arguments(context, tokens, device) for tokens in counts or usual]
         self._rotated: list[list[Any]] | None = None
 
     def calls(self, kernel: Kernel, cold: bool = True) -> Iterator[list[Call]]:
@@ -138,7 +162,8 @@ class Workload:
             (one,) = sample
             copies = _copies(sum(pool[0].nbytes for pool in one.kv) * int(one.rows.kv_len.sum()))
             return [sample, *((replace(one, kv=_cloned(one.kv)),) for _ in range(copies - 1))]
-        copies = _copies(sample[1].nbytes) if self.context.op in HEAVY else FEW_COPIES
+        heavy = HEAVY.get(self.context.op)
+        copies = FEW_COPIES if heavy is None else _copies(sample[heavy].nbytes)
         return [sample, *(_cloned(sample) for _ in range(copies - 1))]
 
 
@@ -170,6 +195,11 @@ def _cloned(sample: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _arguments(context: OpContext, tokens: int, device: torch.device) -> tuple[Any, ...]:
+    if context.op in MIXTURES:
+        module = MIXTURES[context.op]
+        with drawing(1, device, tokens):
+            own = module.timed(context, tokens) if hasattr(module, "timed") else module.samples(context)
+            return next(iter(own))
     if context.op not in _ARGUMENTS:
         raise SystemExit(f"tune.py has no arguments for {context.op}; it has {', '.join(sorted(TUNABLE))}")
 
@@ -240,5 +270,5 @@ _ARGUMENTS: Mapping[str, Callable[[OpContext, int, Draw], tuple[Any, ...]]] = {
     "sample": _sample,
 }
 
-TUNABLE = (*_ARGUMENTS, *ATTENTION)
+TUNABLE = (*_ARGUMENTS, *MIXTURES, *ATTENTION)
 """The ops that calls can be made for."""

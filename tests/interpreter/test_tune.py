@@ -21,6 +21,11 @@ SIZES = {
     **{"intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
     **{"head_dim": 16, "max_position_embeddings": 64, "torch_dtype": "float32"},
 }
+SPARSE = {
+    **SIZES,
+    **{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4},
+    **{"num_experts_per_tok": 2},
+}
 
 
 def script(name: str) -> ModuleType:
@@ -38,12 +43,17 @@ REGISTRY = build_registry(Config(discovered=discover(None)))
 
 
 def wanted(tmp_path: Path, *ops: str) -> list:
-    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    sparse = any(op.startswith("moe.") for op in ops)
+    (tmp_path / "config.json").write_text(json.dumps(SPARSE if sparse else SIZES))
     return tune.contexts(REGISTRY, tmp_path, GPU, ops, "fp32")
 
 
 @pytest.mark.parametrize(
-    "op", ["linear", "silu_and_mul", "add_rms_norm", "rope_kv_write", "attn.gqa.decode", "attn.gqa.prefill"]
+    "op",
+    [
+        *("linear", "silu_and_mul", "add_rms_norm", "rope_kv_write", "attn.gqa.decode", "attn.gqa.prefill"),
+        *("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "moe.fused"),
+    ],
 )
 def test_calls_of_every_op_run_and_agree_with_the_reference(tmp_path: Path, op: str) -> None:
     contexts = [context for context in wanted(tmp_path, op) if context.bucket == 0][:1]

@@ -47,6 +47,9 @@ _USES: Mapping[str, str] = {
     "register_length_estimators": "llmcore serve --length_estimator {name} --model_dir MODEL",
     "register_kv_managers": "llmcore serve --kv_manager {name} --model_dir MODEL",
     "register_output_parsers": "llmcore serve --tool_call_parser {name} --model_dir MODEL",
+    "register_logits_processors": "llmcore serve --model_dir MODEL\n"
+    'curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d \'{{"prompt": "Is it so?", '
+    '"logits_processors": [{{"name": "{name}", "args": {{"texts": ["yes", "no"]}}}}]}}\'',
     "register_dialects": "llmcore serve --model_dir MODEL\n"
     'curl -d \'{{"text": "Once", "tokens": 8}}\' http://127.0.0.1:8000/{name}',
     "register_commands": "llmcore {name} you",

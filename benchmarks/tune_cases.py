@@ -14,7 +14,11 @@ from llmcore.engine.explain import resolutions_of
 from llmcore.modes import Pins
 from llmcore.ops import (
     DTYPES,
+    attn_merge,
+    attn_varlen,
     drawing,
+    head_linear,
+    latent_rope_kv_write,
     moe_combine,
     moe_dispatch,
     moe_experts,
@@ -24,6 +28,7 @@ from llmcore.ops import (
     size,
 )
 from llmcore.ops.attention import AttnCase, Uploads, case
+from llmcore.ops.check import moved
 from llmcore.ops.sample import plain_rows
 from llmcore.plugins import load
 from llmcore.protocols import AttnLimits
@@ -43,7 +48,9 @@ COLD = 192 << 20
 MOST_COPIES, FEW_COPIES = 48, 8
 """Calls of one graph: over cold weights, and where what is read was just written."""
 
-HEAVY: Mapping[str, int] = {"linear": 1, "linear_silu_and_mul": 1, "embedding": 1, "moe.experts": 1, "moe.fused": 3}
+HEAVY: Mapping[str, int] = {
+    **{"linear": 1, "linear_silu_and_mul": 1, "embedding": 1, "moe.experts": 1, "moe.fused": 3, "head_linear": 1},
+}
 """Ops of which an argument, this one, comes from memory."""
 
 MIXTURES: Mapping[str, ModuleType] = {
@@ -55,8 +62,18 @@ MIXTURES: Mapping[str, ModuleType] = {
 }
 """Ops whose own samples are as routes are: tokens spread over the experts."""
 
-PROMPTS = (2048, 8192)
-"""Tokens of the last bucket for MIXTURES: only as many give each of many experts a tile of matrix products."""
+SAMPLED: Mapping[str, ModuleType] = {
+    **MIXTURES,
+    "attn.merge": attn_merge,
+    "attn.varlen": attn_varlen,
+    "head_linear": head_linear,
+    "latent_rope_kv_write": latent_rope_kv_write,
+}
+"""Ops that are called with their own samples."""
+
+PROMPTS: Mapping[str, tuple[int, ...]] = {**dict.fromkeys(MIXTURES, (2048, 8192)), "attn.varlen": (1024, 4096)}
+"""Tokens of the last bucket where others would not do: only as many give each of many experts a tile of matrix
+products; and what attention to one long prompt takes."""
 
 Rows = tuple[Sequence[int], Sequence[int]]
 """(n_query, kv_len)."""
@@ -74,22 +91,22 @@ def _beside(decode: int, prompt: int, prefix: int = 0) -> Rows:
     return (1,) * decode + (prompt,), (576,) * decode + (prefix + prompt,)
 
 
-ATTENTION: Mapping[str, Mapping[int, tuple[Rows, ...]]] = {
-    "attn.gqa.decode": {
+_KINDS: Mapping[str, Mapping[int, tuple[Rows, ...]]] = {
+    "decode": {
         0: _decode((576,), (4096,)),
         1: _decode((576,) * 8, (8192,) * 16, _skewed(16)),
         2: _decode((576,) * 32, (576,) * 64, _skewed(64)),
         3: _decode((576,) * 128, (576,) * 256, _skewed(128)),
         4: _decode((576,) * 512),
     },
-    "attn.gqa.mixed": {
+    "mixed": {
         0: (((1,), (576,)),),
         1: (_beside(8, 8), _beside(2, 14, 500)),
         2: (_beside(32, 32), _beside(16, 48, 500)),
         3: (_beside(64, 192), _beside(128, 128, 500)),
         4: (_beside(64, 448), _beside(200, 312, 1000)),
     },
-    "attn.gqa.prefill": {
+    "prefill": {
         0: (((1,), (576,)),),
         1: (((16,), (16,)),),
         2: (((64,), (64,)), ((64,), (1064,))),
@@ -97,6 +114,7 @@ ATTENTION: Mapping[str, Mapping[int, tuple[Rows, ...]]] = {
         4: (((512,), (512,)), ((2048,), (2048,)), ((512,) * 8, (512,) * 8), ((1024,), (5120,))),
     },
 }
+ATTENTION = {f"attn.{form}.{kind}": rows for form in ("gqa", "mla") for kind, rows in _KINDS.items()}
 """Rows per op and token bucket: the uniform lengths of benchmarks, long beside short, and long contexts."""
 
 
@@ -138,7 +156,9 @@ class Workload:
             with drawing(1, device):
                 self.samples: list[tuple[Any, ...]] = [(case(context, *lengths),) for lengths in cases]
         else:
-            usual = PROMPTS if context.op in MIXTURES and context.bucket == max(TOKENS) else TOKENS[context.bucket]
+            usual = TOKENS[context.bucket]
+            if context.bucket == max(TOKENS):
+                usual = PROMPTS.get(context.op, usual)
             self.samples = [_arguments(context, tokens, device) for tokens in counts or usual]
         self._rotated: list[list[Any]] | None = None
 
@@ -195,11 +215,12 @@ def _cloned(sample: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _arguments(context: OpContext, tokens: int, device: torch.device) -> tuple[Any, ...]:
-    if context.op in MIXTURES:
-        module = MIXTURES[context.op]
+    if context.op in SAMPLED:
+        module = SAMPLED[context.op]
         with drawing(1, device, tokens):
             own = module.timed(context, tokens) if hasattr(module, "timed") else module.samples(context)
-            return next(iter(own))
+            # some are made on the CPU, whatever draws
+            return moved(next(iter(own)), device)
     if context.op not in _ARGUMENTS:
         raise SystemExit(f"tune.py has no arguments for {context.op}; it has {', '.join(sorted(TUNABLE))}")
 
@@ -270,5 +291,5 @@ _ARGUMENTS: Mapping[str, Callable[[OpContext, int, Draw], tuple[Any, ...]]] = {
     "sample": _sample,
 }
 
-TUNABLE = (*_ARGUMENTS, *MIXTURES, *ATTENTION)
+TUNABLE = (*_ARGUMENTS, *SAMPLED, *ATTENTION)
 """The ops that calls can be made for."""

@@ -26,6 +26,16 @@ SPARSE = {
     **{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4},
     **{"num_experts_per_tok": 2},
 }
+LATENT = {
+    **SIZES,
+    **{"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_key_value_heads": 4},
+    **{"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    **{"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 2},
+}
+LATENT_OPS = (
+    *("attn.mla.decode", "attn.mla.mixed", "attn.mla.prefill", "attn.varlen", "attn.merge", "head_linear"),
+    "latent_rope_kv_write",
+)
 
 
 def script(name: str) -> ModuleType:
@@ -44,7 +54,8 @@ REGISTRY = build_registry(Config(discovered=discover(None)))
 
 def wanted(tmp_path: Path, *ops: str) -> list:
     sparse = any(op.startswith("moe.") for op in ops)
-    (tmp_path / "config.json").write_text(json.dumps(SPARSE if sparse else SIZES))
+    sizes = SPARSE if sparse else LATENT if set(ops) & set(LATENT_OPS) else SIZES
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
     return tune.contexts(REGISTRY, tmp_path, GPU, ops, "fp32")
 
 
@@ -53,6 +64,7 @@ def wanted(tmp_path: Path, *ops: str) -> list:
     [
         *("linear", "silu_and_mul", "add_rms_norm", "rope_kv_write", "attn.gqa.decode", "attn.gqa.prefill"),
         *("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "moe.fused"),
+        *LATENT_OPS,
     ],
 )
 def test_calls_of_every_op_run_and_agree_with_the_reference(tmp_path: Path, op: str) -> None:

@@ -36,7 +36,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
         shape = replace(base, block_m=NARROW, block_n=block_n, warps=warps, stages=stages, per_processor=per_processor)
         yield from map(vars, fitting(context, [shape]))
     if context.bucket < 2:
-        for least in (64, 256):
+        for least in (32, 128):
             yield vars(replace(base, least=least))
     if spec_of(context).heads > NARROW:
         for block_n, stages in ((32, 3), (64, 3), (32, 5)):

@@ -75,7 +75,8 @@ def narrow(context: OpContext) -> Config:
         return Config(block_n=16, warps=8, stages=1, per_processor=1)
     if (context.device.capability or 0) < HOPPER:
         return Config(block_n=32, warps=4, stages=3, per_processor=1)
-    return Config(block_n=32, warps=4, stages=5, per_processor=2)
+    # a token's row is as long as two KV heads' keys and values: half the tokens of `attention` are worth a program
+    return Config(block_n=32, warps=4, stages=5, per_processor=2, least=64)
 
 
 def wide(context: OpContext) -> Config:

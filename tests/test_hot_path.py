@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore.bridge import SamplingParams, Submit
+from llmcore.bridge import LogitsProcessor, SamplingParams, Submit
 from llmcore.config import make_config
 from llmcore.engine.build import build_engine
 from llmcore.engine.llm import LLM
@@ -15,7 +15,14 @@ from llmcore.plugins import Registry, build_registry
 from llmcore.testing import write_fake_model
 
 EVERY_HOOK = """
-from llmcore.api import hookimpl
+from llmcore.api import LogitsProcessorSpec, hookimpl
+@hookimpl
+def register_logits_processors(): yield LogitsProcessorSpec(name="push", make=f"{__name__}:push", kind="bias")
+def push(args, context): return lambda prompt: Push()
+class Push:
+    def accept(self, token): ...
+    def finished(self): return False
+    def bias(self): return {7: 100.0}
 @hookimpl
 def build_layer(layer, info): return None
 @hookimpl
@@ -59,7 +66,8 @@ def test_decoding_calls_no_hook(model: Path, plugin: str) -> None:
     called.clear()
     for request in range(3):
         prompt = np.arange(1, 6 + request, dtype="<i4").tobytes()
-        sampling = SamplingParams(temperature=float(request))
+        processors = (LogitsProcessor("push"),) if request == 2 else ()
+        sampling = SamplingParams(temperature=float(request), logits_processors=processors)
         engine.submit(Submit(id=request, prompt=prompt, max_new_tokens=16, sampling=sampling))
     steps = 0
     while not engine.idle:

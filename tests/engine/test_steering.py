@@ -76,6 +76,11 @@ def test_a_mask_leaves_the_best_of_what_it_allows(steered: MakeLLM, ahead: int) 
         answer = llm.generate([prompt], max_new_tokens=20, **GREEDY, **forbidding(banned))[0]
         assert answer.token_ids == expected
         assert answer.finish_reason == "length"
+    graphs = llm._bridge._engine._runner._graphs
+    assert bool(ahead) == (graphs is not None)
+    if graphs is not None:
+        parts = [key[0] for key in graphs._captured if isinstance(key, tuple) and isinstance(key[0], str)]
+        assert {"forward", "draw"} <= set(parts), "both halves of a step are captured"
 
 
 @AHEAD

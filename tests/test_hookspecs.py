@@ -307,7 +307,7 @@ WRONG = {
     "register_quant_methods": ('== "int8_rows"', "is not None", "which is no config of its own"),
     "register_models": (".square()", ".abs()", "logits of token 0 are off"),
     "build_layer": ("return out", "return out[0]", "unpack"),
-    "register_output_parsers": ('self.line = (self.line + text).split("\n")', 'self.line = text.split("\n")', "cut"),
+    "register_output_parsers": ("(self.line + text).split", "text.split", "cut"),
     "register_dialects": ('"/complete"', '"complete"', "does not start with /"),
     "register_devices": ('info = DeviceInfo("cpu"', 'info = DeviceInfo("x"', "info.type"),
 }

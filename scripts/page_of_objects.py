@@ -53,8 +53,8 @@ OUTLINES = (
     (
         "Building blocks of families",
         "llmcore.layers",
-        "Build Decoder Embedding LMHead Attention QKVLinear Linear MergedLinear GatedMLP MoE MLA LatentSpec RMSNorm Rope "
-        "Layout Step KVStep read_rope spec_of token_slots attend ReferenceAttention",
+        "Build Decoder Embedding LMHead Attention QKVLinear Linear MergedLinear GatedMLP MoE MLA LatentSpec RMSNorm "
+        "Rope Layout Step KVStep read_rope spec_of token_slots attend ReferenceAttention",
     ),
     ("Names in a checkpoint", "llmcore.api", "WeightMap Shard Placement read_dtype"),
     ("HTTP", "llmcore.api.http", "Front Route Job Generation Writer Reply Choice Usage ModelFacts"),

@@ -13,6 +13,7 @@ import pytest
 from llmcore.engine import steer
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
+from llmcore.sched import bound
 from llmcore.sched.state import Totals
 from llmcore.testing import check_plugin, fake_answer, registry_of
 
@@ -208,9 +209,9 @@ def test_a_fault_ends_its_own_request(steered: MakeLLM, ahead: int) -> None:
     with ThreadPoolExecutor(6) as pool:
         for fault, _ in FAULTS:
             running = [pool.submit(ask, i, options) for i, options in enumerate(({}, {}, {}, fault))]
-            bound = pool.submit(ask, 0, steady)
+            beside = pool.submit(ask, 0, steady)
             assert [future.result() for future in running] == [*expected, None]
-            assert bound.result() == [8] * 12
+            assert beside.result() == [8] * 12
     load = llm.load()
     assert (load.running, load.waiting, load.kv_live) == (0, 0, 0)
 
@@ -271,6 +272,18 @@ def test_nobody_waits_for_a_processor_that_never_answers(steered: MakeLLM) -> No
     assert totals(llm).late_masks <= 3
     hung.join()
     pieces.close()
+
+
+@AHEAD
+def test_who_never_answers_is_given_up(steered: MakeLLM, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "MOST_SECONDS", 0.2)
+    llm = steered(ahead)
+    for n in (1, 3):
+        with pytest.raises(RequestError, match=r"'lists' gave no answer within 0\.2 s"):
+            llm.generate([[1, 2]], n=n, max_new_tokens=9, **GREEDY, **use("lists", lists=[[1]], slow=1.6))
+    assert llm.generate([[1, 2, 3]], max_new_tokens=9, **GREEDY)[0].token_ids == fake_answer([1, 2, 3], 9)
+    load = llm.load()
+    assert (load.running, load.waiting, load.kv_live) == (0, 0, 0)
 
 
 @AHEAD

@@ -7,6 +7,7 @@ the last one's tokens are read.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 
@@ -24,6 +25,7 @@ from llmcore.wire import ModelFacts
 
 logger = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 1.0
 _FAILED = "the model failed on this request"
 
 Events = dict[int, StepEvents]
@@ -53,6 +55,7 @@ class Engine:
         self._runner = runner
         self._device = device
         self._flying: deque[InFlight] = deque()
+        self._looks_at = 0.0
 
     @property
     def idle(self) -> bool:
@@ -86,10 +89,11 @@ class Engine:
 
         Raises DeviceLost.
         """
+        given_up = self._give_up()
         plan = self._scheduler.plan()
         if plan is None:
-            return [self._read()] if self._flying else []
-        events = self._launch(plan)
+            return [*given_up, self._read()] if self._flying else given_up
+        events = given_up + self._launch(plan)
         if self._flying and self._flying[-1].pending is not None:
             # What its processors are told next is in the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
@@ -103,6 +107,15 @@ class Engine:
         """The device is lost: everything ends with an error."""
         self._flying.clear()
         return self._scheduler.abandon(message)
+
+    def _give_up(self) -> list[Events]:
+        """Now and then: end those that wait for a processor without end."""
+        now = time.monotonic()
+        if now < self._looks_at:
+            return []
+        self._looks_at = now + _LOOK_SECONDS
+        events = self._scheduler.give_up()
+        return [events] if events else []
 
     def _launch(self, plan: StepPlan) -> list[Events]:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 PATIENT = 3
 """Late answers in a row after which a choice is left out of plans until the next one is there."""
+
+
+MOST_SECONDS = 10.0
+"""How long an answer may take."""
 
 
 class Bound:
@@ -46,6 +51,7 @@ class Bound:
         self._vocab_size = vocab_size
         self._run = run
         self._ready = threading.Event()
+        self._asked = hosts[0][0] if hosts else ""
         self._start()
 
     @property
@@ -57,6 +63,13 @@ class Bound:
     def held(self) -> bool:
         """Whether the choice should be in no step now."""
         return self.late >= PATIENT and not self.ready
+
+    def overdue(self, now: float) -> bool:
+        """Whether the answer takes too long; then `error` says so. `now` is time.monotonic()."""
+        if self.ready or now - self._since < MOST_SECONDS:
+            return False
+        self.error = f"logits processor {self._asked!r} gave no answer within {MOST_SECONDS:g} s"
+        return True
 
     def wait(self, seconds: float) -> bool:
         """`ready`, after waiting for it up to `seconds`."""
@@ -83,6 +96,7 @@ class Bound:
         return self.error or ""
 
     def _start(self) -> None:
+        self._since = time.monotonic()
         if self.hosts:
             self._ready.clear()
             self._run(self._prepare)
@@ -93,10 +107,9 @@ class Bound:
         """Compute what the next token needs."""
         mask: Int32 | None = None
         bias: dict[int, float] = {}
-        asked = ""
         try:
             for name, kind, processor in () if self.ended else self.hosts:
-                asked = name
+                self._asked = name
                 if kind == "mask":
                     mask = _both(mask, self._checked_mask(processor.mask()))
                 else:
@@ -105,7 +118,7 @@ class Bound:
                 raise ValueError("its mask allows no token")
             self.mask, self.bias = mask, bias
         except Exception as error:  # noqa: BLE001 - whatever it raises, _fail logs it
-            self._fail(asked, error)
+            self._fail(self._asked, error)
         self._ready.set()
 
     def _checked_mask(self, mask: Any) -> Int32 | None:

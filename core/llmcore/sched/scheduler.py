@@ -207,6 +207,18 @@ class Scheduler:
                 self._departures.end(job)
         return events
 
+    def give_up(self) -> dict[int, StepEvents]:
+        """End requests whose logits processors never answer. Returns errors by owner, as events."""
+        events: dict[int, StepEvents] = {}
+        now = time.monotonic()
+        jobs = [job for choices in self._state.requests.values() for job in choices.values() if job.bounds]
+        for job in jobs:
+            late = [b for b in job.bounds[job.choice : job.choice + job.choices] if b.overdue(now)]
+            if late:
+                add_errors(events, [job], ("internal_error", late[0].error or ""), now)
+                self._departures.end(job)
+        return events
+
     def fail(self, plan: StepPlan, message: str) -> dict[int, StepEvents]:
         """The step of `plan` failed and it and all after it were discarded. Returns errors by owner, as events.
 

@@ -200,8 +200,9 @@ _PREFILL = (
     ((64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
     ((64, 128, 64, 4, 3), (64, 256, 64, 4, 3)),
     ((64, 128, 64, 8, 4), (64, 256, 64, 8, 4)),
-    ((128, 64, 64, 4, 4), (128, 128, 64, 4, 4)),
-    ((128, 64, 64, 8, 4), (128, 128, 64, 8, 4)),
+    ((128, 64, 64, 4, 3), (128, 128, 64, 4, 3)),
+    ((128, 64, 64, 8, 3), (128, 128, 64, 8, 3)),
+    ((128, 64, 128, 8, 3), (128, 128, 128, 8, 3)),
     ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3)),
     ((128, 128, 64, 8, 4), (128, 256, 64, 8, 4)),
     ((256, 64, 64, 8, 4), (256, 128, 64, 8, 4)),
@@ -219,6 +220,8 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     if usual >= LONG:
         found += _PREFILL
+    elif usual >= LONG // 2:
+        found += [tiles for tiles in _PREFILL if tiles[0][0] == LONG]
     if context.bucket < len(_LAST_TOKENS):
         for block_m in sorted({min(usual, 32), min(2 * usual, 32)}):
             found += [((block_m, *up), (block_m, *down)) for up, down in _DECODE]

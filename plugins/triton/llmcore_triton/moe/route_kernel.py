@@ -75,7 +75,8 @@ def _select(  # type: ignore[no-untyped-def]
     real = (columns < GROUPS * PADDED) & (columns % PADDED < GROUP_SIZE)
     logits = tl.where(real[None, :], logits, float("-inf"))
     if SIGMOID:
-        scores = 1.0 / (1.0 + tl.exp(-logits))
+        # near 1 a division that rounds otherwise than torch's would make equals of others, and order them otherwise
+        scores = tl.div_rn(1.0, 1.0 + tl.exp(-logits))
     else:
         powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
         scores = powers / tl.sum(powers, axis=1)[:, None]

@@ -30,7 +30,7 @@ def decode_floor(build: Build, rows: int, kv_len: int, touched: float | None = N
     """
     element = DTYPES[build.config.dtype].itemsize
     found = []
-    for (op, sizes), calls in sorted(build.asked.items(), key=repr):
+    for (op, sizes), calls in sorted((+build.asked).items(), key=repr):
         cost: Callable[..., tuple[float, float]] = importlib.import_module(build.registry.find(OpSpec, op).module).cost
         shape = {**dict(sizes), "element": element, **({} if touched is None else {"touched": touched})}
         if op.startswith("attn.") and op.endswith(".decode"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ class Build:
     `granules`: KV group -> tokens per granule (1 where missing). `resolutions`: every choice made so far, in order,
     for listings, the ModelReport and the fingerprint. `attention_kernels`, `attention_specs`: by KV group, what
     `attention` bound, and for which attention. `asked`: how often modules asked for an op of some shape, which is how
-    often a step calls it.
+    often a step that decodes calls it.
     """
 
     registry: Registry
@@ -73,6 +74,7 @@ class Build:
     attention_kernels: dict[str, AttentionKernels] = field(default_factory=dict, init=False)
     attention_specs: dict[str, AttnSpec] = field(default_factory=dict, init=False)
     asked: Counter[Asked] = field(default_factory=Counter, init=False)
+    _counted: int = field(default=1, init=False)
     _bound: dict[object, tuple[Any, ...]] = field(default_factory=dict, init=False)
     _layouts: dict[str, Layout] = field(default_factory=dict, init=False)
 
@@ -100,8 +102,17 @@ class Build:
         A composite without a kernel of its own becomes its expansion; `given` supplies parts of it that are no ops.
         Equal requests share their callables.
         """
-        self.asked[name, tuple(sorted(shape.items()))] += 1
+        self.asked[name, tuple(sorted(shape.items()))] += self._counted
         return self._kernels(name, layout=layout, granule=granule, given=given, **shape)
+
+    @contextmanager
+    def for_prompts(self) -> Iterator[None]:
+        """What modules ask for within it is called for prompts only."""
+        before, self._counted = self._counted, 0
+        try:
+            yield
+        finally:
+            self._counted = before
 
     def _kernels(
         self,

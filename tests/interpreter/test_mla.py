@@ -76,7 +76,7 @@ def test_every_configuration_of_the_write() -> None:
 @pytest.mark.parametrize(("name", "dtype", "granule"), [("6 heads", "f32", 1), ("20 heads, odd sizes", "f16", 4)])
 @pytest.mark.parametrize("op", OPS)
 def test_attention_against_the_reference(op: str, name: str, dtype: str, granule: int) -> None:
-    where = attending(op, dtype, 2, granule, **SPECS[name])
+    where = replace(attending(op, dtype, 2, granule, **SPECS[name]), device=SMALL)
     kernel = decode.make(where) if op == "attn.mla.decode" else unified.make(where)
     assert check(OPS[op], kernel, where) >= 4
 
@@ -192,7 +192,7 @@ def test_keys_are_cut_into_parts_that_matrix_units_take() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("shape", [*head_linear.SHAPES, {"heads": 2, "inputs": 64, "outputs": 64}])
 def test_every_head_by_its_matrix(shape: dict[str, int], dtype: str) -> None:
-    for bucket, deterministic in ((0, False), (2, False), (3, False), (1, True)):
+    for bucket, deterministic in ((0, False), (3, False), (1, True)):
         where = replace(context("head_linear", dtype, bucket, **shape), deterministic=deterministic)
         assert check(head_linear, per_head.make(where), where) > 0
         assert check(head_linear, head_linear_cublas.make(where), where) > 0

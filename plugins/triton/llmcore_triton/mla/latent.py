@@ -83,7 +83,7 @@ def wide(context: OpContext) -> Config:
     """For tiles of 64 rows, whose queries stay in shared memory; where there are none, as `narrow`."""
     if context.dtype == "f32" or (context.device.capability or 0) != HOPPER:
         return narrow(context)
-    return Config(block_m=WIDE, block_n=32, warps=8, stages=3, per_processor=1)
+    return Config(block_m=WIDE, block_n=32, warps=8, stages=5, per_processor=1)
 
 
 def fitting(context: OpContext, configs: Iterable[Config]) -> Iterator[Config]:

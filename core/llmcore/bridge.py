@@ -30,6 +30,14 @@ class LogitsProcessor(msgspec.Struct, frozen=True):
     args: dict[str, Any] = {}
 
 
+class LengthDecay(msgspec.Struct, frozen=True):
+    """The scores s of `ids` become s + |s| * (factor ** n - 1), n tokens beyond the first `start` of the answer."""
+
+    start: int
+    factor: float
+    ids: tuple[int, ...]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is drawn. Defaults sample from the model's own distribution; temperature 0
     (below 1e-5) is greedy.
@@ -38,7 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Hugging Face's (divide a positive logit, multiply a negative one), over generated tokens and, with
     `repetition_over_prompt`, the prompt's; `penalize_prompt` extends all three to the prompt. `logprobs`: None, or
     how many of the best tokens to report beside the drawn one (0: it alone). `seed` is a 64-bit key; the front
-    end draws one where the client gave none. `logits_processors`: all of them apply.
+    end draws one where the client gave none. `logits_processors`: all of them apply. `allowed_ids`: the only tokens
+    that may be drawn, () for all. `length_decay`: makes an end more likely, the longer the answer is.
     """
 
     temperature: float = 1.0
@@ -54,6 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     seed: int = 0
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    length_decay: LengthDecay | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):

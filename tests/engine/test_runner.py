@@ -96,7 +96,10 @@ def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
     samplers = dict.fromkeys(VARIANTS, (reference,) * 5)
     groups = [group_kv("kv", layout, 128 // granule, device.torch_device)]
     ops = StepOps(build.op("step_inputs"), build.op("step_outputs"), (build.op("kv_slots", granule=granule),))
-    sampler, most = RowSampler(device, tables, samplers), {"graph_rows": graph_rows, "graph_bytes": 1}
+    sampler, most = (
+        RowSampler(device, tables, samplers, config.vocab_size),
+        {"graph_rows": graph_rows, "graph_bytes": 1},
+    )
     runner = Runner(model, device, tables, groups, sampler, ops, **most)
     return Rig(runner, tables, granule)
 

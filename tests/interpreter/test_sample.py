@@ -216,6 +216,26 @@ def test_penalties_and_biases(dtype: str, vocab: int, longest: int, biases: int)
     assert sampler("full", vocab, dtype)(logits, replace(rows, adjust=poisoned)).tokens.equal(expected.tokens)
 
 
+@DTYPE
+@pytest.mark.parametrize("number", [1, 7, 2000])
+def test_scores_that_rise_with_the_length(dtype: str, number: int) -> None:
+    count, vocab, g = 20, 1000, torch.Generator().manual_seed(3)
+    logits = logits_of(count, vocab, dtype)
+    place = torch.randperm(count * vocab, generator=g)[:number]
+    rises = op.Rises(
+        row=place // vocab,
+        token=place % vocab,
+        start=torch.randint(0, 40, (number,), generator=g, dtype=torch.int32),
+        rate=torch.rand(number, generator=g) * 4,
+    )
+    rows = replace(mixed(count), position=torch.arange(0, 5 * count, 5))
+    adjust = replace(adjust_of(count, vocab, 37, 50), rises=rises)
+    got = adjusted(logits, adjust, rows.position, False)
+    torch.testing.assert_close(got, op.adjusted(logits.float(), rows, adjust), rtol=1e-5, atol=1e-5)
+    rows = replace(rows, adjust=adjust)
+    assert sampler("full", vocab, dtype)(logits, rows).tokens.equal(reference(logits, rows).tokens)
+
+
 @pytest.mark.parametrize(("dtype", "k"), [("f32", None), ("f16", 0), ("f32", 1), ("f16", 5)])
 def test_log_probabilities_are_those_of_the_raw_logits(dtype: str, k: int | None) -> None:
     logits = logits_of(13, 5000, dtype)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import pytest
 import torch
 from llmcore.builtin.cpu import sample as sample_cpu
-from llmcore.ops.sample import Adjust, Sampler, SampleRows, floors, plain_rows, reference, samples
+from llmcore.ops.sample import Adjust, Rises, Sampler, SampleRows, adjusted, floors, plain_rows, reference, samples
 from llmcore.specs import DeviceInfo, OpContext
 
 KERNELS = pytest.mark.parametrize("sampler", [reference, sample_cpu.sample], ids=["reference", "cpu"])
@@ -152,6 +153,36 @@ def test_penalties_count_from_where_the_row_says(sampler: Sampler) -> None:
     assert out.tokens.tolist() == [1, 0, 1, 0]
     assert out.logprobs is not None
     assert torch.allclose(out.logprobs, torch.log_softmax(logits, -1).gather(1, out.tokens[:, None].long())[:, 0])
+
+
+@KERNELS
+def test_scores_rise_with_the_answers_length_after_penalties_and_before_biases(sampler: Sampler) -> None:
+    logits = torch.tensor([[3.1, 2.0, -1.0]]).repeat(6, 1)
+    entries = {
+        "row": torch.arange(6),
+        "token": torch.tensor([1, 1, 1, 2, 1, 1]),
+        "start": torch.tensor([2] * 6, dtype=torch.int32),
+        "rate": torch.full((6,), math.log(1.5)),
+    }
+    adjust = adjust_of(
+        [[0]] * 6,
+        repetition=torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 2.0]),
+        bias_row=torch.tensor([4]),
+        bias_token=torch.tensor([1]),
+        bias_value=torch.tensor([-torch.inf]),
+        bias_until=torch.tensor([100]),
+        rises=Rises(**entries),
+    )
+    position = torch.tensor([2, 3, 4, 90, 90, 2])
+    rows = replace(plain_rows(6, temperature=0.0), position=position, adjust=adjust)
+    scores = adjusted(logits, rows, adjust)
+    # a negative score rises too
+    assert sampler(logits, rows).tokens.tolist() == [0, 0, 1, 2, 0, 1]
+    assert scores[:3, 1].tolist() == pytest.approx([2.0, 3.0, 4.5])
+    assert scores[3, 2] > 1e14
+    assert scores[4, 1] == -torch.inf
+    assert scores[5].tolist() == pytest.approx([1.55, 2.0, -1.0])
+    assert sampler(logits, replace(rows, position=torch.tensor([1 << 30] * 6))).tokens[0] == 1
 
 
 @KERNELS

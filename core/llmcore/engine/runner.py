@@ -164,7 +164,7 @@ class Runner:
             return self._launch_forward(plan, bound)
         frame = None if self._graphs is None else frame_of(plan, self._graph_rows)
         packed, draw = self._pack(plan, frame)
-        if frame is not None and (not all(packed.keys) or draw.biases):
+        if frame is not None and (not all(packed.keys) or not draw.lasting):
             frame = None
             packed, draw = self._pack(plan, frame)
         packed.upload.seal()
@@ -188,12 +188,12 @@ class Runner:
         outcome = settle(plan, pending.bound, step.event)
         upload.clear()
         put_outputs(plan, packed, pending.frame, outcome.late, upload)
-        draw = self._sampler.pack_steered(plan, upload, outcome.ready, packed.n_samples)
+        draw = self._sampler.pack(plan, upload, packed.n_samples, outcome.ready)
         upload.seal()
         upload.send()
         on_device = any(bound.devices for _, bound in outcome.ready)
         fits = self._logits is not None and pending.logits.data_ptr() == self._logits.data_ptr()
-        if self._graphs is None or not fits or on_device or draw.biases:
+        if self._graphs is None or not fits or on_device or draw.biases or draw.rises:
             out: Sampled | Scores | None = self._drawn(pending, draw, plan, outcome if on_device else None)
         else:
             key = ("draw", pending.frame, draw, packed.keys)
@@ -241,7 +241,8 @@ class Runner:
 
     def _pack(self, plan: StepPlan, frame: Frame | None) -> tuple[Packed, Draw]:
         upload = self._eager if frame is None else self._static
-        return self._packer.pack(plan, frame, upload), self._sampler.pack(plan, upload)
+        packed = self._packer.pack(plan, frame, upload)
+        return packed, self._sampler.pack(plan, upload, packed.n_samples)
 
     def _launch_forward(self, plan: StepPlan, bound: Sequence[Steered]) -> InFlight:
         """The forward alone: its key has no variant, because nobody knows yet how it will be drawn from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -9,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmcore.bridge import SamplingParams
+from llmcore.bridge import LengthDecay, SamplingParams
 from llmcore.engine.tables import Tables, Upload
-from llmcore.ops.sample import VARIANTS, Adjust, Masks, Sampled, Sampler, SampleRows, plain_rows
+from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
+from llmcore.processors import words_of
 from llmcore.protocols import Device, Int32
-from llmcore.sched.bound import Bound
+from llmcore.sched.bound import Bound, both_masks
 from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.specs import bucket_of
 
@@ -28,7 +30,7 @@ class Draw:
 
     `variant`: index into VARIANTS. `logprobs`: best tokens to report, -1 for no log-probabilities. `width`: columns of
     the history that penalties look at, 0 where nobody is penalized or biased. `biases`: how many there are. `masks`:
-    room for how many there is, a power of two or 0.
+    room for how many there is, a power of two or 0. `rises`: how many scores rise with the answer's length.
     """
 
     variant: int
@@ -36,6 +38,12 @@ class Draw:
     width: int = 0
     biases: int = 0
     masks: int = 0
+    rises: int = 0
+
+    @property
+    def lasting(self) -> bool:
+        """Whether steps with the same come often enough to be captured, and their columns are few."""
+        return not (self.biases or self.masks or self.rises)
 
 
 @dataclass(frozen=True)
@@ -48,16 +56,20 @@ class _Bias:
 
 
 class RowSampler:
-    """Draws the next token of each sampled row. `samplers`: variant -> one callable per token bucket.
+    """Draws the next token of each sampled row. `samplers`: variant -> one callable per token bucket. `vocab_size`:
+    of the logits.
 
     The host keeps, per request index, what decides the shape of a step: its variant, its log-probabilities and its
     biases. Everything else is a column on the device.
     """
 
-    def __init__(self, device: Device, tables: Tables, samplers: Mapping[str, Sequence[Sampler]]) -> None:
+    def __init__(
+        self, device: Device, tables: Tables, samplers: Mapping[str, Sequence[Sampler]], vocab_size: int
+    ) -> None:
         self._device = device
         self._tables = tables
         self._samplers = samplers
+        self._vocab_size = vocab_size
         size = tables.lengths.shape[0]
         self._variant = np.zeros(size, np.uint8)
         self._adjusts = np.zeros(size, np.bool_)
@@ -66,6 +78,8 @@ class RowSampler:
         self._longest = np.zeros(size, np.int32)
         self._bias: dict[int, _Bias] = {}
         self._bound: dict[int, Bound] = {}
+        self._allowed: dict[int, Int32] = {}
+        self._decay: dict[int, LengthDecay] = {}
         self._greedy: dict[int, SampleRows] = {}
 
     def admit(self, plan: StepPlan) -> None:
@@ -80,19 +94,19 @@ class RowSampler:
         steered = np.flatnonzero(self._steered[plan.sample_request]).tolist()
         return [(s, self._bound[int(plan.sample_request[s])]) for s in steered]
 
-    def pack(self, plan: StepPlan, upload: Upload) -> Draw:
-        """Host: what kind of draw the step needs; puts the biases of the sampled rows."""
-        return self.pack_steered(plan, upload, (), 0)
+    def pack(self, plan: StepPlan, upload: Upload, rows: int, bound: Sequence[tuple[int, Bound]] = ()) -> Draw:
+        """Host: what kind of draw the step needs; puts biases, masks and rises of the sampled rows.
 
-    def pack_steered(self, plan: StepPlan, upload: Upload, bound: Sequence[tuple[int, Bound]], rows: int) -> Draw:
-        """Host: the same with what the logits processors of `bound` rows say; `rows`: sampled ones with padding."""
+        `rows`: sampled ones with padding. `bound`: those whose logits processors have said what they want.
+        """
         indices = plan.sample_request
         variant = int(self._variant[indices].max(initial=_GREEDY))
         if variant < _FULL:
             return Draw(variant)
         biases = [(s, self._bias[i]) for s, i in enumerate(indices.tolist()) if i in self._bias] if self._bias else []
         biases += [(s, _bias_of(b.bias)) for s, b in bound if b.bias]
-        masks = _put_masks([(s, b.mask) for s, b in bound if b.mask is not None], rows, upload)
+        masks = _put_masks(self._masked(indices, bound), rows, upload)
+        rises = self._put_rises(indices, upload)
         if biases:
             of = np.repeat(np.array([s for s, _ in biases], np.int32), [b.token.size for _, b in biases])
             upload.put("bias_row", of)
@@ -100,12 +114,12 @@ class RowSampler:
             upload.put("bias_value", np.concatenate([b.value for _, b in biases]).view(np.int32))
             upload.put("bias_until", np.concatenate([b.until for _, b in biases]))
         width = 0
-        if biases or self._adjusts[indices].any():
+        if biases or rises or self._adjusts[indices].any():
             # A power of two, so that a captured draw serves many steps.
             longest = max(int(self._longest[indices].max()), _NARROWEST)
             width = min(1 << (longest - 1).bit_length(), self._tables.max_len)
         asked = int(self._logprobs[indices].max())
-        return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks)
+        return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks, rises)
 
     def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
         """Device: draw from logits [S, V] for the requests `request` [S] int64."""
@@ -135,6 +149,30 @@ class RowSampler:
         )
         return sample(logits, rows)
 
+    def _masked(self, indices: Int32, bound: Sequence[tuple[int, Bound]]) -> list[tuple[int, Int32]]:
+        """The masks of sampled rows, by their number."""
+        masks = {s: b.mask for s, b in bound if b.mask is not None}
+        for s, index in enumerate(indices.tolist() if self._allowed else ()):
+            if index in self._allowed:
+                mask = both_masks(self._allowed[index], masks.get(s))
+                # Where nothing is left the processor wins: what it makes would be malformed.
+                masks[s] = mask if mask.any() else masks[s]
+        return list(masks.items())
+
+    def _put_rises(self, indices: Int32, upload: Upload) -> int:
+        """Put what rises with the length of sampled rows' answers; how many scores do."""
+        decays = (
+            [(s, self._decay[i]) for s, i in enumerate(indices.tolist()) if i in self._decay] if self._decay else []
+        )
+        counts = [len(d.ids) for _, d in decays]
+        if decays:
+            upload.put("rise_row", np.repeat(np.array([s for s, _ in decays], np.int32), counts))
+            upload.put("rise_token", np.array([token for _, d in decays for token in d.ids], np.int32))
+            upload.put("rise_start", np.repeat(np.array([d.start for _, d in decays], np.int32), counts))
+            rates = np.repeat(np.array([math.log(d.factor) for _, d in decays], np.float32), counts)
+            upload.put("rise_rate", rates.view(np.int32))
+        return sum(counts)
+
     def _masks(self, draw: Draw, upload: Upload) -> Masks | None:
         return Masks(words=upload.get("masks").view(draw.masks, -1), of=upload.get("mask_of")) if draw.masks else None
 
@@ -160,8 +198,13 @@ class RowSampler:
         self._longest[index] = len(admitted.tokens)
         self._logprobs[index] = -1 if sampling.logprobs is None else sampling.logprobs
         self._bias.pop(index, None)
-        self._bound.pop(index, None)
+        for table in (self._bound, self._allowed, self._decay):
+            table.pop(index, None)
         bound = admitted.bound
+        if sampling.allowed_ids:
+            self._allowed[index] = _mask_of(sampling.allowed_ids, self._vocab_size)
+        if sampling.length_decay is not None:
+            self._decay[index] = sampling.length_decay
         self._steered[index] = bound is not None
         if bound is not None:
             self._bound[index] = bound
@@ -175,7 +218,8 @@ class RowSampler:
 
 def variant_of(sampling: SamplingParams) -> int:
     """Index into VARIANTS of the least variant that serves `sampling`."""
-    if _penalized(sampling) or sampling.logit_bias or sampling.logprobs is not None:
+    steered = sampling.allowed_ids or sampling.length_decay is not None
+    if _penalized(sampling) or sampling.logit_bias or sampling.logprobs is not None or steered:
         return _FULL
     if sampling.temperature <= 0:
         return _GREEDY
@@ -207,6 +251,13 @@ def _bias_of(bias: Mapping[int, float]) -> _Bias:
     return _Bias(token, value, np.full(token.size, _FOREVER, np.int32))
 
 
+def _mask_of(ids: Sequence[int], vocab_size: int) -> Int32:
+    """A mask that allows these tokens, as far as they are of the vocabulary."""
+    allowed = np.zeros(words_of(vocab_size) * 32, np.bool_)
+    allowed[[token for token in ids if token < vocab_size]] = True
+    return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
+
+
 def _put_masks(masks: Sequence[tuple[int, Int32]], rows: int, upload: Upload) -> int:
     """Put masks by sampled row, and say for how many there is room: few sizes, so that a captured draw serves many."""
     if not masks:
@@ -223,7 +274,7 @@ def _put_masks(masks: Sequence[tuple[int, Int32]], rows: int, upload: Upload) ->
 def _adjust(
     ids: Tensor, length: Tensor, penalties: Sequence[Tensor], first: tuple[Tensor, Tensor], upload: Upload
 ) -> Adjust:
-    biased = upload.has("bias_row")
+    biased, rising = upload.has("bias_row"), upload.has("rise_row")
     none = ids.new_empty(0)
     return Adjust(
         ids=ids,
@@ -237,4 +288,14 @@ def _adjust(
         bias_token=upload.get("bias_token").long() if biased else none.long(),
         bias_value=upload.get_float("bias_value") if biased else none.float(),
         bias_until=upload.get("bias_until") if biased else none,
+        rises=_rises(upload) if rising else None,
+    )
+
+
+def _rises(upload: Upload) -> Rises:
+    return Rises(
+        row=upload.get("rise_row").long(),
+        token=upload.get("rise_token").long(),
+        start=upload.get("rise_start"),
+        rate=upload.get_float("rise_rate"),
     )

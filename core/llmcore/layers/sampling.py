@@ -3,9 +3,11 @@
 from llmcore.ops.philox import bits, gumbel, philox4x32
 from llmcore.ops.sample import (
     BLOCK,
+    LONGEST_RISE,
     VARIANTS,
     Adjust,
     Masks,
+    Rises,
     Sampled,
     Sampler,
     SampleRows,
@@ -19,9 +21,11 @@ from llmcore.ops.sample import (
 
 __all__ = [
     "BLOCK",
+    "LONGEST_RISE",
     "VARIANTS",
     "Adjust",
     "Masks",
+    "Rises",
     "SampleRows",
     "Sampled",
     "Sampler",

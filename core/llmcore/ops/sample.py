@@ -1,9 +1,10 @@
 """Op `sample`: from logits to the next token of each row.
 
-What happens to a row, in this order: repetition, frequency and presence penalties; logit bias and masked stop ids;
-the mask of allowed tokens; division by the temperature; top-k; top-p over what top-k left, renormalized; min-p; a
-draw. Temperature, top-k, top-p, min-p is the order of Hugging Face's processors. Filters are thresholds: scores equal
-to the last one kept stay in too, so a filter does not depend on how a kernel sorts.
+What happens to a row, in this order: repetition, frequency and presence penalties; what grows with the answer's
+length; logit bias and masked stop ids; the mask of allowed tokens; division by the temperature; top-k; top-p over
+what top-k left, renormalized; min-p; a draw. Temperature, top-k, top-p, min-p is the order of Hugging Face's
+processors. Filters are thresholds: scores equal to the last one kept stay in too, so a filter does not depend on how
+a kernel sorts.
 
 The draw is Gumbel-max in two levels, so that it takes some hundred random numbers and not one per token: first a
 block of BLOCK tokens, argmax(log of the block's mass + gumbel), then a token in it, argmax(score + gumbel), the first
@@ -37,6 +38,24 @@ TOLERANCE: Mapping[str, float] = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
 """Of log-probabilities; tokens and flags are equal."""
 
 
+LONGEST_RISE = 60.0
+"""Most by which a rise may be multiplied, as a natural logarithm: f32 holds any score times e to this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rises:
+    """Scores that rise with the answer's length: `token` [D] of row `row` [D], both int64.
+
+    Entry d adds |score| * (exp(min(rate[d] * past, LONGEST_RISE)) - 1), where `past` is how far the row's position
+    lies beyond `start[d]`. `rate` [D] f32 is not negative, `start` [D] int32; a token has one entry per row.
+    """
+
+    row: Tensor
+    token: Tensor
+    start: Tensor
+    rate: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adjust:
     """What the `full` variant adds to or takes from scores before the temperature. S rows, B biases.
@@ -57,6 +76,7 @@ class Adjust:
     bias_token: Tensor
     bias_value: Tensor
     bias_until: Tensor
+    rises: Rises | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +141,19 @@ def adjusted(logits: Tensor, rows: SampleRows, adjust: Adjust) -> Tensor:
     scores = torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits)
     counts = _counts(logits, adjust, adjust.count_from)
     scores = scores - adjust.frequency[:, None] * counts - adjust.presence[:, None] * (counts > 0)
+    if adjust.rises is not None:
+        scores = raised(scores, rows.position, adjust.rises)
     active = rows.position[adjust.bias_row] < adjust.bias_until
     bias = torch.where(active, adjust.bias_value, 0.0)
     return scores.index_put_((adjust.bias_row, adjust.bias_token), bias, accumulate=True)
+
+
+def raised(scores: Tensor, position: Tensor, rises: Rises) -> Tensor:
+    """Scores [S, V] in which some have risen, by the rows' `position` [S]."""
+    old = scores[rises.row, rises.token]
+    past = (position[rises.row] - rises.start).clamp(min=0).float()
+    growth = torch.exp((rises.rate * past).clamp(max=LONGEST_RISE)) - 1.0
+    return scores.index_put((rises.row, rises.token), old + old.abs() * growth)
 
 
 def masked(scores: Tensor, masks: Masks) -> Tensor:

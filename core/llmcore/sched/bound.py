@@ -111,7 +111,8 @@ class Bound:
             for name, kind, processor in () if self.ended else self.hosts:
                 self._asked = name
                 if kind == "mask":
-                    mask = _both(mask, self._checked_mask(processor.mask()))
+                    more = self._checked_mask(processor.mask())
+                    mask = mask if more is None else both_masks(more, mask)
                 else:
                     self._add(bias, processor.bias())
             if mask is not None and not mask.any():
@@ -149,9 +150,9 @@ class Bound:
         self._ready.set()
 
 
-def _both(first: Int32 | None, second: Int32 | None) -> Int32 | None:
-    """What both masks allow."""
-    if first is None or second is None:
-        return second if first is None else first
+def both_masks(first: Int32, second: Int32 | None) -> Int32:
+    """What both masks allow; None allows everything."""
+    if second is None:
+        return first
     both: Int32 = first & second
     return both

@@ -1,15 +1,16 @@
-"""Penalties and biases: scores [S, V] f32 from logits, in three launches beside the clearing of counts; and masks."""
+"""Penalties, rises and biases: scores [S, V] f32 from logits, in up to four launches beside the clearing of counts;
+and masks."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
-from llmcore.layers.sampling import Adjust, Masks
+from llmcore.layers.sampling import LONGEST_RISE, Adjust, Masks
 from torch import Tensor
 
 from llmcore_triton.launch import release, wait
-from llmcore_triton.sample.numbers import COLUMNS
+from llmcore_triton.sample.numbers import COLUMNS, exp
 
 BLOCK = 1024
 
@@ -20,6 +21,7 @@ _COLUMNS = [
     *COLUMNS,
     *("length", "repeat_from", "count_from", "repetition", "presence", "frequency"),
     *("bias_row", "bias_token", "bias_value", "bias_until"),
+    *("rise_row", "rise_token", "rise_start", "rise_rate"),
 ]
 
 
@@ -103,6 +105,34 @@ def _bias(  # type: ignore[no-untyped-def]
     tl.atomic_add(place, tl.load(bias_value + at, mask=mine, other=0.0), mask=mine, sem="relaxed")
 
 
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
+def _raise(  # type: ignore[no-untyped-def]
+    scores,
+    rise_row,
+    rise_token,
+    rise_start,
+    rise_rate,
+    position,
+    number,
+    VOCAB: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = at < number
+    wait(PDL)
+    release(PDL)
+    row = tl.load(rise_row + at, mask=mine, other=0).to(tl.int64)
+    past = tl.load(position + row, mask=mine, other=0) - tl.load(rise_start + at, mask=mine, other=0)
+    past = tl.maximum(past, 0).to(tl.float32)
+    rate = tl.load(rise_rate + at, mask=mine, other=0.0)
+    place = scores + row * VOCAB + tl.load(rise_token + at, mask=mine, other=0)
+    score = tl.load(place, mask=mine, other=0.0)
+    growth = exp(tl.minimum(rate * past, MOST)) - 1.0
+    tl.store(place, score + tl.abs(score) * growth, mask=mine)
+
+
 @triton.jit(do_not_specialize_on_alignment=["words", "of"])
 def _mask(  # type: ignore[no-untyped-def]
     scores,
@@ -163,6 +193,15 @@ def adjusted(logits: Tensor, adjust: Adjust, position: Tensor, pdl: bool) -> Ten
     _penalize[(-(-vocabulary // BLOCK), count)](
         logits, logits.stride(0), counts, *penalties, scores, enable_fp_fusion=False, **fixed
     )
+    if adjust.rises is not None:
+        rises = adjust.rises
+        number = rises.row.shape[0]
+        _raise[(-(-number // BLOCK),)](
+            *(scores, rises.row, rises.token, rises.start, rises.rate, position, number),
+            MOST=LONGEST_RISE,
+            enable_fp_fusion=False,
+            **fixed,
+        )
     if biases:
         columns = (adjust.bias_row, adjust.bias_token, adjust.bias_value, adjust.bias_until)
         _bias[(-(-biases // BLOCK),)](scores, *columns, position, biases, **fixed)

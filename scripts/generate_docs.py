@@ -11,6 +11,7 @@ from pathlib import Path
 from llmcore.cli.options import group_title
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
+from options_elsewhere import options_elsewhere
 from page_of_objects import objects_page
 from pages_from_plugins import hooks_page, known_plugins, plugin_templates
 
@@ -48,6 +49,7 @@ def _options() -> Iterator[str]:
     yield ""
     for name, why in RETIRED.items():
         yield f"- `--{name}`: {why}. Using it is a warning."
+    yield from options_elsewhere()
 
 
 def _names(setting: Setting) -> str:

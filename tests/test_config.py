@@ -12,6 +12,7 @@ from llmcore.config import (
     Setting,
     check_model_dir,
     child_environment,
+    environment,
     find_setting,
     make_config,
     plugin_settings,
@@ -78,7 +79,16 @@ def test_several_values(raw: Any) -> None:
     ("values", "message"),
     [
         ({"prot": 1}, r"no setting 'prot'. Did you mean port"),
-        ({"tp": 2}, r"no setting 'tp'"),
+        ({"api_keys": ""}, "--api_keys holds no key"),
+        ({"api_keys": "schlüssel"}, "holds a key that no header can carry"),
+        ({"allow_credentials": True, "allow_origins": "*"}, "list origins"),
+        ({"ssl": True}, "--ssl needs --ssl_certfile"),
+        ({"ssl": True, "ssl_certfile": "x"}, "--ssl needs --ssl_keyfile"),
+        ({"metric_gateway": "g:9091", "grouping_key": "a"}, "needs the form key=value"),
+        ({"metric_gateway": "g:9091", "grouping_key": "job=b"}, "--job_name"),
+        ({"cache_max_entry_count": 0.5, "mem_fraction": 0.5}, "leave one out"),
+        ({"cache_max_entry_count": 0}, "leaves no memory"),
+        ({"log_level": "LOUD"}, "is not one of CRITICAL"),
         ({"port": "x"}, "--port: 'x' is not a whole number; give a whole number from 0 to 65535"),
         ({"port": 65536}, "out of range"),
         ({"port": True}, "not a whole number"),
@@ -124,6 +134,11 @@ def test_an_unknown_name_in_a_file_is_found_there() -> None:
         ({"disable_log_stats": True, "log_stats_interval": 5}, "--log_stats_interval has no effect"),
         ({"router_token_ratio": 0, "router_max_new_token_len": 5}, "--router_max_new_token_len has no effect"),
         ({"model_dir": "m.gguf", "trust_remote_code": True}, "a GGUF file carries no code"),
+        ({"allow_headers": ["x"]}, "--allow_headers has no effect: allow_origins"),
+        ({"ssl_keyfile": "key.pem"}, "--ssl_keyfile has no effect: ssl is not set"),
+        ({"push_interval": 5}, "--push_interval has no effect: metric_gateway"),
+        ({"max_log_len": 5}, "--max_log_len has no effect: prompts"),
+        ({"max_total_token_num": 10, "cache_max_entry_count": 0.5}, "--cache_max_entry_count has no effect"),
     ],
 )
 def test_what_has_no_effect_is_a_warning(
@@ -253,3 +268,12 @@ def test_a_childs_threads_spin_briefly_unless_the_operator_says_how(monkeypatch:
     monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert "GOMP_SPINCOUNT" not in child_environment()
+
+
+def test_lmdeploys_variables_name_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERTFILE", "theirs.pem")
+    monkeypatch.setenv("SSL_KEYFILE", "key.pem")
+    monkeypatch.setenv("LLMCORE_SSL_CERTFILE", "ours.pem")
+    config, origins = resolve_config({"ssl": "true"}, environment(), {})
+    assert (config.access.ssl_certfile, config.access.ssl_keyfile) == ("ours.pem", "key.pem")
+    assert origins["ssl_keyfile"] == "SSL_KEYFILE"

@@ -46,7 +46,7 @@ def command(resolved: Resolved, model: str | None, url: str | None, system: str 
     with ExitStack() as stack:
         if url is not None:
             _refuse_settings(resolved.origins)
-            partner = _over_http(url, model or resolved.config.model.model_name, given(sampling))
+            partner = _over_http(url, model or next(iter(resolved.config.model.model_name), None), given(sampling))
         else:
             partner = _in_process(stack, with_model(resolved.config, model), given(sampling))
         click.echo(f"{partner.name}: {HELP}")
@@ -130,4 +130,6 @@ def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Pa
     llm = stack.enter_context(LLM.from_config(config, progress=stages.update))
     stages.close()
     chosen = {**from_model(llm.facts.generation), **options}
-    return Partner(config.model.model_name or path.stem, lambda messages: llm.stream_chat(messages, **chosen))
+    return Partner(
+        next(iter(config.model.model_name), path.stem), lambda messages: llm.stream_chat(messages, **chosen)
+    )

@@ -11,6 +11,9 @@ from llmcore.cli.options import Resolved, SettingsCommand, group_title
 from llmcore.config import Config, Setting, plugin_settings, settings
 from llmcore.specs import OptionSpec
 
+HIDDEN = "(hidden)"
+"""Stands for what a secret setting holds."""
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
@@ -23,7 +26,7 @@ def command() -> None:
 def show(resolved: Resolved, origin: bool, as_json: bool) -> None:
     """Print the settings that `llmcore serve` would use with these options."""
     brought = plugin_settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
-    rows = [(setting, value_of(resolved.config, setting)) for setting in (*settings(), *brought)]
+    rows = [(setting, shown_value(resolved.config, setting)) for setting in (*settings(), *brought)]
     if as_json:
         click.echo(
             json.dumps({s.name: _entry(value, resolved.origins[s.name], origin) for s, value in rows}, indent=2)
@@ -44,6 +47,12 @@ def value_of(config: Config, setting: Setting) -> Any:
     if setting.group == "plugin_options":
         return config.plugin_options[setting.name]
     return getattr(getattr(config, setting.group), setting.name)
+
+
+def shown_value(config: Config, setting: Setting) -> Any:
+    """The same for people to see."""
+    value = value_of(config, setting)
+    return HIDDEN if setting.secret and value else value
 
 
 def _entry(value: Any, origin: str, with_origin: bool) -> Any:

@@ -21,7 +21,7 @@ from llmcore.config import (
     settings,
     with_plugins,
 )
-from llmcore.config.setting import GROUPS, canonical, names
+from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
 from llmcore.plugins import Registry, build_registry, discover
 from llmcore.specs import OptionSpec
@@ -105,7 +105,9 @@ class SettingsCommand(click.Command):
 
     def _offered(self, registry: Registry | None = None) -> list[Setting]:
         brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec)) if registry else ()
-        return [setting for setting in (*settings(), *brought) if setting.group in self.groups]
+        known = (*settings(), *brought)
+        absent = absent_settings(known) if self.groups == _EVERY_GROUP else ()
+        return [setting for setting in (*known, *absent) if setting.group in (*self.groups, ELSEWHERE)]
 
 
 def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
@@ -130,7 +132,7 @@ def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
             values = [value]
         elif setting.kind is bool:
             values = ["true"]
-        elif setting.multiple:
+        elif setting.multiple and not setting.one_word:
             values = []
             while words and not words[0].startswith("-"):
                 values.append(words.pop(0))

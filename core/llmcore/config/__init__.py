@@ -9,23 +9,37 @@ from llmcore.config.load import (
     child_environment,
     debug_requested,
     environment,
+    gateway_login,
     make_config,
     read_yaml,
     resolve_config,
     with_plugins,
 )
 from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings
-from llmcore.config.tree import DATA_TYPES, Config, Kernels, Memory, Model, Plugins, Scheduling, Server
+from llmcore.config.tree import (
+    DATA_TYPES,
+    Access,
+    Config,
+    Kernels,
+    Memory,
+    Model,
+    Plugins,
+    Reports,
+    Scheduling,
+    Server,
+)
 
 __all__ = [
     "DATA_TYPES",
     "RETIRED",
+    "Access",
     "Config",
     "Kernels",
     "Memory",
     "Model",
     "Origins",
     "Plugins",
+    "Reports",
     "Scheduling",
     "Server",
     "Setting",
@@ -35,6 +49,7 @@ __all__ = [
     "debug_requested",
     "environment",
     "find_setting",
+    "gateway_login",
     "make_config",
     "parse_pin",
     "plugin_settings",

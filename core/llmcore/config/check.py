@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -119,6 +120,52 @@ def _pins(config: Config, origins: Origins) -> str | None:
     return None
 
 
+def _kv_share(config: Config, origins: Origins) -> str | None:
+    share = config.memory.cache_max_entry_count
+    if share is None:
+        return None
+    if share == 0:
+        return (
+            "--cache_max_entry_count is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.8."
+        )
+    if _given(origins, "mem_fraction"):
+        return "--cache_max_entry_count and --mem_fraction both say how much memory KV gets; leave one out."
+    return None
+
+
+def _keys(config: Config, origins: Origins) -> str | None:
+    if _given(origins, "api_keys") and not config.access.api_keys:
+        return f"{origins['api_keys']} holds no key; give one, or leave it out to serve everybody."
+    for key in config.access.api_keys:
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            return f"{origins['api_keys']} holds a key that no header can carry; use ASCII without spaces."
+    return None
+
+
+def _cors(config: Config, origins: Origins) -> str | None:
+    if config.access.allow_credentials and "*" in config.access.allow_origins:
+        return "--allow_credentials with --allow_origins '*' would let any web page act for its reader; list origins."
+    return None
+
+
+def _tls(config: Config, origins: Origins) -> str | None:
+    access = config.access
+    if access.ssl and not (access.ssl_certfile and access.ssl_keyfile):
+        missing = "--ssl_keyfile" if access.ssl_certfile else "--ssl_certfile"
+        return f"--ssl needs {missing}; give the paths of a certificate chain and its key, both PEM."
+    return None
+
+
+def _push(config: Config, origins: Origins) -> str | None:
+    keys = [label.partition("=")[0] for label in config.reports.grouping_key]
+    for label, key in zip(config.reports.grouping_key, keys, strict=True):
+        if not (re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", key) and label.partition("=")[2]):
+            return f"--grouping_key {label!r} needs the form key=value, e.g. instance=node1"
+    if len(set(keys)) < len(keys) or "job" in keys:
+        return f"--grouping_key names a key twice, or job, which --job_name says: {', '.join(keys)}."
+    return None
+
+
 _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
     _deepspeed,
     _memory,
@@ -126,6 +173,11 @@ _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
     _prefix_cache,
     _estimator,
     _pins,
+    _kv_share,
+    _keys,
+    _cors,
+    _tls,
+    _push,
 )
 
 
@@ -135,7 +187,19 @@ _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
 def _without_effect(config: Config) -> Iterator[tuple[str, str]]:
     memory, scheduling, server = config.memory, config.scheduling, config.server
     if memory.max_total_token_num is not None:
-        yield "mem_fraction", "max_total_token_num already says how many tokens fit"
+        for name in ("mem_fraction", "cache_max_entry_count"):
+            yield name, "max_total_token_num already says how many tokens fit"
+    if not config.access.allow_origins:
+        for name in ("allow_methods", "allow_headers", "allow_credentials"):
+            yield name, "allow_origins names no origin that may call this server"
+    if not config.access.ssl:
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            yield name, "ssl is not set"
+    if config.reports.metric_gateway is None:
+        for name in ("job_name", "grouping_key", "push_interval", "enable_monitor_auth"):
+            yield name, "metric_gateway names no Pushgateway"
+    if config.reports.log_level not in ("DEBUG", "NOTSET"):
+        yield "max_log_len", "prompts are logged with log_level DEBUG only"
     if server.disable_log_stats:
         yield "log_stats_interval", "disable_log_stats is set"
     if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:

@@ -12,7 +12,18 @@ from typing import Any
 import yaml
 
 from llmcore.config.check import check_config
-from llmcore.config.setting import GROUPS, RETIRED, Setting, canonical, find_setting, names, plugin_settings, settings
+from llmcore.config.setting import (
+    ELSEWHERE,
+    GROUPS,
+    RETIRED,
+    Setting,
+    absent_settings,
+    canonical,
+    find_setting,
+    names,
+    plugin_settings,
+    settings,
+)
 from llmcore.config.tree import Config
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.specs import OptionSpec, PluginInfo
@@ -26,9 +37,22 @@ Origins = Mapping[str, str]
 """Setting name -> "default", or where its value is written: `--port`, `LLMCORE_PORT`, `port in server.yaml`."""
 
 
+_UNPREFIXED = ("SSL_CERTFILE", "SSL_KEYFILE")
+"""Where LMDeploy looks for a certificate and its key; `LLMCORE_` in front of them counts more."""
+
+
 def environment() -> dict[str, str]:
-    """The `LLMCORE_*` variables of this process, with their full names."""
-    return {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    """The variables of this process that are settings, with their full names: `LLMCORE_*`, and some of LMDeploy's
+    where its `--ssl` could mean them."""
+    ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    theirs = {name: os.environ[name] for name in _UNPREFIXED if name in os.environ and PREFIX + name not in ours}
+    return ours | theirs
+
+
+def gateway_login() -> tuple[str, str] | None:
+    """(user, password) for `--metric_gateway`, from the variables LightLLM reads; None where one is missing."""
+    user, password = os.environ.get("USERNAME"), os.environ.get("PASSWORD")
+    return None if user is None or password is None else (user, password)
 
 
 SPIN_COUNT = "10000"
@@ -79,7 +103,8 @@ def resolve_config(
     `extra` are the options plugins bring. Raises ConfigError for what is unknown, out of range or contradictory;
     logs a warning for what has no effect.
     """
-    known = (*settings(), *plugin_settings(extra))
+    present = (*settings(), *plugin_settings(extra))
+    known = (*present, *absent_settings(present))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     sources: tuple[_Given, ...] = (
@@ -92,7 +117,7 @@ def resolve_config(
             values[setting.name] = setting.parse(raw, where)
             origins[setting.name] = where
     config = _build(values, known)
-    complete = {setting.name: origins.get(setting.name, "default") for setting in known}
+    complete = {setting.name: origins.get(setting.name, "default") for setting in known if setting.group != ELSEWHERE}
     for warning in check_config(config, complete):
         log.warning("%s", warning)
     return config, complete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -9,13 +10,18 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from llmcore.config.tree import Kernels, Memory, Model, Plugins, Scheduling, Server
+from llmcore.config import elsewhere
+from llmcore.config.tree import Access, Kernels, Memory, Model, Plugins, Reports, Scheduling, Server
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.specs import OptionSpec
+
+log = logging.getLogger("llmcore.config")
 
 GROUPS: Mapping[str, type] = {
     "model": Model,
     "server": Server,
+    "access": Access,
+    "reports": Reports,
     "memory": Memory,
     "scheduling": Scheduling,
     "kernels": Kernels,
@@ -39,7 +45,9 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 class Setting:
     """A leaf of the tree, or an option that a plugin brings (`group` is then "plugin_options").
 
-    `kind` is int, float, bool or str; a `multiple` setting is a tuple of it. `low` and `high` are inclusive.
+    `kind` is int, float, bool or str; a `multiple` setting is a tuple of it. `low` and `high` are inclusive. `unset`:
+    a word that means the default. On the command line a `multiple` setting takes the words up to the next option,
+    with `one_word` the next one only. What a `secret` one holds is never shown.
     """
 
     name: str
@@ -54,6 +62,9 @@ class Setting:
     low: float | None = None
     high: float | None = None
     first_page: bool = False
+    unset: str | None = None
+    one_word: bool = False
+    secret: bool = False
 
     def parse(self, raw: object, where: str) -> Any:
         """The value that `raw` (text, or what YAML made of it) stands for; a ConfigError names `where` it is from."""
@@ -61,6 +72,8 @@ class Setting:
             if self.default is None or self.multiple:
                 return self.default
             raise ConfigError(f"{where} is empty: give {self._wanted()}, or leave it out.")
+        if self.unset is not None and str(raw).strip() == self.unset:
+            return self.default
         if not self.multiple:
             return self._one(raw, where)
         items = raw if isinstance(raw, (list, tuple)) else [raw]
@@ -166,6 +179,48 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
             )
         )
     return tuple(found)
+
+
+ELSEWHERE = "elsewhere"
+"""The group of options that are no settings (`config.elsewhere`); no Config holds them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(Setting):
+    """An option of `config.elsewhere`."""
+
+    option: elsewhere.Elsewhere
+
+    def parse(self, raw: object, where: str) -> None:
+        """Nothing, with a warning or none. Raises ConfigError for a value that asks for what there is not."""
+        items = raw if isinstance(raw, (list, tuple)) else [raw]
+        for item in items:
+            text = str(item).strip()
+            if text in self.option.accepts or (self.kind is bool and text.lower() in _FALSE):
+                continue
+            idle = self.option.idle.get(text, self.option.idle.get(None))
+            if idle is None:
+                given = where if self.kind is bool else f"{where} {text}"
+                raise ConfigError(f"{given} is not available in this version: {self.option.why}.")
+            log.warning("%s has no effect: %s.", where if None in self.option.idle else f"{where} {text}", idle)
+
+
+def absent_settings(among: Iterable[Setting]) -> tuple[Absent, ...]:
+    """What is not in `among` of the options that other servers have."""
+    taken = names(among)
+    return tuple(
+        Absent(
+            name=option.name,
+            group=ELSEWHERE,
+            kind=bool if option.flag else str,
+            help=f"Not available in this version: {option.why}.",
+            default=None,
+            multiple=option.multiple,
+            option=option,
+        )
+        for option in elsewhere.OPTIONS
+        if option.name not in taken
+    )
 
 
 def names(among: Iterable[Setting]) -> dict[str, Setting]:

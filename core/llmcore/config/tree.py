@@ -25,7 +25,8 @@ DATA_TYPES: Mapping[str, DType] = {
 
 def option(default: Any, help: str, **more: Any) -> Any:
     """A setting: its default, one line of help, and what `Setting` takes of `aliases`, `choices`, `unit`, `low`,
-    `high` and `first_page`. A setting with a unit is a count and may be written 32k (32,000) or 32K (32,768).
+    `high`, `unset`, `one_word`, `secret` and `first_page`. A setting with a unit is a count and may be written 32k (32,000) or
+    32K (32,768).
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -49,6 +50,51 @@ class Server:
     watchdog_timeout: int = option(
         30, "Seconds without a finished step, work pending, until the engine is killed.", low=1
     )
+    health_monitor: bool = option(
+        False, "Start a new engine, after a pause, when it has died or hangs; without it the server ends."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may connect, and how."""
+
+    api_keys: tuple[str, ...] = option(
+        (),
+        "Keys of which every request must bring one; only health and readiness stay open. Best kept out of the "
+        "command line: in LLMCORE_API_KEYS or the YAML file.",
+        secret=True,
+        first_page=True,
+    )
+    allow_origins: tuple[str, ...] = option((), "Origins of web pages that may call this server (CORS); * for any.")
+    allow_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
+    allow_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
+    allow_credentials: bool = option(False, "Let them send cookies and the like; not with origin *.")
+    ssl: bool = option(False, "Speak HTTPS; needs ssl_certfile and ssl_keyfile.")
+    ssl_certfile: str | None = option(None, "Certificate chain, PEM (or the variable SSL_CERTFILE).")
+    ssl_keyfile: str | None = option(None, "Its private key, PEM, without a password (or the variable SSL_KEYFILE).")
+    disable_fastapi_docs: bool = option(False, "Do not serve /openapi.json and /docs.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reports:
+    """What is logged and pushed."""
+
+    log_level: str = option(
+        "INFO",
+        "Least severity that is logged; DEBUG logs prompts too.",
+        choices=("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET"),
+    )
+    max_log_len: int | None = option(
+        None, "Most characters and most ids of a prompt in the log (default: all).", low=0
+    )
+    metric_gateway: str | None = option(None, "Address of a Prometheus Pushgateway that figures are pushed to.")
+    job_name: str = option("llmcore", "Name of the job under which they are pushed.")
+    grouping_key: tuple[str, ...] = option((), "More labels to group them by, key=value.")
+    push_interval: int = option(10, "Seconds between two pushes.", low=1)
+    enable_monitor_auth: bool = option(
+        False, "Log in at the gateway with the variables USERNAME and PASSWORD (HTTP basic auth)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +102,12 @@ class Model:
     """Which model, and how it is loaded."""
 
     model_dir: str | None = option(None, "Directory of the model, or a GGUF file.", first_page=True)
-    model_name: str | None = option(None, "Name that clients see (default: the directory's).", first_page=True)
+    model_name: tuple[str, ...] = option(
+        (),
+        "Name that clients see (default: the directory's); further ones, after a comma, are aliases.",
+        one_word=True,
+        first_page=True,
+    )
     tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
     tool_call_parser: str | None = option(
         None, "How the model writes tool calls; `llmcore plugins` shows who brings parsers."
@@ -69,7 +120,19 @@ class Model:
         "Type of weights and KV (default: the checkpoint's).",
         aliases=("dtype",),
         choices=tuple(DATA_TYPES),
+        unset="auto",
         first_page=True,
+    )
+    rope_scaling_factor: float = option(
+        0.0,
+        "Above 0: stretch rotary positions by this factor as prompts grow (dynamic NTK), up to max_req_total_len.",
+        low=0,
+    )
+    chat_template: str | None = option(
+        None, "How conversations are written: a Jinja file, or LMDeploy's JSON, as a file or as text."
+    )
+    generation_config: str = option(
+        "auto", "Sampling defaults: auto (the model's), none (each API's own), or a generation_config.json."
     )
     trust_remote_code: bool = option(False, "Allow code from the model directory when its tokenizer is converted.")
     eos_id: tuple[int, ...] = option((), "Token ids that end an answer (default: the model's).", low=0)
@@ -87,6 +150,12 @@ class Memory:
     )
     mem_fraction: float = option(
         0.9, "Share of the accelerator's memory to use, above 0.", low=0, high=1, first_page=True
+    )
+    cache_max_entry_count: float | None = option(
+        None, "Share for KV of what the weights leave free, above 0; instead of mem_fraction.", low=0, high=1
+    )
+    cache_block_seq_len: int | None = option(
+        None, "Tokens of a KV granule (default: the smallest that the kernels take).", unit="tokens", low=1
     )
     running_max_req_size: int = option(
         1000, "Most requests running at once.", aliases=("max_batch_size",), unit="requests", low=1
@@ -114,6 +183,7 @@ class Scheduling:
         aliases=("num_tokens_per_iter",),
         unit="tokens",
         low=1,
+        unset="0",
     )
     chunked_prefill_size: int | None = option(
         None,
@@ -177,6 +247,8 @@ class Config:
     """All settings of one server, and what was discovered when it started."""
 
     server: Server = Server()
+    access: Access = Access()
+    reports: Reports = Reports()
     model: Model = Model()
     memory: Memory = Memory()
     scheduling: Scheduling = Scheduling()

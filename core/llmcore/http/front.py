@@ -53,8 +53,13 @@ class Front:
 
     @property
     def model_name(self) -> str:
-        """The name clients use: `--model_name`, else the name of the model's directory or file."""
-        return self.config.model.model_name or Path(self.config.model.model_dir or "").name
+        """The name clients use: the first `--model_name`, else the name of the model's directory or file."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that clients may use: the model's and its aliases."""
+        return self.config.model.model_name or (Path(self.config.model.model_dir or "").name,)
 
     def next_id(self) -> int:
         """A number for `Submit.id` that this worker has not used."""

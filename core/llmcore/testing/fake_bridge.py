@@ -196,7 +196,9 @@ def fake_front(
         "eos_ids": tokenizer.eos_ids,
     }
     return FakeFront(
-        config=replace(Config(), model=Model(model_dir="models/some-model", model_name=model_name)),
+        config=replace(
+            Config(), model=Model(model_dir="models/some-model", model_name=(model_name,) if model_name else ())
+        ),
         bridge=bridge,
         tokenizer=tokenizer,
         facts=ModelFacts(**{**known, **facts}),

@@ -111,7 +111,7 @@ class ModelName:
     """/get_model_name."""
 
     def __init__(self, front: Front):
-        self._name = front.config.model.model_name or "default_model_name"
+        self._name = next(iter(front.config.model.model_name), "default_model_name")
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The name that was given to the server."""

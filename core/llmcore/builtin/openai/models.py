@@ -13,28 +13,28 @@ from llmcore.api.http import Front
 
 
 class Models:
-    """The list of models, which has one."""
+    """The list of models: the one that is served, under each of its names."""
 
     def __init__(self, front: Front):
         self._front = front
         self._created = int(time.time())
 
-    def entry(self) -> dict[str, Any]:
-        """The served model."""
-        name = self._front.model_name
+    def entry(self, name: str) -> dict[str, Any]:
+        """The served model under one of its names."""
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "llmcore",
-            "root": name,
+            "root": self._front.model_name,
             "max_model_len": self._front.facts.max_total_len,
         }
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The list."""
         resp.content_type = "application/json"
-        resp.data = orjson.dumps({"object": "list", "data": [self.entry()]})
+        names = self._front.model_names
+        resp.data = orjson.dumps({"object": "list", "data": [self.entry(name) for name in names]})
 
 
 class Model:
@@ -46,7 +46,7 @@ class Model:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, model: str) -> None:
         """The model, or 404."""
-        if model != self._front.model_name:
+        if model not in self._front.model_names:
             raise RequestError(
                 f"The model `{model[:100]}` does not exist; this server has `{self._front.model_name}`.",
                 param="model",
@@ -54,4 +54,4 @@ class Model:
                 status=404,
             )
         resp.content_type = "application/json"
-        resp.data = orjson.dumps(self._models.entry())
+        resp.data = orjson.dumps(self._models.entry(model))

@@ -14,7 +14,7 @@ from llmcore.builtin.openai.requests import REFUSED, Sampled
 def check(front: Front, body: Sampled) -> None:
     """Refuse what cannot be honoured: fields without a meaning here, contradictions, another model."""
     intake.refuse(body, REFUSED[type(body)])
-    if body.model and body.model != front.model_name:
+    if body.model and body.model not in front.model_names:
         raise RequestError(
             f"The model `{body.model[:100]}` does not exist; this server has `{front.model_name}`.",
             param="model",

@@ -1,0 +1,106 @@
+"""The part of docs/options.md for whoever comes from another server: each of its options, and what it is here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmcore.config import RETIRED, Setting, make_config, settings
+from llmcore.config.elsewhere import Elsewhere
+from llmcore.config.setting import Absent, absent_settings, canonical, names
+from llmcore.errors import ConfigError
+from llmcore.plugins import build_registry
+from llmcore.specs import ModeSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data" / "seed_options.json"
+
+INTRODUCTION = """
+## Coming from LightLLM or LMDeploy
+
+Every option that these servers document, its default there (of LightLLM: in the newest document that has it), and what
+it is here. "Theirs" after a default says that it is the same. No option is accepted and then ignored: one that this
+version does not have ends the start with an error that says why, unless its value asks for what happens anyway."""
+
+
+def options_elsewhere() -> Iterator[str]:
+    """The section, line by line."""
+    yield from INTRODUCTION.split("\n")
+    documents: dict[str, dict[str, Any]] = json.loads(DATA.read_text())["options"]
+    lightllm = {name: default for document in documents.values() for name, default in document.items()}
+    for server, given in (
+        ("LightLLM", {n: d for n, d in lightllm.items() if n not in documents["lmdeploy"]} | _shared(documents)),
+        ("LMDeploy", documents["lmdeploy"]),
+    ):
+        yield ""
+        yield f"### {server}"
+        yield ""
+        yield "| There | Default there | Here | Default here |"
+        yield "| --- | --- | --- | --- |"
+        for name, default in sorted(given.items(), key=lambda item: canonical(item[0])):
+            yield f"| `--{name}` | {_shown(default)} | {' | '.join(_here(name, default))} |"
+    yield ""
+    yield from _modes()
+
+
+def _modes() -> Iterator[str]:
+    """What becomes of the values of `--mode`."""
+    brought = {spec.name for spec, _ in build_registry(make_config()).specs(ModeSpec)}
+    here, missing = [], []
+    for name in json.loads(DATA.read_text())["modes"]:
+        (here if name in brought else missing).append(f"`{name}`")
+    yield f"Of LightLLM's modes there are {', '.join(here)} (`llmcore modes` says where they fit). An error that lists"
+    yield f"those that fit are {', '.join(missing)}: quantized KV, quantized weights and kernels of other libraries."
+
+
+def _shared(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """LightLLM's options that LMDeploy has too; a later document counts more."""
+    theirs = [document for title, document in documents.items() if title != "lmdeploy"]
+    return {n: d for document in theirs for n, d in document.items() if n in documents["lmdeploy"]}
+
+
+def _here(name: str, default: Any) -> tuple[str, str]:
+    """(what it is, its default and whether that is theirs)."""
+    name = canonical(name)
+    if name in RETIRED:
+        return f"A warning: {RETIRED[name]}.", ""
+    known = settings()
+    setting = names(known).get(name) or names(absent_settings(known))[name]
+    if isinstance(setting, Absent):
+        return _absent(setting.option), ""
+    same = "" if setting.name == name else f"`--{setting.name}`: "
+    return f"{same}{setting.help}".replace("|", "\\|"), _default(setting, default)
+
+
+def _absent(option: Elsewhere) -> str:
+    text = f"An error: {option.why}."
+    if None in option.idle:
+        return f"A warning: {option.idle[None]}."
+    if option.accepts:
+        text += f" {', '.join(f'`{value}`' for value in option.accepts)} is taken, for that is what happens."
+    warned = "".join(f" `{value}` is a warning: {why}." for value, why in option.idle.items())
+    return text + warned
+
+
+def _default(setting: Setting, theirs: Any) -> str:
+    ours = setting.default
+    try:
+        same = theirs is not None and setting.parse(theirs, "there") == ours
+    except ConfigError:
+        same = False
+    origin = "theirs" if same else "llmcore's own"
+    if ours is None or ours is False or ours == ():
+        return "theirs" if same or theirs is None else "none" if ours is False else "see the text"
+    return f"`{_text(ours)}` ({origin})"
+
+
+def _text(value: Any) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _shown(default: Any) -> str:
+    if default in (None, False, []):
+        return ""
+    return f"`{' '.join(default) if isinstance(default, list) else default}`"

@@ -1,0 +1,245 @@
+"""Every family on one GPU, in one table; exit code 1 where a limit is missed.
+
+    python benchmarks/families_gpu.py --check --speed [--only gemma2 olmo2 ...] [--json FILE]
+
+--check  small random models of every family (families_check.py): bf16 logits' relative L2 error against transformers
+         in f32 on the same weights, beside that of transformers' own bf16 (at most 1.1 of it), for whole prompts, in
+         chunks and decoding; greedy ids in f32 are transformers'
+--speed  real configs of dense families, cut to --layers layers with the whole embedding and head, random weights: the
+         share of a decode step that its ops' bytes and flops take at this run's ceilings, beside Llama's, cut alike
+         (at least 0.85 of it)
+
+`--device cpu --shrink 16` tries the script itself: lengths, batches, vocabularies and MLPs are divided.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import families_check
+import torch
+from gpu import CONFIGS, config_of
+from gpu_floor import model_build
+from llmcore.bench.engine_runs import BenchEngine
+from llmcore.bench.machine import machine, versions
+from llmcore.engine.floor import decode_floor, seconds
+from llmcore.engine.model import pick_device
+from llmcore.testing.family import registry_for_tests
+
+DENSE = {
+    "llama": "llama-3.1-8b",
+    "qwen2": "qwen2.5-7b",
+    "qwen3": "qwen3-8b",
+    "mistral": "mistral-7b-v0.3",
+    "gemma2": "gemma-2-9b",
+    "gemma3": "gemma-3-4b-text",
+    "phi3": "phi-3-mini-4k",
+    "olmo2": "olmo-2-7b",
+    "granite": "granite-3.1-8b",
+    "starcoder2": "starcoder2-7b",
+    "stablelm": "stablelm-3b-4e1t",
+    "cohere": "aya-23-8b",
+}
+"""Family -> config; Llama is what the others are held to, and comes first."""
+
+BATCHES, PROMPT, STEPS, WINDOWS = (1, 64, 256), 512, 64, 4
+ANSWER = 3 * STEPS + 8
+"""Tokens of an answer at most: some while prompts are computed, STEPS that do not count, and STEPS that do."""
+
+SHARE_LIMIT = 0.85
+"""Of Llama's share of the roofline."""
+
+ASSUMED = (1e10, 1e11)
+"""Bytes and flops per second where there is no GPU; such shares mean nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A family's decode step at one batch. `share`: of the roofline; `of_llama`: over Llama's."""
+
+    family: str
+    config: str
+    batch: int
+    kv_len: int
+    milliseconds: float
+    gigabytes: float
+    share: float
+    of_llama: float
+
+    @property
+    def good(self) -> bool:
+        """Within the limit."""
+        return self.of_llama >= SHARE_LIMIT
+
+    def text(self) -> str:
+        """A line of the table."""
+        return (
+            f"{self.config:<18} batch {self.batch:>3} {self.milliseconds:>9.3f} ms {self.gigabytes:>7.2f} GB  "
+            f"roofline {self.share:.3f}, of Llama's {self.of_llama:.3f} {'ok' if self.good else 'MISSED'}"
+        )
+
+
+def checks(names: Sequence[str], options: argparse.Namespace) -> Iterator[families_check.Found]:
+    """Every family's configs, in processes of their own: most of the time is spent in compiling kernels."""
+    asked = [(name, index, options.device, options.shrink) for name, index in families_check.cases(names)]
+    if options.jobs == 1:
+        yield from (families_check.check(*one) for one in asked)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(options.jobs, len(asked)), mp_context=context) as pool:
+        for done in as_completed([pool.submit(families_check.check, *one) for one in asked]):
+            yield done.result()
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes and flops per second of this run."""
+    if not torch.cuda.is_available():
+        return ASSUMED
+    import gpu_ceilings
+
+    with torch.inference_mode():
+        found = gpu_ceilings.copy() * 1e12, gpu_ceilings.matmul() * 1e12
+    torch.cuda.empty_cache()
+    return found
+
+
+def speeds(names: Sequence[str], options: argparse.Namespace) -> Iterator[Step]:
+    """Every dense family's decode steps, Llama's first."""
+    copy, matmul = ceilings()
+    print(f"ceilings: {copy / 1e12:.2f} TB/s copied, {matmul / 1e12:.0f} TFLOP/s", flush=True)
+    llama: dict[int, float] = {}
+    for family in dict.fromkeys(("llama", *names)):
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            cut(DENSE[family], options.layers, options.shrink, Path(folder))
+            config = config_of(argparse.Namespace(model=folder, set=settings(options)))
+            build = model_build(config, pick_device(registry_for_tests(), options.device).info)
+            with BenchEngine(config) as engine:
+                timed = [decode(engine, batch, options.shrink) for batch in options.batches]
+        del engine
+        release()
+        for batch, (length, step) in zip(options.batches, timed, strict=True):
+            floor = decode_floor(build, max(1, batch // options.shrink), length)
+            share = seconds(floor, copy, matmul) / step
+            of_llama = share / llama.setdefault(batch, share)
+            moved = sum(part.moved for part in floor) / 1e9
+            yield Step(family, DENSE[family], batch, length, step * 1e3, moved, share, of_llama)
+        left = torch.cuda.memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
+        print(f"({family}: {time.perf_counter() - began:.0f} s; {left:.1f} GB left behind)", flush=True)
+
+
+def settings(options: argparse.Namespace) -> list[str]:
+    """Of the engine: as much KV as the largest batch needs, whatever the engines before it have left."""
+    length = PROMPT + ANSWER
+    tokens = max(1, max(options.batches) // options.shrink) * (length + 32)
+    return [
+        f"device={options.device}",
+        f"max_total_token_num={tokens}",
+        f"max_req_total_len={length}",
+        *options.set,
+    ]
+
+
+def cut(name: str, layers: int, shrink: int, folder: Path) -> None:
+    """Write the config of `name` with so many layers."""
+    config = json.loads((CONFIGS / name / "config.json").read_text())
+    config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
+    config["vocab_size"] //= shrink
+    config["intermediate_size"] //= shrink
+    # ids of special tokens may lie beyond a smaller vocabulary
+    special = ("bos_token_id", "eos_token_id", "pad_token_id")
+    config.update({key: min(config[key], config["vocab_size"] - 1) for key in special if key in config})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def decode(engine: BenchEngine, batch: int, shrink: int) -> tuple[int, float]:
+    """(tokens that a row holds, seconds of a step in which all rows decode), after as many steps that do not count."""
+    batch, prompt, steps = (max(1, n // shrink) for n in (batch, PROMPT, STEPS))
+    # rows whose prompts are computed first answer while the others' are
+    output = min(2 * steps + 8 + batch * prompt // 2048, ANSWER)
+    for _ in range(batch):
+        engine.engine.submit(engine.request(prompt, output), 0)
+    ends: list[tuple[float, int]] = []
+    made = 0
+    while not engine.engine.idle:
+        for events in engine.engine.step():
+            if 0 in events:
+                made += len(events[0].tokens)
+                if len(events[0].tokens) == batch:
+                    ends.append((time.perf_counter(), made))
+    if len(ends) < 2 * WINDOWS:
+        raise SystemExit(f"batch {batch}: all rows decoded in {len(ends)} steps only")
+    ends = ends[len(ends) // 2 :]
+    size = (len(ends) - 1) // WINDOWS
+    times = [(ends[i + size][0] - ends[i][0]) / size for i in range(0, size * WINDOWS, size)]
+    return prompt + ends[len(ends) // 2][1] // batch, statistics.median(times)
+
+
+def release() -> None:
+    """The memory of an engine that is gone; engines freeze what the collector sees."""
+    gc.unfreeze()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=families_check.FAMILIES, default=list(families_check.FAMILIES))
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--jobs", type=int, help="processes of --check (default: 8 on a GPU, else 1)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--shrink", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    registry = registry_for_tests()
+    device = pick_device(registry, options.device)
+    options.device = device.info.type
+    options.jobs = options.jobs or (8 if device.measured else 1)
+    print(f"{device.info.type} {device.info.name}, torch {torch.__version__}", flush=True)
+    found: list[families_check.Found | Step] = []
+    began = time.perf_counter()
+    for asked, work in ((options.check, checks), (options.speed, speeds)):
+        if not asked:
+            continue
+        names = options.only if work is checks else [name for name in options.only if name in DENSE]
+        for line in work(names, options):
+            print(line.text(), flush=True)
+            found.append(line)
+        print(f"({work.__name__}: {time.perf_counter() - began:.0f} s)", flush=True)
+        began = time.perf_counter()
+    missed = [line for line in found if not line.good]
+    print(f"{len(found) - len(missed)} of {len(found)} lines within their limits")
+    print("\n".join(line.text() for line in missed), flush=True)
+    if options.json:
+        kinds = {"check": families_check.Found, "speed": Step}
+        content = {
+            "machine": machine(),
+            "versions": versions(registry),
+            **{name: [asdict(line) for line in found if isinstance(line, kind)] for name, kind in kinds.items()},
+        }
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

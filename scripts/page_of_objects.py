@@ -45,7 +45,7 @@ SOURCES = (
         "llmcore.api.text",
         "ParserContext OutputParser TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded",
     ),
-    ("Requests, for dialects", "llmcore.api", "SamplingParams Submit ChoiceEvent Finish Bridge Load"),
+    ("Requests, for dialects", "llmcore.api", "SamplingParams LengthDecay Submit ChoiceEvent Finish Bridge Load"),
 )
 """Heading, module, names: shown as they stand in the source."""
 

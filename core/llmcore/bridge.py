@@ -74,6 +74,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     unless the client ignores them) and are masked while fewer than `min_new_tokens` were produced. `n` choices share
     one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end. `score`: the prompt
     is scored, which models with such a head do and others cannot; nothing is produced, and `max_new_tokens` is 1.
+    `prompt_logprobs`: the prompt's own log-probabilities come with the first token of choice 0; the whole prompt is
+    computed for them.
     """
 
     id: int
@@ -86,6 +88,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     salt: bytes = b""
     received: float = 0.0
     score: bool = False
+    prompt_logprobs: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -136,6 +139,7 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     rows. `top[i]`: for row i, per token, the best (id, logprob) pairs. `finish[i]` is a Finish. `cached[i]`: prompt
     tokens that came from the prefix cache, sent with a choice's first token. `error[i]`: (code, message) of a row
     that ends with Finish.ERROR. `scores[i]`: the numbers that a row asked for; it has no tokens and ends.
+    `prompt_logprobs[i]`: natural logs, of every token of the row's prompt but the first.
     """
 
     stamp: float
@@ -149,6 +153,7 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     cached: dict[int, int] = {}
     error: dict[int, tuple[str, str]] = {}
     scores: dict[int, list[float]] = {}
+    prompt_logprobs: dict[int, list[float]] = {}
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +167,7 @@ class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = -1
     error: tuple[str, str] | None = None
     scores: tuple[float, ...] = ()
+    prompt_logprobs: tuple[float, ...] = ()
 
 
 Sink = Callable[[ChoiceEvent], None]
@@ -202,6 +208,7 @@ def explode(events: StepEvents) -> list[tuple[int, ChoiceEvent]]:
                     cached=events.cached.get(i, -1),
                     error=events.error.get(i),
                     scores=tuple(events.scores.get(i, ())),
+                    prompt_logprobs=tuple(events.prompt_logprobs.get(i, ())),
                 ),
             )
         )

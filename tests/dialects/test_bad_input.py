@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 from llmcore.builtin.lightllm.requests import REFUSED as LIGHTLLM_REFUSED
-from llmcore.builtin.lightllm.requests import GenerateRequest, Parameters, TokensRequest
+from llmcore.builtin.lightllm.requests import GenerateRequest, Parameters, ScoreRequest, TokensRequest
 from llmcore.builtin.openai.requests import REFUSED, ChatRequest, CompletionRequest, Message, StreamOptions
 from llmcore.testing.dialect import Side
+from llmcore.testing.tokenizer import EOS
 
 MakeSide = Callable[..., Side]
 
@@ -24,6 +25,7 @@ _WRONG: dict[type, list[Any]] = {
     msgspec.inspect.FloatType: ["0.5", True, [], {}],
     msgspec.inspect.BoolType: ["true", 1, 0, []],
     msgspec.inspect.ListType: [3, {}, True],
+    msgspec.inspect.TupleType: [3, {}, True, [], [1], [1, 2, 3]],
     msgspec.inspect.DictType: [3, [], "x"],
     msgspec.inspect.StructType: [3, [], "x"],
     msgspec.inspect.LiteralType: ["x", 3, []],
@@ -96,6 +98,7 @@ LIGHTLLM = [
     *(("/generate", NATIVE, *case) for case in cases(GenerateRequest) if case[0] != "stream"),
     *(("/generate_stream", NATIVE, *case) for case in cases(Parameters, "parameters.")),
     *(("/generate", NATIVE, *case) for case in refused(LIGHTLLM_REFUSED, "parameters.")),
+    *(("/get_score", {"chat": "x"}, *case) for case in cases(ScoreRequest)),
     *(("/tokens", {"text": "x"}, *case) for case in cases(TokensRequest)),
 ]
 
@@ -109,7 +112,7 @@ def test_the_openai_table(openai: MakeSide) -> None:
 def test_the_lightllm_table(lightllm: MakeSide) -> None:
     assert len(LIGHTLLM) > 100
     for url, body, path, value in LIGHTLLM:
-        check(lightllm(), url, put(body, path, value), path)
+        check(lightllm(facts={"scores": 1}), url, put(body, path, value), path)
 
 
 def test_messages(openai: MakeSide) -> None:
@@ -189,7 +192,11 @@ def test_odd_chats(openai: MakeSide, more: dict[str, Any], param: str) -> None:
         ({"min_new_tokens": 5, "max_new_tokens": 4}, "parameters.min_new_tokens"),
         ({"stop_sequences": [[]]}, "parameters.stop_sequences[0]"),
         ({"stop_sequences": [[-1]]}, "parameters.stop_sequences[0][0]"),
-        ({"exponential_decay_length_penalty": [3, 1.2]}, "parameters.exponential_decay_length_penalty"),
+        ({"exponential_decay_length_penalty": [-1, 1.2]}, "parameters.exponential_decay_length_penalty[0]"),
+        ({"exponential_decay_length_penalty": [1, 0.5]}, "parameters.exponential_decay_length_penalty[1]"),
+        ({"allowed_token_ids": [1 << 20]}, "parameters.allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "parameters.allowed_token_ids[0]"),
+        ({"allowed_token_ids": [EOS], "min_new_tokens": 2}, "parameters.allowed_token_ids"),
     ],
 )
 def test_odd_parameters(lightllm: MakeSide, parameters: dict[str, Any], param: str) -> None:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from llmcore.api import ConfigError, LengthDecay
+from llmcore.builtin.lightllm.routes import routes
 from llmcore.testing.dialect import Side
+from llmcore.testing.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
 from llmcore.testing.tokenizer import EOS
 from llmcore.text.tokenizer import FastTokenizer
 
@@ -150,10 +155,81 @@ def test_special_tokens_are_shown_on_request(lightllm: MakeSide) -> None:
     side = lightllm("a<|endoftext|>b<|im_end|>")
     for parameters, text in (
         ({}, "ab"),
-        ({"skip_special_tokens": False}, "a<|endoftext|>b"),
-        ({"skip_special_tokens": False, "print_eos_token": True}, "a<|endoftext|>b<|im_end|>"),
+        ({"skip_special_tokens": False}, "a <|endoftext|> b"),
+        ({"skip_special_tokens": False, "print_eos_token": True}, "a <|endoftext|> b <|im_end|>"),
+        ({"skip_special_tokens": False, "add_spaces_between_special_tokens": False}, "a<|endoftext|>b"),
+        ({"print_eos_token": True}, "ab"),
     ):
         assert side.ok("/generate", inputs="say", parameters=parameters)["generated_text"] == [text]
+
+
+@pytest.mark.parametrize("answer", ["<|endoftext|><|endoftext|>a😀b", "a<|endoftext|>", "a b <|endoftext|> c"])
+def test_spaces_beside_special_tokens(lightllm: MakeSide, answer: str) -> None:
+    parameters = {"skip_special_tokens": False}
+    expected = " ".join(part for part in re.split(r"(<\|endoftext\|>)", answer) if part)
+    assert lightllm(answer).ok("/generate", inputs="say", parameters=parameters)["generated_text"] == [expected]
+
+
+def test_allowed_tokens_and_a_decay_reach_the_engine(lightllm: MakeSide) -> None:
+    side = lightllm("ab")
+    parameters: dict[str, Any] = {"allowed_token_ids": [64, 65], "exponential_decay_length_penalty": [5, 1.25]}
+    side.ok("/generate", inputs="say", parameters=parameters)
+    side.ok("/generate", inputs="say", parameters={**parameters, "ignore_eos": True})
+    side.ok("/generate", inputs="say", parameters={"exponential_decay_length_penalty": [5, 1.0]})
+    first, second, third = (submit.sampling for submit in side.bridge.submitted)
+    assert first.allowed_ids == second.allowed_ids == (64, 65)
+    assert first.length_decay == second.length_decay == LengthDecay(5, 1.25, (EOS,))
+    assert (third.allowed_ids, third.length_decay) == ((), None)
+    # [1, 1.0] is LightLLM's default
+    side.ok("/generate", inputs="say", parameters={"exponential_decay_length_penalty": [1, 1.0]})
+
+
+def with_options(tokenizer: FastTokenizer, bridge: FakeBridge, **options: Any) -> tuple[Any, FakeFront]:
+    front = fake_front(bridge, tokenizer, scores=options.pop("scores", 0))
+    front = replace(front, config=replace(front.config, plugin_options=options))
+    return dialect_client(routes, front), front
+
+
+def test_prompts_have_log_probabilities_where_the_operator_wants_them(tokenizer: FastTokenizer) -> None:
+    bridge = FakeBridge()
+    client, _ = with_options(tokenizer, bridge, return_all_prompt_logprobs=True)
+    body: dict[str, Any] = {"inputs": [64, 65, 66], "parameters": {"return_details": True, "n": 2}}
+    answer = client.simulate_post("/generate", json=body).json
+    assert list(answer)[-3:] == ["tokens", "prompt_token_ids", "prompt_logprobs"]
+    assert answer["prompt_token_ids"] == [64, 65, 66]
+    assert answer["prompt_logprobs"] == [[64, {"65": -0.5}], [65, {"66": -0.75}]]
+    client.simulate_post("/generate_stream", json={"inputs": "a", "parameters": {}})
+    assert [submit.prompt_logprobs for submit in bridge.submitted] == [True, False]
+    plain, _ = with_options(tokenizer, bridge)
+    assert "prompt_token_ids" not in plain.simulate_post("/generate", json=body).json
+
+
+def test_scores(tokenizer: FastTokenizer) -> None:
+    bridge = FakeBridge(scores=(1.5,))
+    client, front = with_options(tokenizer, bridge, use_reward_model=True, scores=1)
+    answer = client.simulate_post("/get_score", json={"chat": "a conversation", "multimodal_params": {}})
+    assert answer.json == {
+        "score": 1.5,
+        "prompt_tokens": len(tokenizer.encode("a conversation")),
+        "finish_reason": "length",
+    }
+    assert list(answer.json) == ["score", "prompt_tokens", "finish_reason"]
+    assert bridge.submitted[0].score and bridge.submitted[0].max_new_tokens == 1
+    assert front.records[0].finish == "stop"
+    bridge.scores = (1.0, -2.0)
+    assert client.simulate_post("/get_score", json={"chat": [64, 65]}).json["score"] == [1.0, -2.0]
+    for body, param in (({}, "chat"), ({"chat": 3}, "chat"), ({"chat": ""}, "chat"), ({"chat": "x" * 999}, "chat")):
+        failed = client.simulate_post("/get_score", json=body)
+        assert (failed.status_code, failed.json["error"]["param"]) == (400, param)
+
+
+def test_scores_need_a_model_that_has_them(tokenizer: FastTokenizer) -> None:
+    bridge = FakeBridge()
+    client, _ = with_options(tokenizer, bridge)
+    failed = client.simulate_post("/get_score", json={"chat": "x"})
+    assert (failed.status_code, failed.json["error"]["code"]) == (400, "unsupported_parameter")
+    with pytest.raises(ConfigError, match="--use_reward_model"):
+        with_options(tokenizer, bridge, use_reward_model=True)
 
 
 def test_an_error_has_a_message_and_the_object(lightllm: MakeSide) -> None:
@@ -208,8 +284,5 @@ def test_token_load_and_name(lightllm: MakeSide) -> None:
 
 
 def test_the_name_nobody_gave(tokenizer: FastTokenizer) -> None:
-    from llmcore.builtin.lightllm.routes import routes
-    from llmcore.testing.fake_bridge import FakeBridge, dialect_client, fake_front
-
     client = dialect_client(routes, fake_front(FakeBridge(), tokenizer, model_name=None))
     assert client.simulate_get("/get_model_name").json == {"model_name": "default_model_name"}

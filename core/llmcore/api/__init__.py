@@ -1,6 +1,15 @@
 """What a plugin imports. No torch here; torch building blocks are in `llmcore.layers`."""
 
-from llmcore.bridge import Bridge, ChoiceEvent, Finish, Load, LogitsProcessor, SamplingParams, Submit
+from llmcore.bridge import (
+    Bridge,
+    ChoiceEvent,
+    Finish,
+    LengthDecay,
+    Load,
+    LogitsProcessor,
+    SamplingParams,
+    Submit,
+)
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
 from llmcore.hookspecs import hookimpl
 from llmcore.processors import (
@@ -86,6 +95,7 @@ __all__ = [
     "KVManagerSpec",
     "KernelSpec",
     "LayerInfo",
+    "LengthDecay",
     "LengthEstimatorSpec",
     "LlmcoreError",
     "Load",

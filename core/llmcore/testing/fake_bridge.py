@@ -41,6 +41,7 @@ class FakeBridge:
 
     `error`: (code, message) that ends each choice after `error_after` tokens. `refuse`: raised by `submit`. `group`:
     tokens per event. Token i of an answer has the log-probability -(i + 1) / 8, and `top` lists the ids before it.
+    Token i of a prompt has -(i + 1) / 4. Who asks for a score gets `scores`.
     """
 
     answer: Answer = echo
@@ -49,6 +50,7 @@ class FakeBridge:
     error: tuple[str, str] | None = None
     error_after: int = 0
     refuse: RequestError | None = None
+    scores: tuple[float, ...] = (0.5,)
     submitted: list[Submit] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     finished: list[tuple[int, int, int]] = field(default_factory=list)
@@ -88,7 +90,7 @@ class FakeBridge:
             if self.error is not None and script.done >= self.error_after:
                 event = ChoiceEvent(choice=script.choice, tokens=(), finish=Finish.ERROR, error=self.error)
             else:
-                event = script.next(self.group)
+                event = script.next(self.group) if not script.request.score else script.scored(self.scores)
             if event.finish is not Finish.RUNNING:
                 del self._open[key]
             script.sink(event)
@@ -126,7 +128,17 @@ class _Script:
             logprobs=() if wanted is None else logprobs,
             top=best if wanted else (),
             cached=0 if first == 0 else -1,
+            prompt_logprobs=self._prompt_logprobs() if first == 0 else (),
         )
+
+    def scored(self, scores: tuple[float, ...]) -> ChoiceEvent:
+        """The one event of a score."""
+        return ChoiceEvent(choice=self.choice, tokens=(), finish=Finish.STOP, scores=scores)
+
+    def _prompt_logprobs(self) -> tuple[float, ...]:
+        if not self.request.prompt_logprobs or self.choice:
+            return ()
+        return tuple(-(i + 1) / 4 for i in range(1, len(self.request.prompt) // 4))
 
 
 @dataclass

@@ -18,7 +18,8 @@ class TextRules:
 
     `stop_tokens`: token sequences that end a choice. `keep_stop`: leave the stop text in (LightLLM) or trim it
     (OpenAI). `stop_ids`: the ids that the engine stops at, whose text is left out unless `keep_stop_id`.
-    `keep_special_ids`: special tokens that have their text even so, because a parser reads it.
+    `keep_special_ids`: special tokens that have their text even so, because a parser reads it. `space_special_tokens`:
+    a space stands between a special token's text and what is beside it (LightLLM).
     `min_tokens`: stop texts before the end of that many tokens do not count.
     """
 
@@ -29,6 +30,7 @@ class TextRules:
     keep_stop_id: bool = False
     skip_special_tokens: bool = True
     keep_special_ids: frozenset[int] = frozenset()
+    space_special_tokens: bool = False
     min_tokens: int = 0
 
 
@@ -53,6 +55,8 @@ class ChoiceText:
         )
         self._matcher = StopMatcher(rules.stops, keep=rules.keep_stop) if rules.stops is not None else None
         self._decoded = 0
+        self._special_ids = tokenizer.special_ids if rules.space_special_tokens else None
+        self._after_special = False
         self._recent: deque[int] = deque(maxlen=max(map(len, rules.stop_tokens), default=0))
 
     def end(self) -> None:
@@ -92,6 +96,10 @@ class ChoiceText:
         if ends_by_id and not self._rules.keep_stop_id:
             return ""
         text = self._detokenizer.add(token_id)
+        if text and self._special_ids is not None:
+            special = token_id in self._special_ids
+            text = " " + text if self._decoded and (special or self._after_special) else text
+            self._after_special = special
         self._decoded += len(text)
         if self.tokens < self._rules.min_tokens:
             return text

@@ -46,10 +46,13 @@ class Parameters(Struct):
 
     add_spaces_between_special_tokens: Flag = None
     group_request_id: int | None = None
-    suggested_dp_index: int | None = None
+    suggested_dp_index: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
-    allowed_token_ids: Any = None
-    exponential_decay_length_penalty: Any = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    exponential_decay_length_penalty: (
+        tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], Annotated[float, Meta(ge=1, le=1000)]] | None
+    ) = None
+
     guided_grammar: Any = None
     guided_json: Any = None
     image_max_patch_num: Any = None
@@ -66,6 +69,13 @@ class GenerateRequest(Struct):
     stream: Flag = None
 
 
+class ScoreRequest(Struct):
+    """/get_score: `chat` is the prompt, a conversation that went through the model's template."""
+
+    chat: str | Annotated[list[TokenId], Meta(min_length=1)]
+    multimodal_params: dict[str, Any] | None = None
+
+
 class TokensRequest(Struct):
     """/tokens."""
 
@@ -75,8 +85,6 @@ class TokensRequest(Struct):
 
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
-    "exponential_decay_length_penalty": ([1, 1.0],),
     "guided_grammar": ("",),
     "guided_json": ("",),
     "image_max_patch_num": (-1,),

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import falcon
+import msgspec
 import orjson
 
-from llmcore.api import RequestError, SamplingParams
+from llmcore.api import ConfigError, LengthDecay, RequestError, SamplingParams
 from llmcore.api.http import Front, Generation, Job, Route, intake
 from llmcore.api.text import TextRules
-from llmcore.builtin.lightllm.requests import REFUSED, GenerateRequest, Parameters, TokensRequest
-from llmcore.builtin.lightllm.writers import StreamWriter, WholeWriter, encode_error
+from llmcore.builtin.lightllm.requests import REFUSED, GenerateRequest, Parameters, ScoreRequest, TokensRequest
+from llmcore.builtin.lightllm.writers import ScoreWriter, StreamWriter, WholeWriter, encode_error
 
 
 def routes(front: Front) -> Iterable[Route]:
-    """One resource per path."""
+    """One resource per path. With `--use_tgi_api` the paths that TGI has too are its dialect's."""
     route = partial(Route, encode_error=encode_error)
-    yield route("/generate", Generate(front, stream=False))
-    yield route("/generate_stream", Generate(front, stream=True))
-    yield route("/", Generate(front, stream=None))
-    yield route("/tokens", Tokens(front))
+    if front.config.plugin_options.get("use_reward_model") and not front.facts.scores:
+        raise ConfigError("--use_reward_model: this model has no head that scores; leave the option out")
+    if not front.config.plugin_options.get("use_tgi_api"):
+        yield route("/generate", Generate(front, stream=False), body=GenerateRequest)
+        yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest)
+        yield route("/", Generate(front, stream=None), body=GenerateRequest)
+    yield route("/get_score", Score(front))
+    yield route("/tokens", Tokens(front), body=TokensRequest)
     yield route("/token_load", TokenLoad(front))
     yield route("/get_model_name", ModelName(front))
 
@@ -33,6 +38,7 @@ class Generate:
     def __init__(self, front: Front, *, stream: bool | None):
         self._front = front
         self._stream = stream
+        self._prompt_logprobs = bool(front.config.plugin_options.get("return_all_prompt_logprobs"))
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
@@ -66,14 +72,45 @@ class Generate:
         submit = intake.submit(
             self._front,
             prompt,
-            sampling_params(given, logprobs=stream or bool(given.return_details)),
+            sampling_params(self._front, given, logprobs=stream or bool(given.return_details)),
             max_new_tokens=left,
             # LightLLM lets the last of the least tokens be the end token; the bridge counts those before it.
             min_new_tokens=(given.min_new_tokens or 1) - 1,
             stop_ids=sorted(rules.stop_ids),
             n=n,
         )
+        check_allowed(given, submit.stop_ids)
+        if self._prompt_logprobs and not stream:
+            submit = msgspec.structs.replace(submit, prompt_logprobs=True)
         return Job(submits=[submit], rules=rules, dialect="lightllm", request_id=request_id)
+
+
+class Score:
+    """/get_score: what a reward model says of a prompt."""
+
+    def __init__(self, front: Front):
+        self._front = front
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Validate, then submit."""
+        if not self._front.facts.scores:
+            raise RequestError(
+                "This model has no head that scores; a server of a reward model answers /get_score.",
+                code="unsupported_parameter",
+            )
+        body = self._front.read(req, ScoreRequest)
+        refuse_media(body.multimodal_params)
+        prompt = intake.prompt_ids(self._front, body.chat, param="chat")
+        intake.room(self._front, prompt, 1, param="chat", source="chat")
+        submit = intake.submit(self._front, prompt, SamplingParams(), max_new_tokens=1)
+        job = Job(
+            submits=[msgspec.structs.replace(submit, score=True)],
+            rules=TextRules(),
+            dialect="lightllm",
+            request_id=self._front.request_id(req),
+        )
+        generation = Generation(self._front, self._front.detach(req, resp), job)
+        generation.start(ScoreWriter(generation))
 
 
 class Tokens:
@@ -120,13 +157,16 @@ class ModelName:
     on_post = on_get
 
 
-def sampling_params(given: Parameters, *, logprobs: bool) -> SamplingParams:
+def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> SamplingParams:
     """How tokens are drawn: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
     temperature = 1.0 if given.temperature is None else given.temperature
     if given.top_k == 0:
         raise RequestError(
             "parameters.top_k: 0 is no count; use -1 for no limit", param="parameters.top_k", code="invalid_value"
         )
+    allowed = tuple(given.allowed_token_ids or ())
+    intake.check_ids(front, allowed, param="parameters.allowed_token_ids")
+    start, factor = given.exponential_decay_length_penalty or (1, 1.0)
     return SamplingParams(
         temperature=temperature if given.do_sample else 0.0,
         top_p=1.0 if given.top_p is None else given.top_p,
@@ -139,6 +179,8 @@ def sampling_params(given: Parameters, *, logprobs: bool) -> SamplingParams:
         penalize_prompt=bool(given.input_penalty),
         logprobs=0 if logprobs else None,
         seed=intake.draw_seed() if given.seed is None else given.seed,
+        allowed_ids=allowed,
+        length_decay=LengthDecay(start, factor, intake.eos_ids(front)) if factor > 1 else None,
     )
 
 
@@ -156,8 +198,19 @@ def text_rules(front: Front, given: Parameters) -> TextRules:
         keep_stop=True,
         keep_stop_id=bool(given.print_eos_token),
         skip_special_tokens=given.skip_special_tokens is not False,
+        space_special_tokens=given.add_spaces_between_special_tokens is not False,
         min_tokens=given.min_new_tokens or 1,
     )
+
+
+def check_allowed(given: Parameters, stop_ids: Sequence[int]) -> None:
+    """Refuse a request whose first tokens could be none at all."""
+    if given.allowed_token_ids and (given.min_new_tokens or 1) > 1 and set(given.allowed_token_ids) <= set(stop_ids):
+        raise RequestError(
+            "parameters.allowed_token_ids: only tokens that end the answer are allowed, which min_new_tokens forbids",
+            param="parameters.allowed_token_ids",
+            code="invalid_value",
+        )
 
 
 def check_copies(given: Parameters, stream: bool) -> int:

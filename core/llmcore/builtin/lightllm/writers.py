@@ -22,7 +22,8 @@ class WholeWriter:
     """/generate: collects every choice and answers once.
 
     With `details`, each token is listed; its `cumlogprob` is the running mean of the log-probabilities, as in
-    LightLLM.
+    LightLLM. Where the prompt's log-probabilities were asked for, `prompt_logprobs` lists [id, {next id: its
+    log-probability}] for all its tokens but the last.
     """
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer, *, details: bool):
@@ -31,10 +32,12 @@ class WholeWriter:
         self._texts: list[list[str]] = [[] for _ in generation.choices]
         self._tokens: list[list[dict[str, Any]]] | None = [[] for _ in generation.choices] if details else None
         self._sums = [0.0 for _ in generation.choices]
+        self._prompt_logprobs: tuple[float, ...] = ()
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Collect."""
         self._texts[choice.index] += texts
+        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
         if self._tokens is None:
             return
         tokens = self._tokens[choice.index]
@@ -65,6 +68,39 @@ class WholeWriter:
         }
         if self._tokens is not None:
             answer["tokens"] = _scalar(self._tokens)
+        submit = self._generation.job.submits[0]
+        if submit.prompt_logprobs:
+            ids = list(memoryview(submit.prompt).cast("i"))
+            answer["prompt_token_ids"] = ids
+            answer["prompt_logprobs"] = [
+                [token, {str(following): max(logprob, LOWEST)}]
+                for token, following, logprob in zip(ids, ids[1:], self._prompt_logprobs, strict=False)
+            ]
+        self._generation.reply.respond(200, orjson.dumps(answer))
+
+    def failed(self, error: RequestError) -> None:
+        """Answer with the error."""
+        _respond_error(self._generation, error)
+
+
+class ScoreWriter:
+    """/get_score: a number, or a list where the model gives several."""
+
+    def __init__(self, generation: Generation):
+        self._generation = generation
+        self._scores: tuple[float, ...] = ()
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        """The one event."""
+        self._scores = event.scores
+
+    def done(self) -> None:
+        """Answer; like LightLLM's, the request ends because its one token was produced."""
+        answer = {
+            "score": _scalar(list(self._scores)),
+            "prompt_tokens": self._generation.usage().prompt,
+            "finish_reason": "length",
+        }
         self._generation.reply.respond(200, orjson.dumps(answer))
 
     def failed(self, error: RequestError) -> None:

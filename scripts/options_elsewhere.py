@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmcore.config import RETIRED, Setting, make_config, settings
+from llmcore.config import RETIRED, Setting, make_config, plugin_settings, settings
 from llmcore.config.elsewhere import Elsewhere
 from llmcore.config.setting import Absent, absent_settings, canonical, names
 from llmcore.errors import ConfigError
 from llmcore.plugins import build_registry
-from llmcore.specs import ModeSpec
+from llmcore.specs import ModeSpec, OptionSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "seed_options.json"
@@ -45,6 +46,12 @@ def options_elsewhere() -> Iterator[str]:
     yield from _modes()
 
 
+@cache
+def brought() -> tuple[Setting, ...]:
+    """The options of the plugins that are installed: all of this repository."""
+    return plugin_settings(spec for spec, _ in build_registry(make_config()).specs(OptionSpec))
+
+
 def _modes() -> Iterator[str]:
     """What becomes of the values of `--mode`."""
     brought = {spec.name for spec, _ in build_registry(make_config()).specs(ModeSpec)}
@@ -66,7 +73,7 @@ def _here(name: str, default: Any) -> tuple[str, str]:
     name = canonical(name)
     if name in RETIRED:
         return f"A warning: {RETIRED[name]}.", ""
-    known = settings()
+    known = (*settings(), *brought())
     setting = names(known).get(name) or names(absent_settings(known))[name]
     if isinstance(setting, Absent):
         return _absent(setting.option), ""

@@ -1,4 +1,4 @@
-"""Every option that LightLLM's and LMDeploy's documents name is known here: it works, warns, or says what is missing."""
+"""Every option that LightLLM's and LMDeploy's documents name is known here: it works, warns or says what is missing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.config import RETIRED, make_config, settings
+from llmcore.config import RETIRED, make_config, plugin_settings, settings
 from llmcore.config.setting import absent_settings, canonical, names
 from llmcore.errors import ConfigError
+from llmcore.plugins import build_registry
 from llmcore.specs import OptionSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = json.loads((ROOT / "tests" / "data" / "seed_options.json").read_text())
 OPTIONS = {canonical(name): default for document in DATA["options"].values() for name, default in document.items()}
-ABSENT = {setting.name: setting for setting in absent_settings(settings())}
+BROUGHT = [spec for spec, _ in build_registry(make_config()).specs(OptionSpec)]
+PRESENT = (*settings(), *plugin_settings(BROUGHT))
+ABSENT = {setting.name: setting for setting in absent_settings(PRESENT)}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_it_is_a_setting_or_says_why_not(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert (name in names(settings())) + (name in RETIRED) + (name in ABSENT) == 1
+    assert (name in names(PRESENT)) + (name in RETIRED) + (name in ABSENT) == 1
     page = (ROOT / "docs" / "options.md").read_text()
     assert f"`--{name}`" in page or f"`--{name.replace('_', '-')}`" in page
     if name in RETIRED:

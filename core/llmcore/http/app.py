@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterable
 
 import falcon
+from falcon.routing import CompiledRouter
 
+from llmcore.config import Access
 from llmcore.errors import ConfigError
+from llmcore.http.access import middleware
 from llmcore.http.errors import EncodeError, as_request_error, openai_error
 from llmcore.http.front import Route
+from llmcore.http.openapi import Docs
 from llmcore.http.request_id import request_id
 
 _FIELD = re.compile(r"{[^}]*}")
@@ -28,13 +32,14 @@ class RequestIds:
 class ErrorHandler:
     """Turns whatever a responder raises into the error shape of the dialect that owns the path."""
 
-    def __init__(self, encoders: dict[str, EncodeError]) -> None:
+    def __init__(self, encoders: dict[str, EncodeError], router: CompiledRouter) -> None:
         self._encoders = encoders
+        self._router = router
 
     def __call__(self, req: falcon.Request, resp: falcon.Response, ex: Exception, params: dict[str, object]) -> None:
         """Falcon's error-handler interface."""
         error = as_request_error(ex)
-        encode = self._encoders.get(req.uri_template or "", openai_error)
+        encode = self._encoders.get(self._template(req), openai_error)
         if isinstance(ex, falcon.HTTPError) and ex.headers:
             resp.set_headers(ex.headers)
         if error.status in _RETRY:
@@ -43,12 +48,31 @@ class ErrorHandler:
         resp.content_type = "application/json"
         resp.data = encode(error)
 
+    def _template(self, req: falcon.Request) -> str:
+        """The path of the route that `req` is for; also where middleware refused it before it was routed."""
+        if req.uri_template:
+            return req.uri_template
+        found = self._router.find(req.path, req=req)
+        return str(found[3]) if found else ""
 
-def build_app(routes: Iterable[tuple[Route, str]]) -> falcon.App[falcon.Request, falcon.Response]:
-    """The application of `routes`, each with the name of its plugin. ConfigError where two want one path."""
-    app = falcon.App(middleware=[RequestIds()])
+
+def build_app(
+    routes: Iterable[tuple[Route, str]], access: Access | None = None
+) -> falcon.App[falcon.Request, falcon.Response]:
+    """The application of `routes`, each with the name of its plugin. ConfigError where two want one path.
+
+    `access`: who may use it (default: everybody), and whether it describes itself.
+    """
+    access = access or Access()
+    router = CompiledRouter()
+    app = falcon.App(middleware=[RequestIds(), *middleware(access)], router=router)
     encoders: dict[str, EncodeError] = {}
     owners: dict[str, str] = {}
+    routes = list(routes)
+    if not access.disable_fastapi_docs:
+        taken = {route.path for route, _ in routes}
+        docs = Docs(tuple(routes), keys=bool(access.api_keys))
+        routes += [(route, plugin) for route, plugin in docs.routes() if route.path not in taken]
     for route, plugin in routes:
         shape = _FIELD.sub("{}", route.path)
         if shape in owners:
@@ -59,7 +83,7 @@ def build_app(routes: Iterable[tuple[Route, str]]) -> falcon.App[falcon.Request,
         owners[shape] = plugin
         app.add_route(route.path, route.resource)
         encoders[route.path] = route.encode_error
-    handle = ErrorHandler(encoders)
+    handle = ErrorHandler(encoders, router)
     app.add_error_handler(Exception, handle)
     app.add_error_handler(falcon.HTTPError, handle)
     return app

@@ -20,6 +20,7 @@ KNOWN_CODES = frozenset(
         "context_length_exceeded",
         "engine_failed",
         "internal_error",
+        "invalid_api_key",
         "invalid_json",
         "invalid_type",
         "invalid_value",

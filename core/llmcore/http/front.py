@@ -26,12 +26,14 @@ T = TypeVar("T")
 class Route:
     """One path of a dialect and the Falcon resource behind it (`on_get`, `on_post`, ...).
 
-    `encode_error` makes the dialect's body of a RequestError, for whatever fails on this path.
+    `encode_error` makes the dialect's body of a RequestError, for whatever fails on this path. `body`: what a body is
+    read as, for the OpenAPI document; the resource's docstrings are its text there.
     """
 
     path: str
     resource: object
     encode_error: EncodeError = openai_error
+    body: type | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ def serve(launch: WorkerLaunch) -> int:
         parsers=open_parsers([spec for spec, _ in registry.specs(OutputParserSpec)], launch.config.model, tokenizer),
         observers=(bridge.report, partial(_notify, registry)),
     )
-    app = build_app(dialect_routes(registry, front))
+    app = build_app(dialect_routes(registry, front), launch.config.access)
     connections = max(CONNECTIONS, launch.config.memory.running_max_req_size + SPARE_CONNECTIONS)
     server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=connections)
     signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_SECONDS))

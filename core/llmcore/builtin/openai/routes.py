@@ -8,6 +8,7 @@ from llmcore.api.http import Front, Route
 from llmcore.builtin.openai.chat import ChatCompletions
 from llmcore.builtin.openai.completions import Completions
 from llmcore.builtin.openai.models import Model, Models
+from llmcore.builtin.openai.requests import ChatRequest, CompletionRequest
 
 
 def routes(front: Front) -> Iterable[Route]:
@@ -15,5 +16,5 @@ def routes(front: Front) -> Iterable[Route]:
     models = Models(front)
     yield Route("/v1/models", models)
     yield Route("/v1/models/{model:path}", Model(front, models))
-    yield Route("/v1/chat/completions", ChatCompletions(front))
-    yield Route("/v1/completions", Completions(front))
+    yield Route("/v1/chat/completions", ChatCompletions(front), body=ChatRequest)
+    yield Route("/v1/completions", Completions(front), body=CompletionRequest)

@@ -1,0 +1,180 @@
+"""An OpenAPI 3.1 document of every dialect's routes, from the types that bodies are read as, and a page of it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from html import escape
+from typing import Any
+
+import falcon
+import msgspec
+import orjson
+
+from llmcore import __version__
+from llmcore.http.front import Route
+
+_FIELD = re.compile(r"{(\w+)(?::[^}]*)?}")
+_METHODS = ("get", "post", "put", "patch", "delete")
+_WITH_BODY = frozenset({"post", "put", "patch"})
+_REF = "#/components/schemas/"
+
+_BOUNDS = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "maxLength": "at most",
+    "maxItems": "up to",
+}
+"""JSON schema's bounds in words."""
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "code{font:13px ui-monospace,monospace}summary{cursor:pointer;padding:.3rem 0}"
+    "summary code{font-size:14px}table{border-collapse:collapse;margin:.5rem 0 1rem}"
+    "td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0;border-bottom:1px solid #8884}"
+    "h2{margin-top:2rem;font-size:1.1rem}"
+)
+
+
+def document(routes: Sequence[tuple[Route, str]], *, keys: bool) -> dict[str, Any]:
+    """The document of `routes`, each with the name of its plugin. `keys`: requests need an API key."""
+    bodies = list(dict.fromkeys(route.body for route, _ in routes if route.body is not None))
+    schemas, components = msgspec.json.schema_components(bodies, ref_template=_REF + "{name}")
+    known = dict(zip(bodies, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route, plugin in routes:
+        path = _FIELD.sub(r"{\1}", route.path)
+        paths[path] = {
+            method: _operation(route, plugin, method, responder, known)
+            for method in _METHODS
+            if (responder := getattr(route.resource, f"on_{method}", None)) is not None
+        }
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "llmcore", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if keys:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _operation(
+    route: Route, plugin: str, method: str, responder: object, known: Mapping[type, dict[str, Any]]
+) -> dict[str, Any]:
+    words = re.findall(r"\w+", _FIELD.sub(r"\1", route.path))
+    about = (inspect.getdoc(type(route.resource)) or "").split("\n\n")[0]
+    operation: dict[str, Any] = {
+        "operationId": "_".join([method, *words]),
+        "tags": [plugin],
+        "summary": (inspect.getdoc(responder) or "").partition("\n")[0],
+        "description": " ".join(about.split()),
+        "responses": {"200": {"description": "The answer."}, "default": {"description": "What was wrong."}},
+    }
+    if names := _FIELD.findall(route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.body is not None and method in _WITH_BODY:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": known[route.body]}}}
+    return operation
+
+
+class Docs:
+    """Makes both pages when the first of them is asked for."""
+
+    def __init__(self, routes: Sequence[tuple[Route, str]], *, keys: bool) -> None:
+        self._routes = routes
+        self._keys = keys
+
+    @cached_property
+    def json(self) -> bytes:
+        """/openapi.json."""
+        return orjson.dumps(document(self._routes, keys=self._keys))
+
+    @cached_property
+    def html(self) -> bytes:
+        """/docs: needs nothing from elsewhere, and no script."""
+        return "".join(_page(document(self._routes, keys=self._keys))).encode()
+
+    def routes(self) -> Iterator[tuple[Route, str]]:
+        """The two routes."""
+        yield Route("/openapi.json", Page("application/json", lambda: self.json)), "core"
+        yield Route("/docs", Page("text/html; charset=utf-8", lambda: self.html)), "core"
+
+
+class Page:
+    """One page that never changes."""
+
+    def __init__(self, content_type: str, make: Callable[[], bytes]) -> None:
+        self._content_type = content_type
+        self._make = make
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The page."""
+        resp.content_type = self._content_type
+        resp.data = self._make()
+
+    on_head = on_get
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+
+def _page(described: Mapping[str, Any]) -> Iterator[str]:
+    schemas = described["components"]["schemas"]
+    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>llmcore API</title><style>{_STYLE}</style>'
+    yield f"<h1>llmcore {escape(described['info']['version'])}</h1>"
+    yield '<p>Machine-readable: <a href="openapi.json">openapi.json</a>.</p>'
+    if "security" in described:
+        yield "<p>Requests need the header <code>Authorization: Bearer KEY</code>.</p>"
+    operations = [(path, m, o) for path, methods in described["paths"].items() for m, o in methods.items()]
+    for plugin in dict.fromkeys(operation["tags"][0] for _, _, operation in operations):
+        yield f"<h2>{escape(plugin)}</h2>"
+        for path, method, operation in operations:
+            if operation["tags"] == [plugin]:
+                yield f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>"
+                yield f"<p>{escape(operation['description'])} {escape(operation['summary'])}</p>"
+                body = operation.get("requestBody")
+                if body is not None:
+                    yield f"<p>Body: {_type(body['content']['application/json']['schema'])}</p>"
+                yield "</details>"
+    yield "<h2>Types</h2>"
+    for name, schema in schemas.items():
+        yield f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3>'
+        yield f"<p>{escape(schema.get('description', ''))}</p>"
+        yield from _members(schema)
+    yield "</html>"
+
+
+def _members(schema: Mapping[str, Any]) -> Iterator[str]:
+    required = schema.get("required", ())
+    rows = schema.get("properties", {})
+    if not rows:
+        yield f"<p>{_type(schema)}</p>"
+        return
+    yield "<table><tr><th>Field<th>Type<th>Default"
+    for name, member in rows.items():
+        default = "required" if name in required else escape(orjson.dumps(member.get("default")).decode())
+        yield f"<tr><td><code>{escape(name)}</code><td>{_type(member)}<td>{default}"
+    yield "</table>"
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """A schema in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix(_REF)
+        return f'<a href="#{escape(name)}">{escape(name)}</a>'
+    if "anyOf" in schema:
+        return " or ".join(_type(part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return " or ".join(f"<code>{escape(orjson.dumps(value).decode())}</code>" for value in schema["enum"])
+    text = escape(str(schema.get("type", "anything")))
+    if isinstance(schema.get("items"), Mapping):
+        text += f" of {_type(schema['items'])}"
+    return text + "".join(f" {word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema)

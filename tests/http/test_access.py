@@ -1,0 +1,193 @@
+"""Who may use the application: keys, other origins, and what it says of itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import falcon
+import falcon.testing
+import msgspec
+import orjson
+import pytest
+from llmcore.config import Access
+from llmcore.errors import RequestError
+from llmcore.http.app import build_app
+from llmcore.http.front import Route
+
+KEYS = ("sk-first", "sk-second")
+
+
+class Body(msgspec.Struct):
+    """What is sent."""
+
+    text: str
+    count: Annotated[int, msgspec.Meta(ge=1, le=9)] = 1
+
+
+class Resource:
+    """Answers. At length."""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, **fields: str) -> None:
+        """The answer."""
+        resp.data = b"ok"
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, **fields: str) -> None:
+        """The answer to a body.
+
+        And more.
+        """
+        resp.data = b"ok"
+
+
+def flat(error: RequestError) -> bytes:
+    return orjson.dumps({"message": error.message})
+
+
+def client(**access: Any) -> falcon.testing.TestClient:
+    paths = ("/", "/health", "/healthz", "/liveness", "/readiness", "/metrics", "/v1/models/{model:path}")
+    routes = [Route(path, Resource(), flat if path == "/" else Route.encode_error, body=Body) for path in paths]
+    return falcon.testing.TestClient(build_app([(route, "demo") for route in routes], Access(**access)))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models/a/b", "/nowhere", "/docs", "/openapi.json", "/health/"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer(""),
+        bearer("sk-firs"),
+        bearer("sk-first2"),
+        bearer("sk-first sk-second"),
+        {"Authorization": "sk-first"},
+        {"Authorization": "Basic sk-first"},
+        {"Authorization": "Bearer \u00e9"},
+    ],
+)
+def test_nothing_is_answered_without_a_key(path: str, headers: dict[str, str]) -> None:
+    answer = client(api_keys=KEYS).simulate_get(path, headers=headers)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert answer.headers["x-request-id"]
+    assert "Authorization: Bearer" in answer.text and "sk-" not in answer.text
+
+
+def test_a_refusal_has_the_dialects_shape() -> None:
+    app = client(api_keys=KEYS)
+    assert list(app.simulate_get("/").json) == ["message"]
+    error = app.simulate_get("/metrics").json["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_opens_every_route(key: str, method: str) -> None:
+    app = client(api_keys=KEYS)
+    assert app.simulate_request(method, "/", headers=bearer(key)).status_code == 200
+    assert app.simulate_get("/", headers={"authorization": f"bearer {key}"}).status_code == 200
+    assert app.simulate_get("/nowhere", headers=bearer(key)).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/liveness", "/readiness"])
+def test_health_needs_no_key(path: str) -> None:
+    assert client(api_keys=KEYS).simulate_get(path).status_code == 200
+
+
+# --- other origins ---------------------------------------------------------------------------------------------------
+
+HERE = "https://app.example"
+PREFLIGHT = {
+    "Origin": HERE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+
+
+def test_no_origin_may_call_unless_it_is_listed() -> None:
+    for app in (client(), client(allow_origins=("https://other.example",))):
+        answer = app.simulate_get("/", headers={"Origin": HERE})
+        assert "access-control-allow-origin" not in answer.headers
+        assert "access-control-allow-methods" not in app.simulate_options("/", headers=PREFLIGHT).headers
+
+
+def test_a_listed_origin_may() -> None:
+    app = client(allow_origins=(HERE + "/",), allow_credentials=True)
+    for path in ("/", "/nowhere"):
+        headers = app.simulate_get(path, headers={"Origin": HERE}).headers
+        assert headers["access-control-allow-origin"] == HERE
+        assert headers["access-control-allow-credentials"] == "true"
+        assert headers["vary"] == "Origin"
+        assert "x-request-id" in headers["access-control-expose-headers"]
+    assert app.simulate_get("/").headers["vary"] == "Origin"
+
+
+def test_any_origin_may_under_a_star() -> None:
+    headers = client(allow_origins=("*",)).simulate_get("/", headers={"Origin": HERE}).headers
+    assert headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in headers
+
+
+def test_a_preflight_needs_no_key_and_a_page_can_read_a_refusal() -> None:
+    app = client(allow_origins=(HERE,), api_keys=KEYS)
+    answer = app.simulate_options("/", headers=PREFLIGHT)
+    assert (answer.status_code, answer.text) == (204, "")
+    assert answer.headers["access-control-allow-methods"] == "POST"
+    assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
+    refused = app.simulate_post("/", headers={"Origin": HERE})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, HERE)
+    assert app.simulate_options("/", headers={"Origin": HERE}).status_code == 401
+    stranger = app.simulate_options("/", headers={**PREFLIGHT, "Origin": "https://evil.example"})
+    assert stranger.status_code == 401
+
+
+def test_methods_and_headers_as_listed() -> None:
+    app = client(allow_origins=(HERE,), allow_methods=("GET", "POST"), allow_headers=("authorization",))
+    headers = app.simulate_options("/", headers=PREFLIGHT).headers
+    assert headers["access-control-allow-methods"] == "GET, POST"
+    assert headers["access-control-allow-headers"] == "authorization"
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def test_the_document_describes_every_route() -> None:
+    found = client().simulate_get("/openapi.json").json
+    assert found["openapi"] == "3.1.0" and "security" not in found
+    assert {"/", "/metrics", "/v1/models/{model}"} <= set(found["paths"])
+    operation = found["paths"]["/v1/models/{model}"]["post"]
+    assert operation["parameters"][0]["name"] == "model"
+    assert (operation["summary"], operation["description"]) == ("The answer to a body.", "Answers. At length.")
+    assert operation["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Body"}
+    assert "requestBody" not in found["paths"]["/"]["get"]
+    count = found["components"]["schemas"]["Body"]["properties"]["count"]
+    assert (count["minimum"], count["maximum"], count["default"]) == (1, 9, 1)
+    names = [operation["operationId"] for path in found["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    answer = client().simulate_get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    for text in ("POST /v1/models/{model}", '<a href="#Body">Body</a>', "integer from 1 to 9", "required"):
+        assert text in answer.text
+    assert "<script" not in answer.text and "http" not in answer.text
+
+
+def test_the_document_says_that_keys_are_needed() -> None:
+    app = client(api_keys=KEYS)
+    found = app.simulate_get("/openapi.json", headers=bearer(KEYS[0])).json
+    assert found["security"] == [{"key": []}]
+    assert found["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert "Authorization: Bearer" in app.simulate_get("/docs", headers=bearer(KEYS[0])).text
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+def test_both_can_be_switched_off(path: str) -> None:
+    assert client(disable_fastapi_docs=True).simulate_get(path).status_code == 404
+
+
+def test_a_plugins_own_page_wins() -> None:
+    app = falcon.testing.TestClient(build_app([(Route("/docs", Resource()), "demo")]))
+    assert app.simulate_get("/docs").text == "ok"

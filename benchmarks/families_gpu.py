@@ -17,14 +17,17 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import multiprocessing
+import math
+import queue
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import families_check
@@ -75,7 +78,7 @@ class Step:
     milliseconds: float
     gigabytes: float
     share: float
-    of_llama: float
+    of_llama: float = 0.0
 
     @property
     def good(self) -> bool:
@@ -91,15 +94,47 @@ class Step:
 
 
 def checks(names: Sequence[str], options: argparse.Namespace) -> Iterator[families_check.Found]:
-    """Every family's configs, in processes of their own: most of the time is spent in compiling kernels."""
-    asked = [(name, index, options.device, options.shrink) for name, index in families_check.cases(names)]
-    if options.jobs == 1:
-        yield from (families_check.check(*one) for one in asked)
+    """Every family's configs, in several processes: most of the time is spent in compiling kernels."""
+    jobs = min(options.jobs, len(families_check.cases(names)))
+    if jobs == 1:
+        yield from share(names, options, 0, 1)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(options.jobs, len(asked)), mp_context=context) as pool:
-        for done in as_completed([pool.submit(families_check.check, *one) for one in asked]):
-            yield done.result()
+    command = [sys.executable, __file__, f"--device={options.device}", f"--shrink={options.shrink}"]
+    running = [
+        subprocess.Popen(
+            [*command, f"--share={index}/{jobs}", "--only", *names], stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        for index in range(jobs)
+    ]
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    for process in running:
+        threading.Thread(target=read, args=(process,), daemon=True).start()
+    ended = 0
+    while ended < jobs:
+        line = lines.get()
+        if line is None:
+            ended += 1
+        else:
+            yield families_check.Found(**json.loads(line))
+    if any(process.wait() for process in running):
+        raise SystemExit("a process of --check failed; its error is above")
+
+
+def share(names: Sequence[str], options: argparse.Namespace, first: int, every: int) -> Iterator[families_check.Found]:
+    """Every so many of the configs, in this process."""
+    for name, index in families_check.cases(names)[first::every]:
+        try:
+            yield families_check.check(name, index, options.device, options.shrink)
+        except Exception:  # noqa: BLE001 - the other families are worth knowing
+            print(f"{name} {index}: FAILED\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            yield families_check.Found(name, index, math.nan, {"failed": math.inf}, 0, 0, None, (), 0.0)
 
 
 def ceilings() -> tuple[float, float]:
@@ -121,22 +156,31 @@ def speeds(names: Sequence[str], options: argparse.Namespace) -> Iterator[Step]:
     llama: dict[int, float] = {}
     for family in dict.fromkeys(("llama", *names)):
         began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            cut(DENSE[family], options.layers, options.shrink, Path(folder))
-            config = config_of(argparse.Namespace(model=folder, set=settings(options)))
-            build = model_build(config, pick_device(registry_for_tests(), options.device).info)
-            with BenchEngine(config) as engine:
-                timed = [decode(engine, batch, options.shrink) for batch in options.batches]
-        del engine
+        try:
+            found = list(steps(family, options, copy, matmul))
+        except Exception:  # noqa: BLE001 - the other families are worth knowing
+            print(f"{DENSE[family]}: FAILED\n{traceback.format_exc()}", flush=True)
+            found = [Step(family, DENSE[family], batch, 0, math.nan, 0.0, 0.0) for batch in options.batches]
         release()
-        for batch, (length, step) in zip(options.batches, timed, strict=True):
-            floor = decode_floor(build, max(1, batch // options.shrink), length)
-            share = seconds(floor, copy, matmul) / step
-            of_llama = share / llama.setdefault(batch, share)
-            moved = sum(part.moved for part in floor) / 1e9
-            yield Step(family, DENSE[family], batch, length, step * 1e3, moved, share, of_llama)
+        for step in found:
+            yield replace(step, of_llama=step.share / llama.setdefault(step.batch, step.share or math.nan))
         left = torch.cuda.memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
         print(f"({family}: {time.perf_counter() - began:.0f} s; {left:.1f} GB left behind)", flush=True)
+
+
+def steps(family: str, options: argparse.Namespace, copy: float, matmul: float) -> Iterator[Step]:
+    """One family's, not yet compared."""
+    with tempfile.TemporaryDirectory() as folder:
+        cut(DENSE[family], options.layers, options.shrink, Path(folder))
+        config = config_of(argparse.Namespace(model=folder, set=settings(options)))
+        build = model_build(config, pick_device(registry_for_tests(), options.device).info)
+        with BenchEngine(config) as engine:
+            timed = [decode(engine, batch, options.shrink) for batch in options.batches]
+    for batch, (length, step) in zip(options.batches, timed, strict=True):
+        floor = decode_floor(build, max(1, batch // options.shrink), length)
+        moved = sum(part.moved for part in floor) / 1e9
+        share = seconds(floor, copy, matmul) / step
+        yield Step(family, DENSE[family], batch, length, step * 1e3, moved, share)
 
 
 def settings(options: argparse.Namespace) -> list[str]:
@@ -206,17 +250,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> int:
     options = parse()
+    if options.share:
+        first, every = map(int, options.share.split("/"))
+        for found in share(options.only, options, first, every):
+            print(json.dumps(asdict(found)), flush=True)
+        return 0
     registry = registry_for_tests()
     device = pick_device(registry, options.device)
     options.device = device.info.type
     options.jobs = options.jobs or (8 if device.measured else 1)
     print(f"{device.info.type} {device.info.name}, torch {torch.__version__}", flush=True)
-    found: list[families_check.Found | Step] = []
+    lines: list[families_check.Found | Step] = []
     began = time.perf_counter()
     for asked, work in ((options.check, checks), (options.speed, speeds)):
         if not asked:
@@ -224,18 +274,18 @@ def main() -> int:
         names = options.only if work is checks else [name for name in options.only if name in DENSE]
         for line in work(names, options):
             print(line.text(), flush=True)
-            found.append(line)
+            lines.append(line)
         print(f"({work.__name__}: {time.perf_counter() - began:.0f} s)", flush=True)
         began = time.perf_counter()
-    missed = [line for line in found if not line.good]
-    print(f"{len(found) - len(missed)} of {len(found)} lines within their limits")
+    missed = [line for line in lines if not line.good]
+    print(f"{len(lines) - len(missed)} of {len(lines)} lines within their limits")
     print("\n".join(line.text() for line in missed), flush=True)
     if options.json:
         kinds = {"check": families_check.Found, "speed": Step}
         content = {
             "machine": machine(),
             "versions": versions(registry),
-            **{name: [asdict(line) for line in found if isinstance(line, kind)] for name, kind in kinds.items()},
+            **{name: [asdict(line) for line in lines if isinstance(line, kind)] for name, kind in kinds.items()},
         }
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return 1 if missed else 0

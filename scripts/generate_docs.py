@@ -11,7 +11,7 @@ from pathlib import Path
 from llmcore.cli.options import group_title
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
-from options_elsewhere import options_elsewhere
+from options_elsewhere import brought, options_elsewhere
 from page_of_objects import objects_page
 from pages_from_plugins import hooks_page, known_plugins, plugin_templates
 
@@ -25,7 +25,7 @@ Every option of `llmcore serve` is also a key of the YAML file that `--config` n
 `--max_req_total_len`, `max_req_total_len:` and `LLMCORE_MAX_REQ_TOTAL_LEN` are one setting. The command line beats
 the environment, which beats the file. Names may be written with `_` or `-`. Counts may be written `32k` (32,000) or
 `32K` (32,768). `llmcore config show --origin` says what holds and where it comes from; plugins may bring options of
-their own, which `llmcore serve --help-all` lists."""
+their own; those of this repository are here, and `llmcore serve --help-all` lists all that are installed."""
 
 
 def options_page() -> str:
@@ -35,13 +35,13 @@ def options_page() -> str:
 
 def _options() -> Iterator[str]:
     yield INTRODUCTION
-    for group in GROUPS:
+    for group in (*GROUPS, "plugin_options"):
         yield ""
         yield f"## {group_title(group)}"
         yield ""
         yield "| Option | Values | Default | Meaning |"
         yield "| --- | --- | --- | --- |"
-        for setting in settings():
+        for setting in (*settings(), *brought()):
             if setting.group == group:
                 yield f"| {_names(setting)} | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
     yield ""
@@ -65,7 +65,9 @@ def _values(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    return "" if setting.default in (None, (), False) else f"`{setting.default}`"
+    if setting.default is None or setting.default is False or setting.default == ():
+        return ""
+    return f"`{' '.join(setting.default) if setting.multiple else setting.default}`"
 
 
 def _cell(text: str) -> str:

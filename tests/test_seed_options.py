@@ -1,4 +1,4 @@
-"""Every option that LightLLM's and LMDeploy's documents name is known here: it works, warns or says what is missing."""
+"""Every option that LightLLM's and LMDeploy's documents name works, warns or says why not."""
 
 from __future__ import annotations
 

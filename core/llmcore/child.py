@@ -35,7 +35,7 @@ def begin(kind: type[L]) -> L:
     log = open(launch.log, "a")  # noqa: SIM115 - faulthandler needs it for as long as the process lives
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    logging.basicConfig(level=launch.config.reports.log_level, format=LOG_FORMAT)
     return launch
 
 

@@ -29,7 +29,7 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
     """
     config = with_model(resolved.config, model)
     config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, force=True)
+    logging.basicConfig(level=config.reports.log_level, format=LOG_FORMAT, force=True)
     with _notices() as notices:
         ctx.exit(serve(config, notices))
 

@@ -13,6 +13,7 @@ from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.config import Config, Kernels
 from llmcore.engine.engine import Engine
 from llmcore.engine.explain import fallbacks
+from llmcore.engine.generation import describe
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.limits import fit, kv_capacity, kv_room, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
@@ -151,6 +152,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         fingerprint=fingerprint,
         report=(
             *summary(loaded, device, budget.parameters, timings),
+            ("sampling", describe(config.model.generation_config, loaded.generation)),
             ("predicted", memory_text(budget.weights, budget.pool, budget.kv_tokens)),
             ("measured", memory_text(loaded.weight_bytes, kv_tokens * parts.token_bytes, kv_tokens)),
         ),

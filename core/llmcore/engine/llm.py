@@ -166,13 +166,13 @@ class LLM:
     def _open_tokenizer(self, model: Path) -> Tokenizer:
         specs = [spec for spec, _ in self._registry.specs(TokenizerSpec)]
         directory = prepare(specs, self.config.model, model, Path(self._converted.name))
-        return open_tokenizer(specs, directory, self.config.model.tokenizer_mode)
+        return open_tokenizer(specs, directory, self.config.model.tokenizer_mode, self.config.model.chat_template)
 
     def _ids_of(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _rules(self, limits: Limits, stop: str | Sequence[str]) -> TextRules:
-        stop = [stop] if isinstance(stop, str) else stop
+        stop = [*([stop] if isinstance(stop, str) else stop), *getattr(self.tokenizer, "stop_words", ())]
         eos = () if limits.ignore_eos else self.facts.end_ids(self.tokenizer)
         return TextRules(
             stops=StopStrings(stop) if stop else None,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from llmcore.config import Config, check_model_dir
+from llmcore.engine.generation import sampling_defaults
 from llmcore.engine.granules import DryBuild, settle_granules
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
@@ -33,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: its generation_config.json;
+    """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: the chosen generation config;
     `shapes`: of the checkpoint's tensors, or of the parameters where there is no checkpoint. `quant`: the method that
     its weights went through, None if they are plain.
     """
@@ -70,7 +71,7 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
     family, model_config = read_model(registry, checkpoint.config(), config.model.data_type)
-    generation = checkpoint.generation_config()
+    generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
     model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))
     kernels = config.kernels
     pins = apply_modes(kernels.mode, registry, device.info, kernels.kernel)

@@ -6,8 +6,10 @@ everything happens on the bridge's thread, except that the client's leaving is n
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,8 @@ from llmcore.protocols import RequestRecord
 from llmcore.text.events import Event, ToolCallBegun, ToolCallEnded
 from llmcore.text.parsing import OutputParser, RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
+
+logger = logging.getLogger(__name__)
 
 FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 """How a finished choice is called in OpenAI's and LightLLM's dialects."""
@@ -129,6 +133,8 @@ class Generation:
     def start(self, writer: Writer) -> None:
         """Submit everything. Raises RequestError if the bridge refuses; nothing is left running then."""
         self._writer = writer
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_prompts()
         self.reply.on_close(self._left)
         for prompt, submit in enumerate(self.job.submits):
             if self._ended:
@@ -175,6 +181,21 @@ class Generation:
             self._running -= 1
             if not self._running:
                 self._complete()
+
+    def _log_prompts(self) -> None:
+        """Every prompt as text and as ids, each as long as `--max_log_len` says."""
+        most = self._front.config.reports.max_log_len
+        for submit in self.job.submits:
+            ids = array("i", submit.prompt).tolist()
+            text = self._front.tokenizer.decode(ids, skip_special_tokens=False)
+            logger.debug(
+                "%s: %d tokens, up to %d more: %r %s",
+                self.job.request_id,
+                len(ids),
+                submit.max_new_tokens,
+                text[:most],
+                ids[:most],
+            )
 
     def _complete(self) -> None:
         reasons = {choice.text.finish for choice in self.choices}

@@ -123,7 +123,9 @@ def eos_ids(front: Front) -> tuple[int, ...]:
 
 
 def split_stops(front: Front, stops: Sequence[str]) -> tuple[StopStrings | None, tuple[int, ...]]:
-    """Stop strings as an automaton over text, and as ids those that are a special token, which has no text."""
+    """Stop strings, the chat template's too, as an automaton over text, and as ids those that are a special token,
+    which has no text."""
+    stops = [*stops, *getattr(front.tokenizer, "stop_words", ())]
     ids: list[int] = []
     for stop in stops:
         encoded = front.tokenizer.encode(stop, add_special_tokens=False)

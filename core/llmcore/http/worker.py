@@ -60,7 +60,8 @@ def serve(launch: WorkerLaunch) -> int:
     registry = build_registry(launch.config)
     registry.call("on_startup", config=launch.config)
     sources = [spec for spec, _ in registry.specs(TokenizerSpec)]
-    tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), launch.config.model.tokenizer_mode)
+    model = launch.config.model
+    tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     bridge = WireBridge(launch, on_shutdown=stop)
     front = Front(

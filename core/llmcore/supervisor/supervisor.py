@@ -23,6 +23,7 @@ from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.workers import Workers
+from llmcore.text.chosen_template import choose_template
 from llmcore.text.parsing import check_parsers
 from llmcore.text.source import prepare
 from llmcore.wire import (
@@ -152,6 +153,8 @@ class Supervisor:
         """Start everything, watch it, and stop it in order; the exit code."""
         self._registry.call("on_startup", config=self._config)
         check_parsers([spec for spec, _ in self._registry.specs(OutputParserSpec)], self._config.model)
+        if self._config.model.chat_template is not None:
+            choose_template(self._config.model.chat_template)
         engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
         self._engines.append(engine)
         self._poller.register(engine.child.pidfd, zmq.POLLIN)

@@ -153,7 +153,7 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=_Order)
     die_with_parent(order.parent)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    logging.basicConfig(level=order.config.reports.log_level, format=LOG_FORMAT)
     writer = int(sys.argv[2])
     notices = Notices(ready=lambda url, facts: _write_all(writer, url))
     try:

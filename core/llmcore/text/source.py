@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import TokenizerSpec
+from llmcore.text.chosen_template import Templated, choose_template
+from llmcore.text.companions import read_companions
 from llmcore.text.convert import convert
 from llmcore.text.stand_in import write_stand_in
 
@@ -52,8 +55,14 @@ def prepare(specs: Sequence[TokenizerSpec], config: Model, model: Path, out: Pat
     return convert(spec.convert, model, out, trust_remote_code=config.trust_remote_code)
 
 
-def open_tokenizer(specs: Sequence[TokenizerSpec], directory: Path, mode: str) -> Tokenizer:
-    """The tokenizer in a directory that `prepare` returned."""
+def open_tokenizer(
+    specs: Sequence[TokenizerSpec], directory: Path, mode: str, chat_template: str | None = None
+) -> Tokenizer:
+    """The tokenizer in a directory that `prepare` returned; `chat_template`: the operator's, as the option has it."""
     spec = choose([spec for spec in specs if spec.load is not None], directory, mode)
     opener: Callable[[Path], Tokenizer] = load(spec.load or "")
-    return opener(directory)
+    tokenizer = opener(directory)
+    if chat_template is None:
+        return tokenizer
+    templated: Any = Templated(tokenizer, choose_template(chat_template), read_companions(directory).tokens)
+    return cast(Tokenizer, templated)

@@ -81,16 +81,18 @@ class ChatTemplate:
     """A model's named templates, compiled once.
 
     `sources`: Jinja text by name; "default" is used unless there is a "tool_use" one and tools are given.
-    `tokens`: the special tokens' text by name (`bos_token`, ...), which templates may use as variables.
+    `tokens`: the special tokens' text by name (`bos_token`, ...), which templates may use as variables. `origin`:
+    the option they come from, where they are not the model's.
     """
 
-    def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str]):
+    def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, Any], *, origin: str = ""):
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
         except jinja2.TemplateError as error:
+            what = origin or "the model's chat template"
             raise ConfigError(
-                f"the model's chat template cannot be compiled: {error}; correct chat_template.jinja"
+                f"{what} cannot be compiled: {error}; correct {'it' if origin else 'chat_template.jinja'}"
             ) from error
         self._tokens = dict(tokens)
 

@@ -1,0 +1,132 @@
+"""`--chat_template`: a chat template of the operator's, in place of the model's.
+
+It is a Jinja file, or LMDeploy's JSON (https://lmdeploy.readthedocs.io/en/latest/advance/chat_template.html), as a
+file or as text: what stands before and after each role's words.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llmcore.errors import ConfigError, RequestError
+from llmcore.protocols import Tokenizer
+from llmcore.text.templates import ChatTemplate, TemplateRefusal
+
+log = logging.getLogger(__name__)
+
+_FRAMES = """\
+{%- if tools %}{{ raise_exception("the server's chat template has no place for tools") }}{% endif -%}
+{%- if messages and messages[0].role != "system" and frame.meta_instruction is not none -%}
+{{- frame.system + frame.meta_instruction + frame.eosys -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == "system" -%}{{- frame.system + message.content + frame.eosys -}}
+{%- elif message.role == "user" -%}{{- frame.user + message.content + frame.eoh -}}
+{%- elif message.role == "tool" -%}{{- frame.tool + message.content + frame.eotool -}}
+{%- elif message.role != "assistant" -%}
+{{- raise_exception("the server's chat template knows no role " + message.role) -}}
+{%- elif loop.last -%}{{- frame.assistant + message.content -}}
+{%- else -%}{{- frame.assistant + message.content + frame.eoa + frame.separator -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not (messages and messages[-1].role == "assistant") -%}
+{{- frame.assistant -}}
+{%- endif -%}
+"""
+"""As LMDeploy writes conversations; an answer that stands last is gone on with."""
+
+
+class _Frames(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of LMDeploy's JSON."""
+
+    model_name: str | None = None
+    system: str = ""
+    meta_instruction: str | None = ""
+    eosys: str = ""
+    user: str = ""
+    eoh: str = ""
+    assistant: str = ""
+    eoa: str = ""
+    tool: str = ""
+    eotool: str = ""
+    separator: str = ""
+    capability: str = "chat"
+    stop_words: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class ChosenTemplate:
+    """A template's Jinja text with the variables that are its own. `stop_words` end every answer."""
+
+    source: str
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    stop_words: tuple[str, ...] = ()
+
+
+def choose_template(given: str) -> ChosenTemplate:
+    """The template that `--chat_template` names, tried on a message. Raises ConfigError."""
+    chosen = _read(given)
+    try:
+        _compiled(chosen, {}).render([{"role": "user", "content": "Hello"}])
+    except RequestError as error:
+        if not isinstance(error.__cause__, TemplateRefusal):
+            raise ConfigError(f"--chat_template: {error.__cause__}; correct the template") from error
+    return chosen
+
+
+class Templated:
+    """A tokenizer with another chat template; `protocols.Tokenizer`."""
+
+    def __init__(self, inner: Tokenizer, chosen: ChosenTemplate, tokens: Mapping[str, str]) -> None:
+        self._inner = inner
+        self._template = _compiled(chosen, tokens)
+        self.stop_words = chosen.stop_words
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt that the operator's template renders; raises RequestError with the template's message."""
+        return self._template.render(messages, **variables)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _compiled(chosen: ChosenTemplate, tokens: Mapping[str, str]) -> ChatTemplate:
+    return ChatTemplate({"default": chosen.source}, {**tokens, **chosen.variables}, origin="--chat_template")
+
+
+def _read(given: str) -> ChosenTemplate:
+    text = given.strip()
+    if text.startswith("{"):
+        return _frames(text, "--chat_template")
+    path = Path(given).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(
+            f"--chat_template {given}: {reason}; give a Jinja file, or LMDeploy's JSON as a file or as text"
+        ) from error
+    return _frames(text, f"--chat_template {given}") if path.suffix == ".json" else ChosenTemplate(text)
+
+
+def _frames(text: str, where: str) -> ChosenTemplate:
+    try:
+        frames = msgspec.json.decode(text, type=_Frames)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: {error}; its fields are {', '.join(_Frames.__struct_fields__)}") from error
+    if frames.capability != "chat":
+        raise ConfigError(
+            f"{where}: capability {frames.capability!r} is not known; /v1/completions and /generate take prompts as "
+            "they are, without any template"
+        )
+    if not any((frames.system, frames.user, frames.eoh, frames.assistant, frames.eoa)):
+        raise ConfigError(f"{where}: there are no built-in templates to name; give system, user, assistant and so on")
+    if frames.model_name is not None:
+        log.warning("%s: model_name has no effect: there are no built-in templates for it to name.", where)
+    return ChosenTemplate(_FRAMES, {"frame": msgspec.to_builtins(frames)}, tuple(frames.stop_words or ()))

@@ -57,6 +57,7 @@ BUILTINS: Mapping[str, str] = {
     "radix": "llmcore.builtin.radix",
     "safetensors": "llmcore.builtin.safetensors",
     "status": "llmcore.builtin.status",
+    "tgi": "llmcore.builtin.tgi",
     "tokenizers": "llmcore.builtin.tokenizers",
 }
 """Plugin name -> hook module of what ships inside."""

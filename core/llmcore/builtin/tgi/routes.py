@@ -1,0 +1,149 @@
+"""The routes of text-generation-inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import falcon
+import msgspec
+import orjson
+
+from llmcore import __version__
+from llmcore.api import RequestError, SamplingParams, Submit
+from llmcore.api.http import Front, Generation, Job, Route, intake
+from llmcore.api.text import TextRules
+from llmcore.builtin.tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
+from llmcore.builtin.tgi.writers import Shape, StreamWriter, WholeWriter, encode_error
+
+
+def routes(front: Front) -> Iterable[Route]:
+    """One resource per path; none at all without `--use_tgi_api`."""
+    if not front.config.plugin_options.get("use_tgi_api"):
+        return
+    route = partial(Route, encode_error=encode_error)
+    yield route("/generate", Generate(front, stream=False))
+    yield route("/generate_stream", Generate(front, stream=True))
+    yield route("/", Generate(front, stream=None))
+    yield route("/info", Info(front))
+
+
+class Generate:
+    """/generate, /generate_stream, and / where the body's `stream` (None here) says which."""
+
+    def __init__(self, front: Front, *, stream: bool | None):
+        self._front = front
+        self._stream = stream
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Validate everything, then submit; the answer comes from the bridge's thread."""
+        front = self._front
+        body = front.read(req, GenerateRequest)
+        given = body.parameters or Parameters()
+        stream = bool(body.stream) if self._stream is None else self._stream
+        check(given, stream)
+        prompt = prompt_ids(front, body.inputs, given)
+        submit, rules = make_submit(front, prompt, given, stream)
+        shape = Shape(
+            tokenizer=front.tokenizer,
+            eos_ids=frozenset(intake.eos_ids(front)),
+            prompt=prompt,
+            prefix=body.inputs if given.return_full_text else "",
+            details=bool(given.details or given.decoder_input_details),
+            prefill=bool(given.decoder_input_details),
+            seed=submit.sampling.seed if given.sampled else None,
+            top=given.top_n_tokens or 0,
+            # / answers with a list of one, /generate with an object
+            listed=self._stream is None,
+        )
+        job = Job(submits=[submit], rules=rules, dialect="tgi", request_id=front.request_id(req))
+        generation = Generation(front, front.detach(req, resp), job)
+        generation.start(StreamWriter(generation, shape) if stream else WholeWriter(generation, shape))
+
+
+class Info:
+    """/info: the model and the limits of requests."""
+
+    def __init__(self, front: Front):
+        facts = front.facts
+        self._answer = orjson.dumps(
+            {
+                "model_id": front.model_name,
+                "model_sha": None,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": facts.max_running,
+                "max_best_of": MAX_BEST_OF,
+                "max_stop_sequences": MAX_STOPS,
+                "max_input_tokens": facts.max_input_len,
+                "max_total_tokens": facts.max_total_len,
+                "validation_workers": front.config.server.httpserver_workers,
+                "max_client_batch_size": 1,
+                "router": "llmcore",
+                "version": __version__,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Answer."""
+        resp.content_type, resp.data = "application/json", self._answer
+
+
+def check(given: Parameters, stream: bool) -> None:
+    """What parameters may not say together."""
+    intake.refuse(given, REFUSED, prefix="parameters.")
+    best_of = given.best_of or 1
+    if best_of > 1 and not given.sampled:
+        raise _refusal("best_of", "several answers differ only if they are sampled; set do_sample")
+    if best_of > 1 and given.seed is not None:
+        raise _refusal("best_of", "the answers are drawn from several seeds; leave seed out")
+    if best_of > 1 and stream:
+        raise _refusal("best_of", "a stream carries one answer; use /generate")
+    if given.decoder_input_details and stream:
+        raise _refusal("decoder_input_details", "a stream does not carry the prompt's tokens; use /generate")
+
+
+def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
+    """The prompt's tokens; with `truncate` the last so many of them."""
+    if given.truncate is None:
+        return intake.prompt_ids(front, text, param="inputs")
+    if given.truncate > front.facts.max_input_len:
+        raise _refusal("truncate", f"{given.truncate} is more than the longest prompt, {front.facts.max_input_len}")
+    return intake.prompt_ids(front, front.tokenizer.encode(text)[-given.truncate :], param="inputs")
+
+
+def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: bool) -> tuple[Submit, TextRules]:
+    """What to generate, and how it becomes text."""
+    name = "parameters.max_new_tokens"
+    left = intake.room(front, prompt, given.max_new_tokens, param=name, source="inputs")
+    stops, special = intake.split_stops(front, given.stop or [])
+    rules = TextRules(stops=stops, stop_ids=frozenset((*intake.eos_ids(front), *special)), keep_stop=True)
+    n = given.best_of or 1
+    shown = stream or given.details or given.decoder_input_details or n > 1
+    sampling = SamplingParams(
+        temperature=(given.temperature or 1.0) if given.sampled else 0.0,
+        top_p=1.0 if given.top_p is None else given.top_p,
+        top_k=given.top_k or 0,
+        repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
+        frequency_penalty=given.frequency_penalty or 0.0,
+        # "the text so far" is the prompt too
+        penalize_prompt=True,
+        logprobs=(given.top_n_tokens or 0) if shown else None,
+        seed=intake.draw_seed() if given.seed is None else given.seed,
+    )
+    submit = intake.submit(
+        front,
+        prompt,
+        sampling,
+        max_new_tokens=left,
+        stop_ids=sorted(rules.stop_ids),
+        n=n,
+    )
+    if given.decoder_input_details:
+        submit = msgspec.structs.replace(submit, prompt_logprobs=True)
+    return submit, rules
+
+
+def _refusal(name: str, why: str) -> RequestError:
+    return RequestError(f"parameters.{name}: {why}", param=f"parameters.{name}", code="invalid_value")

@@ -1,0 +1,207 @@
+"""Answers as TGI sends them: one generated text, details on request, one event per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
+from llmcore.api.http import Choice, Generation
+
+LOWEST = -9999.0
+"""What stands for minus infinity, which JSON does not have."""
+
+
+def encode_error(error: RequestError) -> bytes:
+    """TGI's two fields: what is wrong, and the class of errors that its clients raise."""
+    kind = "validation"
+    if error.status == 429 or error.code == "server_overloaded":
+        kind = "overloaded"
+    elif error.status >= 500:
+        kind = "generation"
+    return orjson.dumps({"error": error.message, "error_type": kind})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What of an answer is shown. `seed`: None for a greedy one. `prefix`: stands before the text."""
+
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    prompt: Sequence[int]
+    prefix: str
+    details: bool
+    prefill: bool
+    seed: int | None
+    top: int
+    listed: bool
+
+    def token(self, token: int, logprob: float, released: str | None = None) -> dict[str, Any]:
+        """A token of an answer. `released`: the text that it completed, to which a special token adds its own."""
+        special = token in self.tokenizer.special_ids
+        text = released or ""
+        if special or released is None:
+            text += self.text_of(token)
+        return {"id": token, "text": text, "logprob": max(logprob, LOWEST), "special": special}
+
+    def text_of(self, token: int) -> str:
+        """A token's text by itself."""
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def best(self, event: ChoiceEvent, at: int) -> list[dict[str, Any]]:
+        """The best tokens beside token `at` of an event."""
+        pairs = event.top[at] if at < len(event.top) else ()
+        return [self.token(token, logprob) for token, logprob in pairs[: self.top]]
+
+    def reason(self, choice: Choice, last: int) -> str:
+        """Why a choice ended whose last token is `last`."""
+        if choice.text.finish is Finish.LENGTH:
+            return "length"
+        return "eos_token" if last in self.eos_ids and not choice.text.must_finish else "stop_sequence"
+
+
+@dataclass
+class _Answer:
+    """One choice as it grows."""
+
+    text: str = ""
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    top: list[list[dict[str, Any]]] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Log-probability per token, by which answers are compared."""
+        return float(sum(token["logprob"] for token in self.tokens)) / max(1, len(self.tokens))
+
+
+class WholeWriter:
+    """/generate: the answer, or of several the one with the highest log-probability per token."""
+
+    def __init__(self, generation: Generation, shape: Shape):
+        self._generation = generation
+        self._shape = shape
+        self._answers = [_Answer() for _ in generation.choices]
+        self._prompt_logprobs: tuple[float, ...] = ()
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        """Collect."""
+        shape, answer = self._shape, self._answers[choice.index]
+        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
+        answer.text += "".join(texts)
+        for i, (token, text) in enumerate(zip(event.tokens, texts, strict=False)):
+            answer.tokens.append(shape.token(token, event.logprobs[i] if event.logprobs else 0.0, text))
+            if shape.top:
+                answer.top.append(shape.best(event, i))
+        if choice.text.finish is not Finish.RUNNING:
+            answer.reason = shape.reason(choice, answer.tokens[-1]["id"] if answer.tokens else -1)
+
+    def done(self) -> None:
+        """Answer."""
+        shape = self._shape
+        best = max(self._answers, key=lambda answer: answer.mean)
+        body: dict[str, Any] = {"generated_text": shape.prefix + best.text}
+        if shape.details:
+            body["details"] = self._details(best)
+            others = [answer for answer in self._answers if answer is not best]
+            if others:
+                body["details"]["best_of_sequences"] = [
+                    {"generated_text": shape.prefix + other.text, **self._details(other)} for other in others
+                ]
+        usage = self._generation.usage()
+        headers = {"x-prompt-tokens": str(usage.prompt), "x-generated-tokens": str(len(best.tokens))}
+        self._generation.reply.respond(200, orjson.dumps([body] if shape.listed else body), headers=headers)
+
+    def failed(self, error: RequestError) -> None:
+        """Answer with the error."""
+        _respond_error(self._generation, error)
+
+    def _details(self, answer: _Answer) -> dict[str, Any]:
+        shape = self._shape
+        details: dict[str, Any] = {
+            "finish_reason": answer.reason,
+            "generated_tokens": len(answer.tokens),
+            "seed": shape.seed,
+            "prefill": self._prefill() if shape.prefill else [],
+            "tokens": answer.tokens,
+        }
+        if shape.top:
+            details["top_tokens"] = answer.top
+        return details
+
+    def _prefill(self) -> list[dict[str, Any]]:
+        """The prompt's tokens; nothing comes before the first, so it has no log-probability."""
+        logprobs = (None, *(max(logprob, LOWEST) for logprob in self._prompt_logprobs))
+        return [
+            {"id": token, "text": self._shape.text_of(token), "logprob": logprob}
+            for token, logprob in zip(self._shape.prompt, logprobs, strict=False)
+        ]
+
+
+class StreamWriter:
+    """/generate_stream: one event per token; the last one has the whole text and, if asked for, details."""
+
+    def __init__(self, generation: Generation, shape: Shape):
+        self._generation = generation
+        self._reply = generation.reply
+        self._shape = shape
+        self._texts: list[str] = []
+        self._count = 0
+        self._last = 0
+        self._streaming = False
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        """Send an event per token."""
+        finish = choice.text.finish
+        if finish is not Finish.RUNNING and not texts:
+            # The end came without a token: it still needs its event.
+            texts = [""]
+        self._texts += texts
+        out = []
+        for i, text in enumerate(texts):
+            if i < len(event.tokens):
+                self._count += 1
+                self._last = event.tokens[i]
+            logprob = event.logprobs[i] if i < len(event.logprobs) else 0.0
+            token = self._shape.token(self._last, logprob, text)
+            ended = finish is not Finish.RUNNING and i == len(texts) - 1
+            out.append(self._event(token, self._shape.best(event, i), choice if ended else None))
+        if out:
+            self._streaming = True
+            self._reply.stream(b"".join(out))
+
+    def done(self) -> None:
+        """End the stream; there is no [DONE]."""
+        self._reply.end()
+
+    def failed(self, error: RequestError) -> None:
+        """Answer with the error, or end the stream with it."""
+        if not self._streaming:
+            _respond_error(self._generation, error)
+            return
+        self._reply.stream(b"data:%b\n\n" % encode_error(error))
+        self._reply.end()
+
+    def _event(self, token: dict[str, Any], best: list[dict[str, Any]], ended: Choice | None) -> bytes:
+        shape = self._shape
+        event: dict[str, Any] = {"index": self._count, "token": token}
+        if shape.top:
+            event["top_tokens"] = best
+        event["generated_text"] = None if ended is None else shape.prefix + "".join(self._texts)
+        event["details"] = None
+        if ended is not None and shape.details:
+            event["details"] = {
+                "finish_reason": shape.reason(ended, self._last),
+                "generated_tokens": self._count,
+                "seed": shape.seed,
+                "input_length": len(shape.prompt),
+            }
+        return b"data:%b\n\n" % orjson.dumps(event)
+
+
+def _respond_error(generation: Generation, error: RequestError) -> None:
+    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+    generation.reply.respond(error.status, encode_error(error), headers=headers)

@@ -40,6 +40,15 @@ def test_an_accelerator_gives_kv_what_the_rest_leaves_and_requests_can_hold() ->
     assert budget.kv_tokens == budget.pool // 128
 
 
+def test_a_share_of_what_the_weights_leave() -> None:
+    config = make_config(cache_max_entry_count=0.25, batch_max_tokens=10, running_max_req_size=400)
+    budget = predict(MODEL, SHAPES, config, ACCELERATOR, KV_TOKEN)
+    assert budget.pool == int((GIB - 280_200) * 0.25)
+    assert budget.limit == "25% of what the weights leave"
+    whole = predict(MODEL, SHAPES, make_config(cache_max_entry_count=1), ACCELERATOR, KV_TOKEN)
+    assert whole.pool == predict(MODEL, SHAPES, make_config(mem_fraction=1), ACCELERATOR, KV_TOKEN).pool
+
+
 def test_experts_that_give_more_than_the_widest_projection() -> None:
     config = make_config(batch_max_tokens=10, running_max_req_size=4)
     for elements, counted in ((1300, 1300), (1100, 3 * 400)):

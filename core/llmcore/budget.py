@@ -72,9 +72,13 @@ def predict(
     if machine.kv is not None:
         graphs, usable, pool, limit = 0, machine.memory, machine.kv, "what the device grants"
     else:
-        graphs, usable = GRAPH_BYTES, int(machine.memory * config.memory.mem_fraction)
+        share = config.memory.cache_max_entry_count
+        graphs, usable = GRAPH_BYTES, int(machine.memory * (config.memory.mem_fraction if share is None else 1))
         pool = max(0, usable - parameters * item - activations - tables - graphs)
-        limit = f"what is left of {config.memory.mem_fraction:.0%} of the memory"
+        limit = f"what is left of {usable / machine.memory:.0%} of the memory"
+        asked = int((machine.memory - parameters * item) * (1 if share is None else share))
+        if share is not None and asked < pool:
+            pool, limit = max(0, asked), f"{share:.0%} of what the weights leave"
     most = config.memory.running_max_req_size * allowed
     tokens = pool // kv_token
     if tokens > most:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config, Memory, Scheduling
-from llmcore.engine.limits import fit, kv_capacity, scheduler_limits
+from llmcore.engine.limits import Room, fit, kv_capacity, scheduler_limits
 from llmcore.errors import ConfigError
 from llmcore.testing import fake_config
 
@@ -49,12 +49,12 @@ def test_contradictions_name_the_way_out(memory: Memory, scheduling: Scheduling,
 
 def test_capacity() -> None:
     limits = scheduler_limits(config(), MODEL, Small())
-    assert kv_capacity(config(), limits, Small(), 32) == 100
-    assert kv_capacity(config(Memory(max_total_token_num=7)), limits, Small(), 32) == 7
+    assert kv_capacity(config(), limits, Small(), Room(token_bytes=32)) == 100
+    assert kv_capacity(config(Memory(max_total_token_num=7)), limits, Small(), Room(token_bytes=32)) == 7
     with pytest.raises(ConfigError, match="3201"):
-        kv_capacity(config(), limits, Small(), 3201)
+        kv_capacity(config(), limits, Small(), Room(token_bytes=3201))
     few = replace(limits, max_running=2, max_total_len=10)
-    assert kv_capacity(config(), few, Small(), 32) == 20
+    assert kv_capacity(config(), few, Small(), Room(token_bytes=32)) == 20
 
 
 def test_lengths_are_cut_to_what_fits_unless_they_were_asked_for() -> None:
@@ -69,8 +69,26 @@ def test_lengths_are_cut_to_what_fits_unless_they_were_asked_for() -> None:
 
 def test_a_fraction_of_memory_that_the_device_does_not_ask_for_is_named(caplog: pytest.LogCaptureFixture) -> None:
     limits = scheduler_limits(config(), MODEL, Small())
-    kv_capacity(config(), limits, Small(), 32)
-    kv_capacity(config(Memory(max_total_token_num=7, mem_fraction=0.5)), limits, Small(), 32)
+    kv_capacity(config(), limits, Small(), Room(token_bytes=32))
+    kv_capacity(config(Memory(max_total_token_num=7, mem_fraction=0.5)), limits, Small(), Room(token_bytes=32))
     assert not caplog.text
-    kv_capacity(config(Memory(mem_fraction=0.5)), limits, Small(), 32)
+    kv_capacity(config(Memory(mem_fraction=0.5)), limits, Small(), Room(token_bytes=32))
     assert "--mem_fraction has no effect: on cpu" in caplog.text
+    kv_capacity(config(Memory(cache_max_entry_count=0.5)), limits, Small(), Room(token_bytes=32))
+    assert "--cache_max_entry_count has no effect: on cpu" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("share", "left", "tokens"),
+    [(None, 9600, 80), (0.5, 3200, 50), (1.0, 1600, 50), (1.0, 9600, 90)],
+)
+def test_a_share_of_what_the_weights_leave(share: float | None, left: int, tokens: int) -> None:
+    class Measured(Small):
+        measured = True
+
+        def kv_budget(self, fraction: float) -> int:
+            return int(3200 * fraction)
+
+    limits = scheduler_limits(config(), MODEL, Measured())
+    room = Room(token_bytes=32, graphs=320, left=left)
+    assert kv_capacity(config(Memory(cache_max_entry_count=share)), limits, Measured(), room) == tokens

@@ -21,7 +21,8 @@ from llmcore.plugins import Registry, load
 from llmcore.protocols import Device
 from llmcore.specs import DeviceSpec, KVLayoutSpec, ModelConfig
 from llmcore.weights.quant import find_quantization, unquantized
-from llmcore.weights.source import open_checkpoint, read_model
+from llmcore.weights.source import open_checkpoint
+from llmcore.weights.stretch import read_model_as_set
 
 ACCELERATOR_STEP_TOKENS = 8192
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -60,7 +61,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     config, registry = resolved.config, resolved.registry
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
-    family, model = read_model(registry, checkpoint.config(), config.model.data_type)
+    family, model = read_model_as_set(registry, checkpoint.config(), config)
     machine = find_machine(registry, config.model.device, memory)
     pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)

@@ -15,7 +15,7 @@ from llmcore.engine.engine import Engine
 from llmcore.engine.explain import fallbacks
 from llmcore.engine.generation import describe
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
-from llmcore.engine.limits import fit, kv_capacity, kv_room, scheduler_limits
+from llmcore.engine.limits import Room, fit, kv_capacity, kv_room, scheduler_limits
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
 from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, run_worst_case, take_workspaces, warm_up
@@ -55,6 +55,8 @@ class _Parts:
     machine: Machine
     free: int
     """Bytes free before anything was loaded."""
+    left: int
+    """Bytes free when the weights had been loaded."""
 
     @property
     def budget(self) -> Budget:
@@ -75,6 +77,10 @@ class _Parts:
     def token_bytes(self) -> int:
         """KV of one token over all groups, rounded up."""
         return sum(-(-layout.bytes // layout.granule) for layout in self.layouts.values())
+
+    def room(self, graphs: int) -> Room:
+        """For KV, beside `graphs` bytes of graphs."""
+        return Room(token_bytes=self.token_bytes, graphs=graphs, left=self.left)
 
     def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> Runner:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
@@ -123,7 +129,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         raise weights_short(config, registry, device, machine, free) from error
     read = time.monotonic()
     limits = scheduler_limits(config, loaded.config, device)
-    parts = _Parts(config, registry, device, loaded, limits, machine, free)
+    parts = _Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
     runner, kv_tokens = _runner(parts, _tables(parts))
     for line in (*fallbacks(registry, loaded.build.resolutions), *_without_effect(config, device)):
         logger.warning(line)
@@ -189,7 +195,7 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
         parts.limits, kv_tokens = _fitted(parts, graphs)
     except ConfigError as error:
         raise ConfigError(f"{error}\n{parts.figures}") from error
-    room = kv_room(parts.config, device, parts.token_bytes, graphs)
+    room = kv_room(parts.config, device, parts.room(graphs))
     try:
         runner = parts.runner(tables, kv_tokens, graphs)
         if device.measured:
@@ -219,7 +225,7 @@ def _granules(parts: _Parts) -> tuple[int, ...]:
 
 def _fitted(parts: _Parts, graphs: int) -> tuple[SchedulerLimits, int]:
     """The limits cut to the KV there is beside `graphs` bytes, and its tokens: whole granules of every group."""
-    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, parts.token_bytes, graphs)
+    kv_tokens = kv_capacity(parts.config, parts.limits, parts.device, parts.room(graphs))
     coarsest = max(_granules(parts))
     kv_tokens = max(kv_tokens // coarsest, 1) * coarsest
     return fit(parts.config, parts.limits, kv_tokens), kv_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llmcore.budget import total_len
 from llmcore.config import Config, Memory
@@ -52,14 +52,28 @@ def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> Sche
     )
 
 
-def kv_room(config: Config, device: Device, token_bytes: int, graphs: int = 0) -> int:
-    """Tokens of KV that the device grants; `graphs`: bytes that a measured device keeps for captured steps."""
-    budget = device.kv_budget(config.memory.mem_fraction) - (graphs if device.measured else 0)
-    return max(budget, 0) // token_bytes
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What KV's share is counted from. `token_bytes`: of one token's KV; `graphs`: bytes that a measured device keeps
+    for captured steps; `left`: bytes that were free when the weights had been loaded."""
+
+    token_bytes: int
+    graphs: int = 0
+    left: int = 0
 
 
-def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_bytes: int, graphs: int = 0) -> int:
-    """Tokens of KV: what the operator asked for, else what the device grants. `token_bytes`: of one token's KV."""
+def kv_room(config: Config, device: Device, room: Room) -> int:
+    """Tokens of KV that the device grants."""
+    share = config.memory.cache_max_entry_count if device.measured else None
+    budget = device.kv_budget(config.memory.mem_fraction if share is None else 1.0)
+    budget -= room.graphs if device.measured else 0
+    if share is not None:
+        budget = min(budget, int(room.left * share))
+    return max(budget, 0) // room.token_bytes
+
+
+def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, room: Room) -> int:
+    """Tokens of KV: what the operator asked for, else what the device grants."""
     asked = config.memory.max_total_token_num
     if asked is not None:
         if not LEAST_KV <= asked <= MOST_KV:
@@ -68,14 +82,15 @@ def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, token_b
                 f"and {MOST_KV}, the slots that can be numbered"
             )
         return asked
-    if not device.measured and config.memory.mem_fraction != Memory.mem_fraction:
-        log.warning("--mem_fraction has no effect: on %s KV takes what the device grants.", device.info.type)
-    tokens = kv_room(config, device, token_bytes, graphs)
+    for name in ("mem_fraction", "cache_max_entry_count") if not device.measured else ():
+        if getattr(config.memory, name) != getattr(Memory, name):
+            log.warning("--%s has no effect: on %s KV takes what the device grants.", name, device.info.type)
+    tokens = kv_room(config, device, room)
     if tokens < LEAST_KV:
         raise ConfigError(
-            f"no memory is left for KV: there is room for {tokens} tokens of {token_bytes} bytes, and the shortest "
-            "request has 2; use a smaller model or --data_type, lower --batch_max_tokens or --running_max_req_size, "
-            "raise --mem_fraction, or end what else holds the memory"
+            f"no memory is left for KV: there is room for {tokens} tokens of {room.token_bytes} bytes, and the "
+            "shortest request has 2; use a smaller model or --data_type, lower --batch_max_tokens or "
+            "--running_max_req_size, raise --mem_fraction, or end what else holds the memory"
         )
     # more than every running request could fill would never be used
     return min(tokens, limits.max_running * limits.max_total_len, MOST_KV)

@@ -21,7 +21,8 @@ from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec, ModelConfig, ModelSpec
 from llmcore.weights.load import dummy_weights, load_weights, stored_shapes
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
-from llmcore.weights.source import open_checkpoint, read_model
+from llmcore.weights.source import open_checkpoint
+from llmcore.weights.stretch import read_model_as_set
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     """Read, build, fill. Raises ConfigError that says what to do."""
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
-    family, model_config = read_model(registry, checkpoint.config(), config.model.data_type)
+    family, model_config = read_model_as_set(registry, checkpoint.config(), config)
     generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
     model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))
     kernels = config.kernels
@@ -108,7 +109,11 @@ def build_model(
         "deterministic": kernels.deterministic,
         "linear_method": linear_method_of(quantized),
     }
-    granules = settle_granules(DryBuild(torch_device=torch.device("meta"), **shared), make)
+    asked = config.memory.cache_block_seq_len
+    if asked is None:
+        granules = settle_granules(DryBuild(torch_device=torch.device("meta"), **shared), make)
+    else:
+        granules = {group.name: asked for group in model_config.kv_groups}
     build = Build(torch_device=device.torch_device, granules=granules, **shared)
     model = make(model_config, build)
     used = {resolution.context.op for resolution in build.resolutions} | STEP_OPS

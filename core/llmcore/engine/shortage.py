@@ -13,7 +13,8 @@ from llmcore.protocols import Device
 from llmcore.registry import Registry
 from llmcore.weights.load import stored_shapes
 from llmcore.weights.quant import find_quantization
-from llmcore.weights.source import open_checkpoint, read_model
+from llmcore.weights.source import open_checkpoint
+from llmcore.weights.stretch import read_model_as_set
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
@@ -78,7 +79,7 @@ def mib(size: int) -> str:
 
 def _predicted(config: Config, registry: Registry, device: Device, machine: Machine) -> Budget:
     checkpoint = open_checkpoint(registry, check_model_dir(config), weights=False)
-    family, model = read_model(registry, checkpoint.config(), config.model.data_type)
+    family, model = read_model_as_set(registry, checkpoint.config(), config)
     pins = apply_modes(config.kernels.mode, registry, device.info, config.kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
     dry, build = dry_model(family, model, registry, device.info, pins, config.kernels.deterministic, quantized)

@@ -173,8 +173,8 @@ def register_output_parsers() -> Iterable[OutputParserSpec]:  # type: ignore[emp
 
     Called: once per process at start-up; `make` once per choice of a chat request, in the HTTP worker.
     Returns: OutputParserSpecs.
-    Chosen by: `--tool_call_parser` and `--reasoning_parser`; a name that nobody brings is a start-up error that lists
-    those there are.
+    Chosen by: `--tool_call_parser` and `--reasoning_parser`, else by the model's chat template (`recognises`); a name
+    that nobody brings is a start-up error that lists those there are.
     """
 
 

@@ -250,21 +250,48 @@ class DialectSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TemplateMarks:
+    """How a chat template shows that a parser is for its model: it holds all of `texts` and none of `without`."""
+
+    texts: tuple[str, ...]
+    without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _several(self.texts, "texts")
+        _several(self.without, "without")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputParserSpec(Spec):
     """A parser of models' output. `make`: (api.text.ParserContext) -> api.text.OutputParser, once per choice.
 
     `kind`: "tool" parsers find calls of functions, "reasoning" parsers what the model thinks before it answers; the
     two have names of their own. `special_tokens`: texts of special tokens that the parser has to see, which otherwise
-    are left out of a model's text. `samples`: () -> an iterable of testing.ParserSample, for the conformance check.
+    are left out of a model's text. `call_tags`: what calls begin with, for reasoning parsers, which let a call end a
+    thought that the model forgot to end. `call_id_size`: the letters and digits that the templates of such models want
+    calls' ids to have. `samples`: () -> an iterable of testing.ParserSample, for the conformance check.
+
+    `recognises`: the parser is chosen for a model with a chat template that fits any of them; of several parsers the
+    one of the highest `priority`, then the first by name.
     """
 
     kind: Literal["tool", "reasoning"]
     make: ImportString
     special_tokens: tuple[str, ...] = ()
+    call_tags: tuple[str, ...] = ()
+    call_id_size: int | None = None
+    recognises: tuple[TemplateMarks, ...] = ()
+    priority: int = 50
     samples: ImportString | None = None
 
     def __post_init__(self) -> None:
         _several(self.special_tokens, "special_tokens")
+        _several(self.call_tags, "call_tags")
+        _several(self.recognises, "recognises")
+        if self.name in ("auto", "none"):
+            raise ValueError(
+                f"a parser cannot be called {self.name!r}: the option gives that word a meaning of its own"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ TOOLS = ParserContext(tools={"f": {}, "g h": {}})
 
 
 def test_they_keep_the_contracts() -> None:
-    assert check_plugin(registry_of("parsers"), "parsers") == {"register_output_parsers": 5}
+    assert check_plugin(registry_of("parsers"), "parsers") == {"register_output_parsers": 16}
 
 
 def both(context: ParserContext) -> OutputParser:

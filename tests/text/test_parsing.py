@@ -23,7 +23,8 @@ from llmcore.text.events import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.parsing import Chained, OutputParsers, ParserContext, check_parsers, open_parsers
+from llmcore.text.parser_choice import check_parsers
+from llmcore.text.parsing import Chained, OutputParsers, ParserContext, open_parsers
 from llmcore.text.tags import before_tag, held_back
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 

@@ -110,9 +110,11 @@ class Model:
     )
     tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
     tool_call_parser: str | None = option(
-        None, "How the model writes tool calls; `llmcore plugins` shows who brings parsers."
+        None, "How the model writes tool calls: a parser, none, or auto, which asks the chat template (default: auto)."
     )
-    reasoning_parser: str | None = option(None, "How the model marks what it thinks before it answers.")
+    reasoning_parser: str | None = option(
+        None, "How the model marks what it thinks before it answers: a parser, none, or auto (default: auto)."
+    )
     load_way: str = option("HF", "Layout of the checkpoint.", choices=("HF", "DS"))
     load_format: str = option("auto", "`dummy` draws random weights from the config alone.", choices=("auto", "dummy"))
     data_type: str | None = option(

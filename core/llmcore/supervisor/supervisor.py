@@ -7,9 +7,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from llmcore.config import Config, with_plugins
@@ -24,7 +25,7 @@ from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.workers import Workers
 from llmcore.text.chosen_template import choose_template
-from llmcore.text.parsing import check_parsers
+from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
 from llmcore.text.source import prepare
 from llmcore.wire import (
     Addresses,
@@ -152,7 +153,7 @@ class Supervisor:
     def run(self, engine_module: str) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
         self._registry.call("on_startup", config=self._config)
-        check_parsers([spec for spec, _ in self._registry.specs(OutputParserSpec)], self._config.model)
+        check_parsers(self._parser_specs(), self._config.model)
         if self._config.model.chat_template is not None:
             choose_template(self._config.model.chat_template)
         engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
@@ -190,13 +191,19 @@ class Supervisor:
         if not self._wait_until(lambda: engine.facts is not None) or engine.facts is None:
             return False
         listening.listen(self._listener)
-        self._workers.prepare(engine.facts, tokenizer_dir)
+        model = self._config.model
+        parsers = choose_parsers(self._parser_specs(), model, chat_templates(model, Path(tokenizer_dir)))
+        facts = msgspec.structs.replace(engine.facts, report=(*engine.facts.report, *parsers.rows()))
+        self._workers.prepare(replace(self._config, model=parsers.named(model)), facts, tokenizer_dir)
         self._spawn_missing_workers()
         if not self._wait_until(self._workers.all_ready):
             return False
         self._publish(engine)
-        self._notices.ready(listening.url(self._listener), engine.facts)
+        self._notices.ready(listening.url(self._listener), facts)
         return True
+
+    def _parser_specs(self) -> list[OutputParserSpec]:
+        return [spec for spec, _ in self._registry.specs(OutputParserSpec)]
 
     def _wait_until(self, ready: Callable[[], bool]) -> bool:
         """Handle messages until `ready`; False if told to stop, StartupError if a child ends."""

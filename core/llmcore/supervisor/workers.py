@@ -52,8 +52,9 @@ class Workers:
         self._next = 0
         self._not_before = 0.0
 
-    def prepare(self, facts: ModelFacts, tokenizer_dir: str) -> None:
-        """What the model is, and where its tokenizer: before the first `spawn_missing`."""
+    def prepare(self, config: Config, facts: ModelFacts, tokenizer_dir: str) -> None:
+        """What workers are started with, the model's own settings known: before the first `spawn_missing`."""
+        self._config = config
         self._model = (facts, tokenizer_dir)
 
     def spawn_missing(self) -> Child | None:

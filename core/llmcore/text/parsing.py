@@ -7,15 +7,15 @@ they can keep state, and never see another request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from llmcore.config import Model
-from llmcore.errors import ConfigError, did_you_mean
 from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec
 from llmcore.text.events import Event, TextDelta
+from llmcore.text.parser_choice import check_parsers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,15 @@ class ParserContext:
     `tools`: the functions that the model may call, by name, each as the client described it (`description`,
     `parameters`: a JSON schema, ...); a call to any other name is text. `tool_choice`: OpenAI's word for how free the
     model is, "auto" unless the client said something else. `template_variables`: the request's
-    `chat_template_kwargs`. `prompt`: the rendered conversation, whose end says where the model goes on.
+    `chat_template_kwargs`. `prompt`: the rendered conversation, whose end says where the model goes on. `call_tags`:
+    what calls begin with (`OutputParserSpec.call_tags` of the request's tool parser), for a reasoning parser.
     """
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tool_choice: str = "auto"
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     prompt: str = ""
+    call_tags: tuple[str, ...] = ()
 
 
 class OutputParser(Protocol):
@@ -53,9 +55,11 @@ MakeParser = Callable[[ParserContext], OutputParser]
 
 @dataclass(frozen=True)
 class ActiveParser:
-    """A parser that the server was started with. `special_ids`: special tokens whose text it has to see."""
+    """A parser that the server was started with. `special_ids`: special tokens whose text it has to see. `spec`: its
+    own description.
+    """
 
-    name: str
+    spec: OutputParserSpec
     make: MakeParser
     special_ids: frozenset[int]
 
@@ -89,6 +93,8 @@ class OutputParsers:
         """How a request's answers are parsed: its reasoning, and its calls if it has tools; None if neither."""
         parsers = (self.reasoning, self.tool if context.tools else None)
         active = tuple(parser for parser in parsers if parser is not None)
+        if context.tools and self.tool is not None:
+            context = replace(context, call_tags=self.tool.spec.call_tags)
         return RequestParsing(active, context) if active else None
 
 
@@ -116,14 +122,8 @@ class Chained:
                 yield event
 
 
-def check_parsers(specs: Sequence[OutputParserSpec], config: Model) -> dict[str, OutputParserSpec]:
-    """The specs that `config` names, by kind. Raises ConfigError, with the names there are, for an unknown one."""
-    wanted = {"tool": config.tool_call_parser, "reasoning": config.reasoning_parser}
-    return {kind: _find(specs, kind, name) for kind, name in wanted.items() if name is not None}
-
-
 def open_parsers(specs: Sequence[OutputParserSpec], config: Model, tokenizer: Tokenizer) -> OutputParsers:
-    """The parsers that `config` names, for a worker."""
+    """The parsers that `config` names, for a worker; the supervisor has chosen (`ParserChoice.named`)."""
     chosen = check_parsers(specs, config)
     return OutputParsers(**{kind: open_parser(spec, tokenizer) for kind, spec in chosen.items()})
 
@@ -132,15 +132,4 @@ def open_parser(spec: OutputParserSpec, tokenizer: Tokenizer) -> ActiveParser:
     """One parser, with the ids of the special tokens it reads; those that this tokenizer lacks do not matter."""
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in spec.special_tokens)
     ids = frozenset(ids[0] for ids in encoded if len(ids) == 1) & tokenizer.special_ids
-    return ActiveParser(spec.name, load(spec.make), ids)
-
-
-def _find(specs: Sequence[OutputParserSpec], kind: str, name: str) -> OutputParserSpec:
-    known = {spec.name: spec for spec in specs if spec.kind == kind}
-    if name not in known:
-        option = "tool_call_parser" if kind == "tool" else "reasoning_parser"
-        exist = ", ".join(sorted(known)) or "none; pip install plugin-parsers brings some"
-        raise ConfigError(
-            f"--{option}: there is no {kind} parser {name!r}; known: {exist}.{did_you_mean(name, known)}"
-        )
-    return known[name]
+    return ActiveParser(spec, load(spec.make), ids)

@@ -1,28 +1,108 @@
-"""Parsers of models' output, one notation per file. Some have two names: LightLLM's and LMDeploy's."""
+"""Parsers of models' output, one notation per file. Further names are those of LightLLM, LMDeploy and SGLang."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from llmcore.api import OutputParserSpec, hookimpl
+from llmcore.api import OutputParserSpec, TemplateMarks, hookimpl
+
+_OTHER_TAGS = ("<function=", "<arg_key>", "<tool_calls>", "<invoke")
+"""Of notations that have the tag <tool_call> as well."""
+
+_CALLS = "<｜tool▁calls▁begin｜>"
+_DEEPSEEK = (
+    _CALLS,
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
 
 
 @hookimpl
 def register_output_parsers() -> Iterable[OutputParserSpec]:
-    """Tool calls as Qwen and Hermes write them; reasoning between think tags."""
-    for name in ("qwen25", "qwen"):
+    """Tool calls of Qwen, Hermes, Llama, Mistral and DeepSeek; reasoning between think tags."""
+    yield from _named(
+        ("qwen25", "qwen", "qwen2d5", "qwen3"),
+        kind="tool",
+        make="qwen:QwenToolParser",
+        special_tokens=("<tool_call>", "</tool_call>"),
+        call_tags=("<tool_call>",),
+        recognises=(TemplateMarks(texts=("<tool_call>", "name", "arguments"), without=_OTHER_TAGS),),
+        summary="<tool_call>{JSON}</tool_call>: Qwen 2.5 and 3, Hermes",
+    )
+    yield from _named(
+        ("qwen3_coder", "qwen3coder"),
+        kind="tool",
+        make="qwen3_coder:Qwen3CoderToolParser",
+        special_tokens=("<tool_call>", "</tool_call>"),
+        call_tags=("<tool_call>", "<function="),
+        recognises=(TemplateMarks(texts=("<tool_call>", "<function=", "<parameter=")),),
+        summary="<tool_call><function=name><parameter=key>value</parameter>...: Qwen3-Coder, Qwen 3.5",
+    )
+    yield from _named(
+        ("llama3",),
+        kind="tool",
+        make="llama3:Llama3ToolParser",
+        special_tokens=("<|python_tag|>",),
+        call_tags=("<|python_tag|>",),
+        recognises=(TemplateMarks(texts=("<|start_header_id|>ipython", '"parameters": ')),),
+        summary="<|python_tag|>{JSON}, or an answer that is such an object: Llama 3.1 and later",
+    )
+    yield from _named(
+        ("mistral",),
+        kind="tool",
+        make="mistral:MistralToolParser",
+        special_tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        call_tags=("[TOOL_CALLS]",),
+        call_id_size=9,
+        recognises=(TemplateMarks(texts=("[TOOL_CALLS]",)),),
+        summary="[TOOL_CALLS] [{JSON}, ...] and [TOOL_CALLS]name[ARGS]{JSON}: Mistral",
+    )
+    yield from _named(
+        ("deepseek_v3", "deepseekv3"),
+        kind="tool",
+        make="deepseek_v3:DeepSeekV3ToolParser",
+        special_tokens=_DEEPSEEK,
+        call_tags=_DEEPSEEK[:2],
+        recognises=(TemplateMarks(texts=(_CALLS, "```json")),),
+        summary="<｜tool▁call▁begin｜>function<｜tool▁sep｜>name and a block of JSON: DeepSeek V3, R1",
+    )
+    yield from _named(
+        ("deepseek_v31", "deepseekv31"),
+        kind="tool",
+        make="deepseek_v31:DeepSeekV31ToolParser",
+        special_tokens=_DEEPSEEK,
+        call_tags=_DEEPSEEK[:2],
+        recognises=(TemplateMarks(texts=(_CALLS,), without=("```json",)),),
+        summary="<｜tool▁call▁begin｜>name<｜tool▁sep｜>{JSON}: DeepSeek V3.1",
+    )
+    yield from _named(
+        ("qwen3", "qwen-qwq"),
+        kind="reasoning",
+        make="think:ThinkParser",
+        special_tokens=("<think>", "</think>"),
+        recognises=(TemplateMarks(texts=("</think>", "<|im_start|>")),),
+        summary="<think>...</think>: Qwen 3, QwQ",
+    )
+    yield from _named(
+        ("deepseek_r1", "deepseek-r1"),
+        kind="reasoning",
+        make="think:ThinkParser",
+        special_tokens=("<think>", "</think>"),
+        recognises=(TemplateMarks(texts=("</think>",), without=("<|im_start|>",)),),
+        summary="<think>...</think>: DeepSeek R1 and V3.1, and others with these tags",
+    )
+
+
+def _named(names: tuple[str, ...], *, make: str, **spec: Any) -> Iterable[OutputParserSpec]:
+    """The same parser under each name; a chat template chooses it by the first."""
+    module = make.partition(":")[0]
+    for name in names:
+        if name != names[0]:
+            spec["recognises"] = ()
         yield OutputParserSpec(
             name=name,
-            kind="tool",
-            make=f"{__name__}.qwen:QwenToolParser",
-            special_tokens=("<tool_call>", "</tool_call>"),
-            samples=f"{__name__}.qwen:samples",
-            summary="<tool_call>{JSON}</tool_call>: Qwen 2.5 and 3, Hermes",
-        )
-    for name in ("deepseek_r1", "deepseek-r1", "qwen3"):
-        yield OutputParserSpec(
-            name=name,
-            kind="reasoning",
-            make=f"{__name__}.think:ThinkParser",
-            special_tokens=("<think>", "</think>"),
-            samples=f"{__name__}.think:samples",
-            summary="<think>...</think>: DeepSeek R1, QwQ, Qwen 3",
+            make=f"{__name__}.{make}",
+            samples=f"{__name__}.{module}:samples",
+            **spec,
         )

@@ -11,13 +11,13 @@ _INSIDE = re.compile(r'["\\]')
 class Brackets:
     """Finds where an object closes, by its brackets and strings; what is wrong inside is not looked for.
 
-    Starts before the object's "{".
+    Starts before the object's "{", or with `depth` brackets open.
     """
 
     __slots__ = ("_depth", "_escaped", "_string")
 
-    def __init__(self) -> None:
-        self._depth = 0
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
         self._string = False
         self._escaped = False
 
@@ -42,5 +42,5 @@ class Brackets:
                 self._depth += 1
             else:
                 self._depth -= 1
-                if self._depth == 0:
+                if self._depth <= 0:
                     return at

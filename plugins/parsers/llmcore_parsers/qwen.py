@@ -33,6 +33,8 @@ class QwenToolParser:
     of the request's tools is text, its tags included. Whitespace beside a call belongs to it.
     """
 
+    OPENERS = (OPEN,)
+
     def __init__(self, context: ParserContext):
         self._tools = context.tools
         self._held = ""

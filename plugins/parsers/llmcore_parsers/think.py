@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from llmcore.api.text import Event, ParserContext, ReasoningDelta, TextDelta, before_tag
+from llmcore.api.text import Event, ParserContext, ReasoningDelta, TextDelta
+
+from llmcore_parsers.machine import first_tag
 
 if TYPE_CHECKING:
     from llmcore.testing import ParserSample
@@ -17,13 +19,15 @@ class ThinkParser:
     """What comes first, if it is in think tags, is reasoning; everything after it is text.
 
     Many chat templates write `<think>` themselves, so that the model begins inside: the end of the prompt says so.
-    Newlines next to a tag belong to it.
+    Newlines next to a tag belong to it. A call inside reasoning waits: if the reasoning ends, it was thought; if not,
+    the model forgot to end it, and what begins with the call is text for the tool parser.
     """
 
     def __init__(self, context: ParserContext):
         self._held = ""
         self._inside = context.prompt.rstrip().endswith(OPEN)
         self._state = self._begin
+        self._call_tags = tuple(context.call_tags)
 
     def feed(self, text: str) -> Iterator[Event]:
         """OutputParser."""
@@ -38,6 +42,8 @@ class ThinkParser:
         held, self._held = self._held, ""
         if self._state == self._think:
             yield ReasoningDelta(held)
+        elif self._state == self._call:
+            yield TextDelta(held)
         elif self._state == self._begin:
             yield ReasoningDelta(held.lstrip("\n")) if self._inside else TextDelta(held)
 
@@ -59,16 +65,23 @@ class ThinkParser:
         return iter(())
 
     def _think(self) -> Iterator[Event]:
-        before, after = before_tag(self._held, CLOSE)
-        if after is None:
-            # Newlines wait: the tag may follow.
-            shown = before.rstrip("\n")
-            self._held = self._held[len(shown) :]
-            yield ReasoningDelta(shown)
+        before, tag, after = first_tag(self._held, (CLOSE, *self._call_tags))
+        # Newlines wait: the tag may follow.
+        shown = before.rstrip("\n")
+        yield ReasoningDelta(shown)
+        if tag == CLOSE:
+            self._held, self._state = after, self._pause
         else:
-            self._held = after
-            self._state = self._pause
-            yield ReasoningDelta(before.rstrip("\n"))
+            self._held = self._held[len(shown) :]
+            if tag:
+                self._state = self._call
+
+    def _call(self) -> Iterator[Event]:
+        """After a tag that begins a call."""
+        thought, closed, after = self._held.partition(CLOSE)
+        if closed:
+            self._held, self._state = after, self._pause
+            yield ReasoningDelta(thought.rstrip("\n"))
 
     def _pause(self) -> Iterator[Event]:
         """Newlines before the answer."""

@@ -1,0 +1,88 @@
+"""Which output parsers a server works with: those its options name, or those that recognise the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmcore.config import Model
+from llmcore.errors import ConfigError, did_you_mean
+from llmcore.specs import OutputParserSpec
+from llmcore.text.chosen_template import choose_template
+from llmcore.text.companions import read_companions
+
+_OPTIONS = {"tool": "tool_call_parser", "reasoning": "reasoning_parser"}
+_SHOWN = {"tool": "tool calls", "reasoning": "reasoning"}
+
+
+@dataclass(frozen=True)
+class ParserChoice:
+    """By kind the parser, or None, and why."""
+
+    specs: Mapping[str, OutputParserSpec | None]
+    reasons: Mapping[str, str]
+
+    def named(self, config: Model) -> Model:
+        """`config` with the choice in its options, for processes that must not choose again."""
+        names = {_OPTIONS[kind]: "none" if spec is None else spec.name for kind, spec in self.specs.items()}
+        return replace(config, **names)  # type: ignore[arg-type]
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Lines of the start-up summary."""
+        return tuple(
+            (_SHOWN[kind], f"{'not read' if spec is None else spec.name} ({self.reasons[kind]})")
+            for kind, spec in self.specs.items()
+        )
+
+
+def check_parsers(specs: Sequence[OutputParserSpec], config: Model) -> dict[str, OutputParserSpec]:
+    """The specs that `config` names, by kind. Raises ConfigError, with the names there are, for an unknown one."""
+    wanted = {kind: getattr(config, option) for kind, option in _OPTIONS.items()}
+    return {kind: _find(specs, kind, name) for kind, name in wanted.items() if name not in (None, "auto", "none")}
+
+
+def choose_parsers(specs: Sequence[OutputParserSpec], config: Model, templates: Iterable[str]) -> ParserChoice:
+    """The parsers for a model with these chat templates (Jinja texts)."""
+    named = check_parsers(specs, config)
+    texts = tuple(templates)
+    chosen: dict[str, OutputParserSpec | None] = {}
+    reasons: dict[str, str] = {}
+    for kind, option in _OPTIONS.items():
+        word = getattr(config, option)
+        if word in (None, "auto"):
+            chosen[kind] = spec = _recognising(specs, kind, texts)
+            reasons[kind] = "no parser recognises the chat template" if spec is None else "by the chat template"
+        else:
+            chosen[kind] = named.get(kind)
+            reasons[kind] = f"--{option}"
+    return ParserChoice(chosen, reasons)
+
+
+def chat_templates(config: Model, directory: Path) -> tuple[str, ...]:
+    """The operator's chat template, or else those of the model whose tokenizer is in `directory`."""
+    if config.chat_template is not None:
+        return (choose_template(config.chat_template).source,)
+    return tuple(read_companions(directory).templates.values())
+
+
+def _recognising(specs: Sequence[OutputParserSpec], kind: str, texts: Sequence[str]) -> OutputParserSpec | None:
+    fitting = [spec for spec in specs if spec.kind == kind and any(_fits(spec, text) for text in texts)]
+    return min(fitting, key=lambda spec: (-spec.priority, spec.name), default=None)
+
+
+def _fits(spec: OutputParserSpec, template: str) -> bool:
+    return any(
+        all(text in template for text in marks.texts) and not any(text in template for text in marks.without)
+        for marks in spec.recognises
+    )
+
+
+def _find(specs: Sequence[OutputParserSpec], kind: str, name: str) -> OutputParserSpec:
+    known = {spec.name: spec for spec in specs if spec.kind == kind}
+    if name not in known:
+        exist = ", ".join(sorted(known)) or "none; pip install plugin-parsers brings some"
+        raise ConfigError(
+            f"--{_OPTIONS[kind]}: there is no {kind} parser {name!r}; known: {exist}.{did_you_mean(name, known)}"
+        )
+    return known[name]

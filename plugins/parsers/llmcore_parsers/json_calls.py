@@ -1,0 +1,160 @@
+"""Calls whose arguments are a JSON object, and those that are one themselves: `{"name": ..., "arguments": {...}}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from llmcore.api.text import ParserContext
+
+from llmcore_parsers.brackets import Brackets
+from llmcore_parsers.machine import Calls, first_tag
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_LABELS = rf'(?:"(?:type|id)"\s*:\s*{_STRING}\s*,\s*)*'
+_HEAD = re.compile(
+    rf'\{{\s*{_LABELS}"name"\s*:\s*({_STRING})\s*,\s*{_LABELS}"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
+)
+_KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
+_MEMBER = re.compile(r',\s*"')
+
+
+class JsonCalls(Calls):
+    """States for arguments (`_arguments`, with the object's first bracket next) and for whole objects (`_object`).
+
+    An object is announced when its name is known and its arguments begin; these follow as they come. One that is
+    written otherwise (arguments before the name, or none) is read when it is complete. One that is no call of the
+    request's tools is text, and `_between` says what may follow either.
+    """
+
+    def __init__(self, context: ParserContext):
+        super().__init__(context)
+        self._brackets = Brackets()
+        self._seen = 0
+        self._in_object = False
+
+    def _between(self) -> bool:
+        """After an object, which was a call if `_after_call`."""
+        raise NotImplementedError
+
+    def _enter_call(self) -> None:
+        self._brackets, self._seen, self._state = Brackets(), 0, self._object
+
+    def _enter_arguments(self, *, in_object: bool) -> None:
+        self._brackets, self._in_object, self._state = Brackets(), in_object, self._arguments
+
+    def _object(self) -> bool:
+        """`_held` begins with the bracket of an object that may be a call."""
+        head = _HEAD.match(self._held)
+        if head is not None:
+            name = decoded(head[1])
+            if name not in self._tools:
+                return self._no_call()
+            self._begin(name)
+            self._held = self._held[head.end() :]
+            self._enter_arguments(in_object=True)
+            return True
+        if not _may_be_call(self._held):
+            return self._no_call()
+        end = self._brackets.end(self._held[self._seen :])
+        if end is None:
+            self._seen = len(self._held)
+            return False
+        end += self._seen
+        call = read_call(decoded(self._held[:end]), self._tools)
+        if call is None:
+            return self._no_call()
+        self._begin(call[0])
+        self._arguments_come(call[1])
+        self._held = self._held[end:]
+        self._end()
+        self._state = self._between
+        return True
+
+    def _arguments(self) -> bool:
+        end = self._brackets.end(self._held)
+        if end is None:
+            self._arguments_come(self._held)
+            self._held = ""
+            return False
+        self._arguments_come(self._held[:end])
+        self._held = self._held[end:]
+        self._end()
+        if self._in_object:
+            self._state = self._tail
+        return True
+
+    def _tail(self) -> bool:
+        """After the arguments: the object's own bracket, which a model may forget, or members that say no more."""
+        rest = self._held.lstrip()
+        if rest.startswith("}"):
+            self._held, self._state = rest[1:], self._between
+        elif _MEMBER.match(rest):
+            self._held, self._brackets, self._state = rest, Brackets(depth=1), self._members
+        elif not rest or rest.rstrip() == ",":
+            return False
+        else:
+            self._state = self._between
+        return True
+
+    def _members(self) -> bool:
+        end = self._brackets.end(self._held)
+        if end is None:
+            self._held = ""
+            return False
+        self._held, self._state = self._held[end:], self._between
+        return True
+
+    def _no_call(self) -> bool:
+        self._show(self._gap)
+        self._gap, self._brackets, self._state = "", Brackets(), self._no_object
+        return True
+
+    def _no_object(self) -> bool:
+        """Text up to the end of an object; one that is broken ends with the next opener."""
+        before, tag, _ = first_tag(self._held, self.OPENERS)
+        end = self._brackets.end(before)
+        if end is not None:
+            self._show(before[:end])
+            self._held, self._state = self._held[end:], self._between
+            return True
+        self._show(before)
+        self._held = self._held[len(before) :]
+        if tag:
+            self._state = self._text
+        return bool(tag)
+
+
+def read_call(call: Any, tools: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(name, arguments as JSON) of a decoded object, or None if it is no call of one of `tools`."""
+    if not isinstance(call, dict) or not call.keys() <= _KEYS:
+        return None
+    if isinstance(call.get("function"), dict):
+        return read_call(call["function"], tools)
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = decoded(arguments)
+    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
+        return None
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def decoded(text: str) -> Any:
+    """The value of JSON text, or None if it is none."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _may_be_call(text: str) -> bool:
+    """Whether an object that begins like this may name a function: an answer that is JSON must not wait."""
+    body = text[1:].lstrip()
+    if not body:
+        return True
+    if body[0] != '"':
+        return False
+    key, closed, _ = body[1:].partition('"')
+    return key in _KEYS if closed else any(known.startswith(key) for known in _KEYS)

@@ -1,0 +1,110 @@
+"""Tool calls as Llama 3.1 and later write them: `<|python_tag|>{"name": ..., "parameters": {...}}; {...}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
+
+from llmcore_parsers.json_calls import JsonCalls
+
+if TYPE_CHECKING:
+    from llmcore.testing import ParserSample
+
+TAG = "<|python_tag|>"
+_SEPARATORS = re.compile(r"[\s;,]*")
+
+
+class Llama3ToolParser(JsonCalls):
+    """Objects after the tag, or, as the chat templates show it, an object that the answer begins with.
+
+    Further calls follow after ";", a comma, or nothing but space. What is no call of one of the request's tools is
+    text, its tag included.
+    """
+
+    OPENERS = (TAG,)
+
+    def __init__(self, context: ParserContext):
+        super().__init__(context)
+        self._state = self._start
+
+    def _start(self) -> bool:
+        rest = self._held.lstrip()
+        if not rest:
+            return False
+        if rest[0] == "{":
+            self._skip_space()
+            self._enter_call()
+        else:
+            self._state = self._text
+        return True
+
+    def _opened(self) -> bool:
+        rest = self._skip_space()
+        if not rest:
+            return False
+        if rest[0] != "{":
+            return self._refuse()
+        self._enter_call()
+        return True
+
+    def _between(self) -> bool:
+        separators = _SEPARATORS.match(self._held)
+        end = separators.end() if separators else 0
+        rest = self._held[end:]
+        if not rest:
+            return False
+        if rest[0] == "{":
+            self._gap, self._held = self._held[:end], rest
+            self._enter_call()
+        elif rest.startswith(TAG):
+            self._gap, self._held, self._state = self._held[: end + len(TAG)], rest[len(TAG) :], self._opened
+        elif TAG.startswith(rest):
+            return False
+        else:
+            self._state = self._text
+        return True
+
+
+def samples() -> Iterable[ParserSample]:
+    """Outputs for the conformance check."""
+    from llmcore.testing import ParserSample
+
+    context = ParserContext(tools={"weather": {}, "add": {}})
+    for text, events in _SAMPLES:
+        yield ParserSample(text=text, context=context, events=events)
+
+
+def _called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
+    return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
+
+
+_PLACE = '{"place": "R; {m \\"", "days": [1, {"n": 2}]}'
+
+_SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
+    ('{"name": "weather", "parameters": ' + _PLACE + "}", _called(0, "weather", _PLACE)),
+    (
+        f'Let me see. {TAG}{{"name": "weather", "parameters": {_PLACE}}}; {{"name": "add", "parameters": {{}}}}\n',
+        (TextDelta("Let me see."), *_called(0, "weather", _PLACE), *_called(1, "add", "{}")),
+    ),
+    (
+        f'{TAG}{{"type": "function", "name": "add", "arguments": {{"a": 1}}}}'
+        f'{TAG}{{"parameters": {{"é": 2}}, "name": "add"}}',
+        (*_called(0, "add", '{"a": 1}'), *_called(1, "add", '{"é": 2}')),
+    ),
+    (
+        '{"type": "function", "function": {"name": "add", "parameters": {}}} Done',
+        (*_called(0, "add", "{}"), TextDelta(" Done")),
+    ),
+    (
+        f'{TAG}{{"name": "no", "parameters": {{}}}}; {{"name": "add", "parameters": {{}}}};',
+        (TextDelta(f'{TAG}{{"name": "no", "parameters": {{}}}}'), *_called(0, "add", "{}"), TextDelta(";")),
+    ),
+    (f'{TAG}add.call(a="1")', (TextDelta(f'{TAG}add.call(a="1")'),)),
+    (' {"temperature": [3, {"name": "add"}]} ', (TextDelta(' {"temperature": [3, {"name": "add"}]} '),)),
+    ('{"name": "add", "parameters": {"a": 1', (ToolCallBegun(0, "add"), ToolCallDelta(0, '{"a": 1'))),
+    ('{"name": "add", "para', (TextDelta('{"name": "add", "para'),)),
+    (f"see {TAG} or <|python", (TextDelta(f"see {TAG} or <|python"),)),
+)

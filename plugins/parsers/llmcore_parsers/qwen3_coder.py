@@ -1,0 +1,190 @@
+"""Tool calls as Qwen3-Coder writes them: a tag for the function and one for each argument, with its value as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
+
+from llmcore_parsers.json_calls import JsonCalls
+from llmcore_parsers.machine import first_tag
+from llmcore_parsers.schema_types import as_json, types_of
+
+if TYPE_CHECKING:
+    from llmcore.testing import ParserSample
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_NEXT = (PARAMETER, FUNCTION_END, CLOSE)
+_VALUE_ENDS = (PARAMETER_END, f"\n{PARAMETER}", f"\n{FUNCTION_END}")
+_STRING = frozenset({"string"})
+
+
+class Qwen3CoderToolParser(JsonCalls):
+    """Arguments become JSON of the types that the function's schema names; texts are passed on as they come.
+
+    A model that forgets the outer tag, or the end of an argument, is understood; one that writes a JSON object
+    between the outer tags, as Qwen 2.5 does, as well. What is no call of one of the request's tools is text.
+    """
+
+    OPENERS = (OPEN, FUNCTION)
+    CLOSERS = (CLOSE,)
+
+    def __init__(self, context: ParserContext):
+        super().__init__(context)
+        self._name = ""
+        self._key = ""
+        self._types = _STRING
+        self._first = True
+        self._value_begun = False
+
+    def _opened(self) -> bool:
+        if self._tag == FUNCTION:
+            self._state = self._named
+            return True
+        rest = self._skip_space()
+        if rest.startswith(FUNCTION):
+            self._gap, self._held, self._state = self._gap + FUNCTION, rest[len(FUNCTION) :], self._named
+            return True
+        if FUNCTION.startswith(rest):
+            return False
+        if rest[0] != "{":
+            return self._refuse()
+        self._enter_call()
+        return True
+
+    def _between(self) -> bool:
+        self._closer, self._state = 0, self._closing if self._after_call else self._text
+        return True
+
+    def _named(self) -> bool:
+        """After FUNCTION."""
+        name, closed, rest = self._held.partition(">")
+        if not closed:
+            return False if any(tool.startswith(name) for tool in self._tools) else self._refuse()
+        if name not in self._tools:
+            return self._refuse()
+        self._begin(name)
+        self._arguments_come("{")
+        self._name, self._first, self._held, self._state = name, True, rest, self._parameters
+        return True
+
+    def _parameters(self) -> bool:
+        """Between arguments."""
+        rest = self._held.lstrip()
+        if rest.startswith(PARAMETER):
+            key, closed, value = rest[len(PARAMETER) :].partition(">")
+            if not closed:
+                return False
+            self._key, self._types = key, types_of(self._tools[self._name].get("parameters"), key)
+            self._arguments_come(("" if self._first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            self._held, self._first, self._value_begun, self._state = value, False, False, self._value
+        elif rest.startswith((FUNCTION_END, CLOSE)):
+            self._arguments_come("}")
+            self._held = rest.removeprefix(FUNCTION_END)
+            self._end()
+        elif any(tag.startswith(rest) for tag in _NEXT):
+            return False
+        else:  # what belongs to no argument stays visible
+            junk = first_tag(self._held, _NEXT)[0].rstrip()
+            self._show(junk)
+            self._held = self._held[len(junk) :]
+        return True
+
+    def _value(self) -> bool:
+        """The text of an argument; one line break on either side belongs to the tags."""
+        if not self._value_begun:
+            if not self._held:
+                return False
+            self._held = self._held.removeprefix("\n")
+            self._value_begun = True
+            if self._types == _STRING:
+                self._arguments_come('"')
+        before, tag, after = first_tag(self._held, _VALUE_ENDS)
+        if tag:
+            value = before.removesuffix("\n") if tag == PARAMETER_END else before
+            self._arguments_come(_escaped(value) + '"' if self._types == _STRING else as_json(value, self._types))
+            self._held = after if tag == PARAMETER_END else tag + after
+            self._state = self._parameters
+            return True
+        if self._types == _STRING:
+            shown = before.removesuffix("\n")
+            self._arguments_come(_escaped(shown))
+            self._held = self._held[len(shown) :]
+        return False
+
+    def _end_of_output(self) -> None:
+        """A value that is cut off comes as far as it has."""
+        if self._state == self._value:
+            if self._value_begun and self._held:
+                rest = self._held
+                self._arguments_come(_escaped(rest) if self._types == _STRING else as_json(rest, self._types))
+            self._held = ""
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def samples() -> Iterable[ParserSample]:
+    """Outputs for the conformance check."""
+    from llmcore.testing import ParserSample
+
+    context = ParserContext(tools={"weather": {"parameters": _SCHEMA}, "add": {}})
+    for text, events in _SAMPLES:
+        yield ParserSample(text=text, context=context, events=events)
+
+
+def _called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
+    return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
+
+
+def _written(name: str, *arguments: tuple[str, str]) -> str:
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+
+
+_SCHEMA = {
+    "$defs": {"days": {"type": "array", "items": {"type": "integer"}}},
+    "properties": {
+        "place": {"type": "string"},
+        "days": {"$ref": "#/$defs/days"},
+        "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "count": {"type": ["integer", "null"]},
+        "map": {"type": "object"},
+        "wet": {"type": "boolean"},
+    },
+}
+_ALL = _written(
+    "weather",
+    *(("place", 'R\n "é" </p'), ("days", "[1, 2]"), ("unit", "null"), ("count", "3"), ("map", '{"a": [{}]}')),
+    *(("wet", "True"), ("else", "7")),
+)
+_ALL_ARGUMENTS = (
+    '{"place": "R\\n \\"é\\" </p", "days": [1, 2], "unit": null, "count": 3, "map": {"a": [{}]}, '
+    '"wet": true, "else": "7"}'
+)
+_UNKNOWN = f"a {_written('no', ('a', '1'))} b "
+
+_SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
+    (
+        f"Let me see.\n{_ALL}\n{_written('add')}\n",
+        (TextDelta("Let me see."), *_called(0, "weather", _ALL_ARGUMENTS), *_called(1, "add", "{}")),
+    ),
+    (
+        "<function=add>\n<parameter=a>\n1\n<parameter=b>2\n</function> Done",
+        (*_called(0, "add", '{"a": "1", "b": "2"}'), TextDelta(" Done")),
+    ),
+    (
+        _written("weather", ("days", "soon"), ("count", "1.5")),
+        _called(0, "weather", '{"days": "soon", "count": "1.5"}'),
+    ),
+    ('<tool_call>{"name": "add", "arguments": {"a": 1}}\n</tool_call>', _called(0, "add", '{"a": 1}')),
+    (_UNKNOWN, (TextDelta(_UNKNOWN),)),
+    ("use <tool_call> or <function=no or <tool_", (TextDelta("use <tool_call> or <function=no or <tool_"),)),
+    ("<function=add><parameter=a>\nx\n</para", (ToolCallBegun(0, "add"), ToolCallDelta(0, '{"a": "x\\n</para'))),
+    ("<function=weather><parameter=count>\n3", (ToolCallBegun(0, "weather"), ToolCallDelta(0, '{"count": 3'))),
+)

@@ -1,0 +1,101 @@
+"""Values of arguments that a model writes as bare text, as the JSON that the tool's schema asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_DEPTH = 16
+"""How deep references and alternatives are followed."""
+_ANY_TYPE = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
+
+
+def types_of(parameters: object, name: str) -> frozenset[str]:
+    """The JSON types that `parameters`, a function's schema, allows its argument `name`; "string" if it is silent."""
+    if not isinstance(parameters, Mapping):
+        return frozenset({"string"})
+    properties = _mapping(_resolved(parameters, parameters).get("properties"))
+    found = _types(properties[name], parameters, 0) if name in properties else frozenset[str]()
+    return found or frozenset({"string"})
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """`text` as JSON of one of `types`; as a string where it is none of them, so that nothing is lost."""
+    value = _parsed(text)
+    if value is not _NO_JSON and _type_of(value) & types:
+        return json.dumps(value, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False)
+
+
+_NO_JSON = object()
+
+
+def _parsed(text: str) -> Any:
+    bare = text.strip()
+    if bare in ("True", "False", "None"):  # as Python, and the chat templates, write them
+        return {"True": True, "False": False, "None": None}[bare]
+    try:
+        return json.loads(bare, strict=False, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return _NO_JSON
+
+
+def _refuse_constant(text: str) -> object:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _type_of(value: object) -> frozenset[str]:
+    match value:
+        case None:
+            return frozenset({"null"})
+        case bool():
+            return frozenset({"boolean"})
+        case int():
+            return frozenset({"integer", "number"})
+        case float():
+            return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+        case list():
+            return frozenset({"array"})
+        case dict():
+            return frozenset({"object"})
+    return frozenset()
+
+
+def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
+        return frozenset()
+    schema = _resolved(schema, root)
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset({declared})
+    if isinstance(declared, Sequence):
+        return frozenset(item for item in declared if isinstance(item, str))
+    if "const" in schema or isinstance(schema.get("enum"), Sequence):
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return frozenset[str]().union(*({"string"} if isinstance(v, str) else _type_of(v) for v in values))
+    for word in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(word), Sequence):
+            return frozenset[str]().union(*(_types(one, root, depth + 1) for one in schema[word]))
+    if "properties" in schema:
+        return frozenset({"object"})
+    if "items" in schema:
+        return frozenset({"array"})
+    return _ANY_TYPE
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`schema`, or what its `$ref` of the same document points to."""
+    for _ in range(_DEPTH):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        found: Mapping[str, Any] = root
+        for part in reference[2:].split("/"):
+            found = _mapping(found.get(part.replace("~1", "/").replace("~0", "~")))
+        schema = found
+    return schema
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -30,11 +30,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Generated:
-    """A prompt's answers; the properties are those of the first. `cached_tokens` of the prompt were not computed."""
+    """A prompt's answers; the properties are those of the first. `cached_tokens` of the prompt were not computed.
+
+    `prompt_logprobs`: of every prompt token but the first, if asked for.
+    """
 
     prompt_ids: tuple[int, ...]
     cached_tokens: int
     answers: tuple[Answer, ...]
+    prompt_logprobs: tuple[float, ...] = ()
 
     @property
     def text(self) -> str:
@@ -76,6 +80,7 @@ class Collector:
         self._answers = [Answer() for _ in range(submit.n)]
         self._running = submit.n
         self._cached = 0
+        self._prompt_logprobs: tuple[float, ...] = ()
         self._error: RequestError | None = None
         self._started = time.monotonic()
         self._first: float | None = None
@@ -98,6 +103,7 @@ class Collector:
         self._last = time.monotonic()
         self._first = self._first or self._last
         self._cached = max(self._cached, event.cached)
+        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
         text, answer = self._texts[event.choice], self._answers[event.choice]
         before = text.tokens
         piece = "".join(text.feed(event))
@@ -125,7 +131,7 @@ class Collector:
 
     def result(self) -> Generated:
         """All answers; every choice must have ended."""
-        return Generated(self._prompt_ids(), self._cached, tuple(self._answers))
+        return Generated(self._prompt_ids(), self._cached, tuple(self._answers), self._prompt_logprobs)
 
     def record(self) -> RequestRecord:
         """The figures for `on_request_finished`."""

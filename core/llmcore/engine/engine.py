@@ -182,12 +182,18 @@ class Engine:
             raise RequestError(f"this model ({self.facts.architecture}) {does}", code="invalid_value")
         if request.score and (request.n, request.max_new_tokens) != (1, 1):
             raise RequestError("a score is one: n and max_new_tokens have to be 1", param="n", code="invalid_value")
+        if request.score and request.prompt_logprobs:
+            raise RequestError("a score has no log-probabilities", param="prompt_logprobs", code="invalid_value")
         if not request.prompt or len(request.prompt) % 4:
             raise RequestError("the prompt is empty", param="prompt", code="invalid_value")
         prompt = np.frombuffer(request.prompt, "<i4")
         _check_ids("prompt", (int(prompt.min()), int(prompt.max())), vocabulary)
         _check_ids("logit_bias", request.sampling.logit_bias, vocabulary)
         _check_ids("stop_token_ids", request.stop_ids, vocabulary)
+        _check_ids("allowed_ids", request.sampling.allowed_ids, vocabulary)
+        _check_ids(
+            "length_decay", request.sampling.length_decay.ids if request.sampling.length_decay else (), vocabulary
+        )
 
 
 def _check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:

@@ -38,13 +38,14 @@ Done = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What ends an answer, beside its length and stop texts."""
+    """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too."""
 
     min_new_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     keep_stop: bool = False
     skip_special_tokens: bool = True
+    prompt_logprobs: bool = False
 
 
 class LLM:
@@ -203,6 +204,7 @@ class LLM:
             stop_ids=tuple(sorted(rules.stop_ids)),
             n=n,
             sampling=sampling,
+            prompt_logprobs=limits.prompt_logprobs,
         )
 
     def _run(self, submits: Sequence[Submit], rules: TextRules, progress: Done | None) -> list[Generated]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llmcore.engine.frame import FramePacker, Packed
 from llmcore.engine.graphs import Frame, Graphs, frame_of
+from llmcore.engine.prompt_logprobs import put_probed, target_logprobs
 from llmcore.engine.sampling import Draw, RowSampler
 from llmcore.engine.scoring import Scored
 from llmcore.engine.steer import Outcome, Pending, Steered, changed, put_outputs, settle
@@ -89,13 +90,14 @@ class Scores:
 class InFlight:
     """A launched step: its outcome on its way to the host, None where it samples nothing.
 
-    `pending`: its forward, as long as `draw` is still to come.
+    `pending`: its forward, as long as `draw` is still to come. `probed`: what the plan's probes asked for.
     """
 
     plan: StepPlan
     event: Event
     outcome: Sampled | None
     pending: Pending | None = None
+    probed: Tensor | None = None
 
 
 class Runner:
@@ -135,6 +137,7 @@ class Runner:
         self._eager = Upload(device, _CHANGES, turns)
         self._static = Upload(device, _FRAME, turns)
         self._drawing = Upload(device, _CHANGES, turns)
+        self._probed: Tensor | None = None
         # Graphs share their memory, so what the forward's leaves must be elsewhere before the draw's is replayed.
         self._logits: Tensor | None = None
         if steered and self._graph_rows:
@@ -162,7 +165,7 @@ class Runner:
         bound = self._sampler.bound(plan)
         if bound:
             return self._launch_forward(plan, bound)
-        frame = None if self._graphs is None else frame_of(plan, self._graph_rows)
+        frame = self._frame(plan)
         packed, draw = self._pack(plan, frame)
         if frame is not None and (not all(packed.keys) or not draw.lasting):
             frame = None
@@ -177,7 +180,8 @@ class Runner:
             assert not isinstance(found, Scores)
             outcome = found
         host = None if outcome is None else self._sampler.to_host(outcome, plan.sample_row.size)
-        return InFlight(plan, self._device.event(), host)
+        probed = self._take_probed()
+        return InFlight(plan, self._device.event(), host, probed=probed)
 
     @torch.inference_mode()
     def draw(self, step: InFlight) -> Outcome:
@@ -209,7 +213,7 @@ class Runner:
         step.event.wait()
         out = step.outcome
         if out is None:
-            return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_))
+            return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_), probed=_array(step.probed))
         read = out.tokens.numpy()
         finite = read >= 0
         return StepResult(
@@ -219,6 +223,7 @@ class Runner:
             top_ids=_array(out.top_ids),
             top_logprobs=_array(out.top_logprobs),
             scores=_array(out.scores) if isinstance(out, Scored) else None,
+            probed=_array(step.probed),
         )
 
     def _change(self, plan: StepPlan, frame: Upload) -> None:
@@ -239,15 +244,28 @@ class Runner:
                 for kv in group.kv.values():
                     group.layout.copy(kv, src, dst)
 
+    def _frame(self, plan: StepPlan) -> Frame | None:
+        """What the step is padded to; None if it is not to be captured."""
+        return None if self._graphs is None or plan.probes else frame_of(plan, self._graph_rows)
+
+    def _take_probed(self) -> Tensor | None:
+        """What the forward's probes found, on its way to the host."""
+        probed, self._probed = self._probed, None
+        return None if probed is None else self._device.to_host(probed)
+
     def _pack(self, plan: StepPlan, frame: Frame | None) -> tuple[Packed, Draw]:
         upload = self._eager if frame is None else self._static
         packed = self._packer.pack(plan, frame, upload)
+        if plan.probes:
+            put_probed(plan, upload)
         return packed, self._sampler.pack(plan, upload, packed.n_samples)
 
     def _launch_forward(self, plan: StepPlan, bound: Sequence[Steered]) -> InFlight:
         """The forward alone: its key has no variant, because nobody knows yet how it will be drawn from."""
-        frame = None if self._graphs is None else frame_of(plan, self._graph_rows)
+        frame = self._frame(plan)
         packed = self._packer.pack(plan, frame, self._eager if frame is None else self._static)
+        if plan.probes:
+            put_probed(plan, packed.upload)
         if frame is not None and not all(packed.keys):
             frame = None
             packed = self._packer.pack(plan, frame, self._eager)
@@ -262,11 +280,12 @@ class Runner:
             logits = scores.logits
             if self._logits is not None and self._logits.dtype == logits.dtype and len(logits) <= len(self._logits):
                 logits = self._logits[: len(logits)].copy_(logits)
-        return InFlight(plan, self._device.event(), None, Pending(packed, frame, logits, bound))
+        probed = self._take_probed()
+        return InFlight(plan, self._device.event(), None, Pending(packed, frame, logits, bound), probed)
 
     def _scores(self, packed: Packed) -> Scores:
         request, n_query = packed.upload.get("request"), packed.upload.get("n_query")
-        return Scores(self._model.logits(*self._model(self._step(packed, request, n_query))))
+        return Scores(self._model.logits(*self._through(self._step(packed, request, n_query), packed)))
 
     def _drawn(self, pending: Pending, draw: Draw, plan: StepPlan, steered: Outcome | None) -> Sampled:
         """From logits to tokens, on the device alone unless processors of the device are in `steered`."""
@@ -288,7 +307,7 @@ class Runner:
         tables, upload = self._tables, packed.upload
         request, n_query = upload.get("request"), upload.get("n_query")
         step = self._step(packed, request, n_query)
-        hidden, residual = self._model(step)
+        hidden, residual = self._through(step, packed)
         bucket = step.bucket
         state = (tables.history, tables.lengths, tables.computed)
         sample_request = upload.get("sample_request")
@@ -299,6 +318,16 @@ class Runner:
         out = self._sampler.draw(self._model.logits(hidden, residual), sample_request, draw, upload)
         read = self._ops.outputs[bucket](state, request, n_query, sample_request, out.tokens, out.finite)
         return replace(out, tokens=read)
+
+    def _through(self, step: Step, packed: Packed) -> tuple[Tensor, Tensor | None]:
+        """(hidden, residual) of the sampled tokens; what probes ask for stays in `_probed`."""
+        hidden, residual = self._model(step)
+        if not packed.upload.has("probed"):
+            return hidden, residual
+        n = packed.n_samples
+        beyond = None if residual is None else residual[n:]
+        self._probed = target_logprobs(self._model, hidden[n:], beyond, packed.upload.get("targets"))
+        return hidden[:n], None if residual is None else residual[:n]
 
     def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
         tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.n_tokens)
@@ -311,13 +340,18 @@ class Runner:
             decode, prefill, mixed = packed.metas(group.name, table, kv_len)
             at = slots[bucket](table, owner, positions)
             kv[group.name] = KVStep(kv=group.kv, slots=at, decode=decode, prefill=prefill, mixed=mixed)
+        sampled = None if packed.every else upload.get("sampled").long()
+        if upload.has("probed"):
+            # no step with a prompt in it samples every token in order, so there are sampled ones to add to
+            assert sampled is not None
+            sampled = torch.cat((sampled, upload.get("probed").long()))
         return Step(
             bucket=bucket,
             n_decode=packed.n_decode,
             tokens=tokens,
             positions=positions.unsqueeze(0),
             prompt_len=prompt_len,
-            sampled=None if packed.every else upload.get("sampled").long(),
+            sampled=sampled,
             kv=kv,
         )
 

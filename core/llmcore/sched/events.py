@@ -68,7 +68,12 @@ def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: 
         finish=accepted.finish.tolist(),
     )
     for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + 1):
-        events.cached[int(i)] = table.job(int(rows[i])).cached
+        job = table.job(int(rows[i]))
+        events.cached[int(i)] = job.cached
+        if job.prompt_logprobs is not None:
+            events.prompt_logprobs[int(i)] = job.prompt_logprobs.tolist()
+            job.prompt_logprobs = None
+            table.probing.discard(int(rows[i]))
     if result.scores is not None:
         events.count, events.tokens = [0] * rows.size, []
         events.scores = dict(enumerate(result.scores[accepted.at].tolist()))

@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcore.bridge import Submit
 from llmcore.protocols import Int32, Int64
 from llmcore.sched.bound import Bound
 
 NO_ROW = -1
+
+Float32 = NDArray[np.float32]
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +28,8 @@ class Job:
     had when it was last sent back to the queue, `cached` the prompt tokens it did not have to compute at first.
     `waits`: (row, epoch, tokens) of the job whose KV it waits for. `private`: it takes nothing from the cache.
     `untried`: failed steps it was in and could not be tried alone after. `bounds`: the logits processors of each of
-    the request's choices, () if it has none.
+    the request's choices, () if it has none. `prompt_logprobs`: of all prompt tokens but the first, as far as they
+    are known; None if nobody wants them (any more).
     """
 
     submit: Submit
@@ -44,6 +48,7 @@ class Job:
     queued_at: int = 0
     waits: tuple[int, int, int] | None = None
     bounds: Sequence[Bound] = ()
+    prompt_logprobs: Float32 | None = None
 
     @property
     def size(self) -> int:

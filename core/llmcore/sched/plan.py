@@ -57,6 +57,14 @@ class TableWrites:
     granule: Int32
 
 
+@dataclass(frozen=True)
+class Probe:
+    """The log-probabilities of `targets`, a prompt's tokens, after the first so many new tokens of row `row`."""
+
+    row: int
+    targets: Int32
+
+
 @dataclass
 class StepPlan:
     """One step. All arrays are parallel over rows except where noted."""
@@ -77,6 +85,8 @@ class StepPlan:
     """Per KV group: every table entry that this step needs and the device does not have yet, forks' rows included."""
     copies: list[list[tuple[int, int]]] = field(default_factory=list)
     """Per KV group, granules (src, dst) to copy before the forward, because somebody else still holds src."""
+    probes: list[Probe] = field(default_factory=list)
+    """What is wanted of prompts beside samples."""
 
     @property
     def n_tokens(self) -> int:
@@ -90,7 +100,8 @@ class StepResult:
 
     `finite[s]`: False where the row's logits held NaN or infinity and its token means nothing. `logprobs`: the
     drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k]. `scores`
-    [S, n]: of a model that scores; its tokens stand for nothing, and each ends its request.
+    [S, n]: of a model that scores; its tokens stand for nothing, and each ends its request. `probed`: what the
+    plan's probes asked for, one after the other.
     """
 
     tokens: Int32
@@ -99,3 +110,4 @@ class StepResult:
     top_ids: Int32 | None = None
     top_logprobs: NDArray[np.float32] | None = None
     scores: NDArray[np.float32] | None = None
+    probed: NDArray[np.float32] | None = None

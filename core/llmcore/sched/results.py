@@ -13,7 +13,7 @@ from llmcore.sched.departures import Departures
 from llmcore.sched.events import Accepted, add_errors, by_owner
 from llmcore.sched.flight import Flight
 from llmcore.sched.job import Job
-from llmcore.sched.plan import StepResult
+from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.state import State
 from llmcore.sched.table import LEAVING
 
@@ -36,6 +36,8 @@ class Results:
         self._state.totals.steps += 1
         alive = table.epoch[plan.request] == flight.row_epoch
         table.settled[plan.request[alive]] = (plan.start + plan.n_query)[alive]
+        if plan.probes and result.probed is not None:
+            self._note_probed(plan, alive, result.probed)
         rejected = self._reject(flight, result) if not result.finite.all() else []
         at = np.flatnonzero((table.epoch[plan.sample_request] == flight.sample_epoch) & result.finite)
         if table.bound:
@@ -48,6 +50,18 @@ class Results:
         for job, message in failed:
             add_errors(events, [job], ("internal_error", message), stamp)
         return rows, events
+
+    def _note_probed(self, plan: StepPlan, alive: NDArray[np.bool_], probed: NDArray[np.float32]) -> None:
+        """Put log-probabilities where their prompts' others are."""
+        at = 0
+        for probe in plan.probes:
+            end = at + probe.targets.size
+            if alive[probe.row]:
+                logprobs = self._state.table.job(int(plan.request[probe.row])).prompt_logprobs
+                if logprobs is not None:
+                    start = int(plan.start[probe.row])
+                    logprobs[start : start + probe.targets.size] = probed[at:end]
+            at = end
 
     def _tell(
         self, at: NDArray[np.intp], rows: Int32, tokens: Int32

@@ -103,6 +103,10 @@ class Scheduler:
         prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
         job = Job(submit, owner, 0, self._arrivals, prompt, forks=submit.n - 1, queued_at=state.step)
         job.bounds = bounds
+        if submit.prompt_logprobs:
+            # What comes from the cache was computed for somebody else, who kept no log-probabilities.
+            job.private = True
+            job.prompt_logprobs = np.full(prompt.size - 1, np.nan, np.float32)
         self._arrivals += submit.n
         state.requests[key] = {0: job}
         state.queue.append(job)

@@ -57,6 +57,8 @@ class RequestTable:
         self.forks = np.zeros(rows, np.int32)
         self.bound: dict[int, Bound] = {}
         """Rows with logits processors."""
+        self.probing: set[int] = set()
+        """Rows whose prompt's log-probabilities are wanted."""
         self.jobs: list[Job | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._running: Int32 | None = None
@@ -119,6 +121,7 @@ class RequestTable:
             self.epoch[place] += 1
             self.jobs[place] = None
             self.bound.pop(place, None)
+            self.probing.discard(place)
             self._free.append(place)
         job.reserved = []
         job.row = NO_ROW
@@ -133,6 +136,8 @@ class RequestTable:
         self.jobs[row] = job
         if job.bound is not None:
             self.bound[row] = job.bound
+        if job.prompt_logprobs is not None:
+            self.probing.add(row)
         self.status[row] = RUNNING
         self.arrival[row] = job.arrival
         self.owner[row] = job.owner

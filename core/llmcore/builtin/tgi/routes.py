@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib.metadata import version
 
 import falcon
 import msgspec
 import orjson
 
-from llmcore import __version__
 from llmcore.api import RequestError, SamplingParams, Submit
 from llmcore.api.http import Front, Generation, Job, Route, intake
 from llmcore.api.text import TextRules
@@ -79,7 +79,7 @@ class Info:
                 "validation_workers": front.config.server.httpserver_workers,
                 "max_client_batch_size": 1,
                 "router": "llmcore",
-                "version": __version__,
+                "version": version("llmcore-engine"),
                 "sha": None,
                 "docker_label": None,
             }

@@ -1,0 +1,132 @@
+"""huggingface_hub's client against a real server of a small random Llama, and LightLLM's prompt log-probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import TextGenerationError, ValidationError
+from llmcore.testing.server import RunningServer, serving
+from llmcore.testing.sockets import call
+from llmcore.testing.tokenizer import write_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+PROMPT = "abcdefgh"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6}
+    config = LlamaConfig(
+        vocab_size=275, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, **sizes
+    )
+    model = LlamaForCausalLM(config).eval()
+    directory = tmp_path_factory.mktemp("llama")
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory, model
+
+
+@pytest.fixture(scope="module")
+def server(model: tuple[Path, LlamaForCausalLM]) -> Iterator[RunningServer]:
+    with serving(model[0], plugin_options={"use_tgi_api": True}, data_type="fp32", device="cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> InferenceClient:
+    return InferenceClient(model=server.url, timeout=20)
+
+
+def expected(model: LlamaForCausalLM, ids: list[int]) -> list[float]:
+    with torch.inference_mode():
+        logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)
+    return [float(logprobs[i, token]) for i, token in enumerate(ids[1:])]
+
+
+def test_text(client: InferenceClient) -> None:
+    text = client.text_generation(PROMPT, max_new_tokens=12)
+    assert isinstance(text, str) and text
+    assert "".join(client.text_generation(PROMPT, max_new_tokens=12, stream=True)).startswith(text[:3])
+    assert client.text_generation(PROMPT, max_new_tokens=12, return_full_text=True) == PROMPT + text
+
+
+def test_details(client: InferenceClient, model: tuple[Path, LlamaForCausalLM]) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "details": True}
+    whole = client.text_generation(PROMPT, decoder_input_details=True, top_n_tokens=3, **options)
+    details = whole.details
+    assert details is not None and details.top_tokens is not None
+    ids = [token.id for token in details.prefill]
+    assert "".join(token.text for token in details.prefill) == PROMPT
+    assert [token.logprob for token in details.prefill[1:]] == pytest.approx(expected(model[1], ids), abs=1e-4)
+    every = [*ids, *(token.id for token in details.tokens)]
+    mine = [token.logprob for token in details.tokens]
+    assert mine == pytest.approx(expected(model[1], every)[len(ids) - 1 :], abs=1e-4)
+    # the client leaves lists in lists as they come
+    best: list[Any] = details.top_tokens
+    assert [tokens[0]["id"] for tokens in best] == [token.id for token in details.tokens]
+    assert details.generated_tokens == len(details.tokens) and details.finish_reason in ("length", "eos_token")
+    events = list(client.text_generation(PROMPT, stream=True, **options))
+    assert [event.token.id for event in events] == [token.id for token in details.tokens]
+    assert events[-1].generated_text == whole.generated_text
+    assert events[-1].details is not None and events[-1].details.input_length == len(ids)
+    assert [event.index for event in events] == list(range(1, len(events) + 1))
+
+
+def test_sampling(client: InferenceClient) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "details": True}
+    first, second = (client.text_generation(PROMPT, seed=7, **options) for _ in range(2))
+    assert first.generated_text == second.generated_text
+    assert first.details is not None and first.details.seed == 7
+    several = client.text_generation(PROMPT, best_of=3, **options)
+    assert several.details is not None and several.details.best_of_sequences is not None
+    assert len(several.details.best_of_sequences) == 2
+    means = [
+        sum(token.logprob for token in one.tokens) / len(one.tokens)
+        for one in (several.details, *several.details.best_of_sequences)
+    ]
+    assert means[0] == max(means)
+
+
+def test_errors(client: InferenceClient) -> None:
+    with pytest.raises(ValidationError, match=r"parameters\.watermark"):
+        client.text_generation(PROMPT, watermark=True)
+    with pytest.raises(TextGenerationError, match=r"context length"):
+        client.text_generation(PROMPT, max_new_tokens=100_000)
+    with pytest.raises(ValidationError, match="temperature"):
+        list(client.text_generation(PROMPT, temperature=-1.0, stream=True))
+
+
+def test_the_other_routes_stay(server: RunningServer) -> None:
+    info = json.loads(call(server.port, "GET", "/info")[2])
+    assert (info["max_total_tokens"], info["router"]) == (256, "llmcore")
+    assert call(server.port, "GET", "/health")[0] == 200
+    assert json.loads(call(server.port, "POST", "/tokens", {"text": PROMPT})[2])["ntokens"] > 0
+
+
+async def collected(url: str) -> str:
+    async with AsyncInferenceClient(model=url) as client:
+        return "".join([text async for text in await client.text_generation(PROMPT, max_new_tokens=5, stream=True)])
+
+
+def test_the_asynchronous_client(server: RunningServer) -> None:
+    assert asyncio.run(collected(server.url))
+
+
+def test_lightllms_prompt_logprobs(model: tuple[Path, LlamaForCausalLM]) -> None:
+    options = {"return_all_prompt_logprobs": True}
+    parameters = {"max_new_tokens": 3, "return_details": True, "allowed_token_ids": [70, 71]}
+    with serving(model[0], plugin_options=options, data_type="fp32", device="cpu") as server:
+        body = {"inputs": [64, 65, 66], "parameters": parameters}
+        answer = json.loads(call(server.port, "POST", "/generate", body)[2])
+    found = [(token, *pairs.items()) for token, pairs in answer["prompt_logprobs"]]
+    assert [(token, key) for token, (key, _) in found] == [(64, "65"), (65, "66")]
+    assert [value for _, (_, value) in found] == pytest.approx(expected(model[1], [64, 65, 66]), abs=1e-4)
+    assert {token["id"] for token in answer["tokens"]} <= {70, 71}

@@ -25,6 +25,7 @@ from llmcore.config.tree import (
     Model,
     Plugins,
     Reports,
+    Requests,
     Scheduling,
     Server,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Origins",
     "Plugins",
     "Reports",
+    "Requests",
     "Scheduling",
     "Server",
     "Setting",

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from llmcore.config import elsewhere
-from llmcore.config.tree import Access, Kernels, Memory, Model, Plugins, Reports, Scheduling, Server
+from llmcore.config.tree import Access, Kernels, Memory, Model, Plugins, Reports, Requests, Scheduling, Server
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.specs import OptionSpec
 
@@ -21,6 +21,7 @@ GROUPS: Mapping[str, type] = {
     "model": Model,
     "server": Server,
     "access": Access,
+    "requests": Requests,
     "reports": Reports,
     "memory": Memory,
     "scheduling": Scheduling,
@@ -29,6 +30,7 @@ GROUPS: Mapping[str, type] = {
 }
 
 RETIRED: Mapping[str, str] = {
+    "diverse_mode": "the answers of one request (n, best_of) always share the computation of their prompt",
     "use_dynamic_prompt_cache": "the prefix cache is always on; --disable_dynamic_prompt_cache turns it off",
     "enable_prefix_caching": "the prefix cache is always on; --disable_dynamic_prompt_cache turns it off",
     "splitfuse_mode": "chunked prefill is always on; --disable_chunked_prefill turns it off",

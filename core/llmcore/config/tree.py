@@ -77,6 +77,18 @@ class Access:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Requests:
+    """What becomes of requests before they reach the engine."""
+
+    long_truncation_mode: str | None = option(
+        None,
+        "Cut a prompt that is too long beside its answer: head drops its beginning, center its middle.",
+        choices=("head", "center"),
+        unset="None",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reports:
     """What is logged and pushed."""
 
@@ -250,6 +262,7 @@ class Config:
 
     server: Server = Server()
     access: Access = Access()
+    requests: Requests = Requests()
     reports: Reports = Reports()
     model: Model = Model()
     memory: Memory = Memory()

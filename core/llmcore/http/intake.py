@@ -48,19 +48,31 @@ def check_choices(prompts: int, n: int, *, param: str) -> None:
 
 
 def prompt_ids(
-    front: Front, prompt: str | Sequence[int], *, param: str, add_special_tokens: bool = True
+    front: Front,
+    prompt: str | Sequence[int],
+    *,
+    param: str,
+    add_special_tokens: bool = True,
+    max_new_tokens: int | None = None,
 ) -> Sequence[int]:
     """The token ids of a prompt given as text or as ids. Raises RequestError when it is empty, or not in the
-    vocabulary, or longer than the server takes."""
+    vocabulary, or longer than the server takes.
+
+    With `--long_truncation_mode` one that is too long is cut, so that `max_new_tokens` (None: one) fit beside it.
+    """
+    mode = front.config.requests.long_truncation_mode
     if not isinstance(prompt, str):
         check_ids(front, prompt, param=param)
         ids = prompt
     else:
-        _check_characters(front, prompt, param)
+        if mode is None:
+            _check_characters(front, prompt, param)
         ids = front.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
     if not ids:
         raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
     limit = front.facts.max_input_len
+    if mode is not None:
+        ids = truncated(ids, min(limit, front.facts.max_total_len - (max_new_tokens or 1)), mode)
     if len(ids) > limit:
         raise RequestError(
             f"This model's maximum context length is {front.facts.max_total_len} tokens, of which the prompt may "
@@ -69,6 +81,17 @@ def prompt_ids(
             code="context_length_exceeded",
         )
     return ids
+
+
+def truncated(ids: Sequence[int], most: int, mode: str) -> Sequence[int]:
+    """At most `most` of `ids`: `head` drops the first, `center` keeps half from each end, the odd one from the last.
+
+    All of them where there is room for none; then the request is refused.
+    """
+    if not 0 < most < len(ids):
+        return ids
+    first = most // 2 if mode == "center" else 0
+    return [*ids[:first], *ids[len(ids) - most + first :]]
 
 
 def check_ids(front: Front, ids: Sequence[int], *, param: str) -> None:

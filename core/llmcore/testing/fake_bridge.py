@@ -195,9 +195,12 @@ def fake_front(
     *,
     model_name: str | None = "fake",
     parsers: Iterable[OutputParserSpec] = (),
+    config: Config | None = None,
     **facts: Any,
 ) -> FakeFront:
-    """A front on `bridge`. `parsers`: at most one of each kind. `facts`: of wire.ModelFacts, over a small model's."""
+    """A front on `bridge`. `parsers`: at most one of each kind. `config`: its settings, apart from the model's.
+    `facts`: of wire.ModelFacts, over a small model's.
+    """
     known = {
         "architecture": "Fake",
         "vocab_size": tokenizer.vocab_size,
@@ -209,7 +212,8 @@ def fake_front(
     }
     return FakeFront(
         config=replace(
-            Config(), model=Model(model_dir="models/some-model", model_name=(model_name,) if model_name else ())
+            config or Config(),
+            model=Model(model_dir="models/some-model", model_name=(model_name,) if model_name else ()),
         ),
         bridge=bridge,
         tokenizer=tokenizer,

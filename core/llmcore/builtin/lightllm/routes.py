@@ -57,11 +57,16 @@ class Generate:
         intake.refuse(given, REFUSED, prefix="parameters.")
         refuse_media(body.multimodal_params)
         n = check_copies(given, stream)
+        asked = given.max_new_tokens or 16
         prompt = intake.prompt_ids(
-            self._front, body.inputs, param="inputs", add_special_tokens=given.add_special_tokens is not False
+            self._front,
+            body.inputs,
+            param="inputs",
+            add_special_tokens=given.add_special_tokens is not False,
+            max_new_tokens=asked,
         )
         name = "parameters.max_new_tokens"
-        left = intake.room(self._front, prompt, given.max_new_tokens or 16, param=name, source="inputs")
+        left = intake.room(self._front, prompt, asked, param=name, source="inputs")
         if (given.min_new_tokens or 1) > left:
             raise RequestError(
                 f"parameters.min_new_tokens: {given.min_new_tokens} is more than max_new_tokens, {left}",

@@ -84,7 +84,14 @@ class Completions:
         rules = sampling.text_rules(self._front, body)
         special = body.add_special_tokens is not False
         prompts = [
-            intake.prompt_ids(self._front, prompt, param="prompt", add_special_tokens=special) for prompt in given
+            intake.prompt_ids(
+                self._front,
+                prompt,
+                param="prompt",
+                add_special_tokens=special,
+                max_new_tokens=body.max_tokens,
+            )
+            for prompt in given
         ]
         submits = sampling.submits(
             self._front,

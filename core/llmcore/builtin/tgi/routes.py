@@ -107,10 +107,11 @@ def check(given: Parameters, stream: bool) -> None:
 def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
     """The prompt's tokens; with `truncate` the last so many of them."""
     if given.truncate is None:
-        return intake.prompt_ids(front, text, param="inputs")
+        return intake.prompt_ids(front, text, param="inputs", max_new_tokens=given.max_new_tokens)
     if given.truncate > front.facts.max_input_len:
         raise _refusal("truncate", f"{given.truncate} is more than the longest prompt, {front.facts.max_input_len}")
-    return intake.prompt_ids(front, front.tokenizer.encode(text)[-given.truncate :], param="inputs")
+    ids = front.tokenizer.encode(text)[-given.truncate :]
+    return intake.prompt_ids(front, ids, param="inputs", max_new_tokens=given.max_new_tokens)
 
 
 def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: bool) -> tuple[Submit, TextRules]:

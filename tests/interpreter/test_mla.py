@@ -22,6 +22,7 @@ from llmcore.ops import (
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore_triton.attention import listed
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.mla import decode, head_linear_cublas, merge, unified, varlen
 from llmcore_triton.mla import head_linear as per_head
@@ -89,6 +90,10 @@ def uneven(where: OpContext) -> Iterator[attention.AttnCase]:
 @pytest.mark.parametrize("block_m", [16, 64])
 def test_split_rows_of_uneven_lengths(block_m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "decode_cases", uneven)
+    if block_m == 64:
+        # a row is merged in two blocks of values, and in several rounds
+        monkeypatch.setattr(listed, "_MERGED", 32)
+        monkeypatch.setattr(listed, "_CHUNKS", ((2, 1),))
     where = replace(attending("attn.mla.decode", granule=4, **SPECS["20 heads, odd sizes"]), device=SMALL)
     kernel = decode.make_with(where, {**SPLITTING, "block_m": block_m})
     plan = kernel.plan

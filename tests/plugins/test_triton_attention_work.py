@@ -47,6 +47,8 @@ def read(work: Work, made: Planner, step: AttnRows, spare: int) -> None:
             mine = set(range(at, at + min(tokens, n - tile * tokens)))
             assert not mine & places
             assert max(mine) < made.room
+            if made.tokens is None and place >= 0:
+                assert work.firsts[row] == at - place
             places |= mine
             if made.fixed:
                 assert start % made.fixed == 0

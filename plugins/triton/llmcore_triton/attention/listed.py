@@ -19,8 +19,8 @@ from llmcore_triton.attention.work import Planner
 
 Meta = Mapping[str, torch.Tensor]
 
-_WHOLE, _SPLIT = "items", "split_items"
-"""Names of the uploaded list: the second where some items have partial results to merge."""
+_WHOLE, _SPLIT, _FIRSTS = "items", "split_items", "split_firsts"
+"""Names of the uploaded list, the second where some items have partial results to merge, and of where these begin."""
 
 BLOCKS = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (64, 8, 5), (32, 4, 7), (128, 4, 3), (32, 2, 5), (128, 8, 5))
 """`block_n`, `warps` and `stages` worth timing where KV is read once for a group, the likely ones first."""
@@ -28,8 +28,13 @@ BLOCKS = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (64, 8, 5), (32, 4, 7), (128, 4, 3
 _SHARED = {True: 72 << 10, False: 48 << 10}
 """Bytes of shared memory for KV in flight, on Hopper (three programs per processor) and before."""
 
-_MERGED = 64 * 256
-"""Numbers of partial results that a program of the merge holds in registers."""
+_MERGED = 128
+"""Columns of partial results that a program of a row's merge takes: a vector for each thread of a warp."""
+
+_CHUNKS = ((64, 4), (32, 2), (8, 1))
+"""Token bucket (the last for larger ones too) -> chunks of a row that its merge reads at once, and its warps: few rows
+are in many chunks and wait for memory, many are in few and wait for room.
+"""
 
 _MOST_SHARED = 200 << 10
 """Bytes that a program may take on Hopper at all, with some left for what else the compiler keeps there."""
@@ -112,18 +117,22 @@ class Listed(ABC):
         self._pdl = launch.overlaps(context)
         self.options: dict[str, Any] = {"PDL": self._pdl, "launch_pdl": self._pdl}
         self._scratch: Scratch | None = None
+        width = max(next_power_of_2(spec.value_size), 16)
         merging = {
             "HEADS": spec.heads,
             "V_SIZE": spec.value_size,
-            "BLOCK_V": max(next_power_of_2(spec.value_size), 16),
             "WINDOW": spec.window or 0,
             "ALIGN": fixed or config.block_n,
-            "num_warps": 4,
             **self.options,
         }
-        by_row = tokens is None
-        merging |= {"BLOCK_C": min(64, _MERGED // merging["BLOCK_V"])} if by_row else {"TOKENS": tokens, "AHEAD": 4}
-        self._merge = launch.Bound(merge_row if by_row else merge_tile, **merging)
+        if tokens is None:
+            block = min(width, _MERGED)
+            chunks, warps = _CHUNKS[min(context.bucket, len(_CHUNKS) - 1)]
+            merging |= {"BLOCK_V": block, "BLOCK_C": chunks, "num_warps": warps}
+            self._blocks = -(-spec.value_size // block)
+        else:
+            merging |= {"BLOCK_V": width, "TOKENS": tokens, "AHEAD": 4, "num_warps": 4}
+        self._merge = launch.Bound(merge_row if tokens is None else merge_tile, **merging)
 
     @abstractmethod
     def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
@@ -140,6 +149,8 @@ class Listed(ABC):
         if work is None:
             return "1"
         into.put(_SPLIT if work.split else _WHOLE, work.items)
+        if work.split and self.planner.tokens is None:
+            into.put(_FIRSTS, work.firsts)
         return f"{work.size}+" if work.split else f"{work.size}"
 
     def run(
@@ -170,8 +181,12 @@ class Listed(ABC):
         )  # fmt: skip
         self.launch(arguments, size, kv_len.shape[0], lse is not None)
         if split is not None:
-            merged = (partial, split, q_start, kv_len, out, summed, room, out.stride(0))
-            self._merge.but(LSE=lse is not None)((self.spec.heads, split.shape[0] // 4 - 1), *merged)
+            merge, heads = self._merge.but(LSE=lse is not None), self.spec.heads
+            rest = (q_start, kv_len, out, summed, room, out.stride(0))
+            if self.planner.tokens is None:
+                merge((self._blocks, heads, kv_len.shape[0]), partial, split, meta[_FIRSTS], *rest)
+            else:
+                merge((heads, split.shape[0] // 4 - 1), partial, split, *rest)
         return out
 
 

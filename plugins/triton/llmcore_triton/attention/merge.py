@@ -13,10 +13,14 @@ from llmcore_triton.attention.tile import LN_2, fold, reach
 from llmcore_triton.launch import release, wait
 
 
-@triton.jit(do_not_specialize=["room"], do_not_specialize_on_alignment=["q_start", "kv_len", "items", "lse"])
+@triton.jit(
+    do_not_specialize=["room"],
+    do_not_specialize_on_alignment=["q_start", "kv_len", "items", "firsts", "lse"],
+)
 def merge_row(  # type: ignore[no-untyped-def]
     partial,
     items,
+    firsts,
     q_start,
     kv_len,
     out,
@@ -32,24 +36,28 @@ def merge_row(  # type: ignore[no-untyped-def]
     LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows of one query token: program (head, item) merges a row and head, where item is the row's first."""
+    """Rows of one query token: program (block of values, head, row); `firsts` says where the row's parts begin.
+
+    BLOCK_C chunks are read at a time. What the step's first kernels and uploads wrote is read before `wait`: the
+    attention kernel ahead lets this one start after its own `wait`.
+    """
+    head, row = tl.program_id(1), tl.program_id(2)
+    # past the L1 cache: what the step before left there is old
+    at = tl.load(firsts + row, cache_modifier=".cg").to(tl.int64)
+    chunk = tl.load(items, cache_modifier=".cg")
+    length = tl.load(kv_len + row, cache_modifier=".cg")
+    token = tl.load(q_start + row, cache_modifier=".cg").to(tl.int64)
     wait(PDL)
     release(PDL)
-    head = tl.program_id(0)
-    record = items + (tl.program_id(1) + 1) * 4
-    row = tl.load(record)
-    if row < 0:
+    if at < 0:
         return
-    if tl.load(record + 2) != 0:
-        return
-    at = tl.load(record + 3).to(tl.int64)
-    chunk = tl.load(items)
-    first, last = reach(tl.load(kv_len + row), 1, 0, 1, WINDOW, ALIGN)
+    first, last = reach(length, 1, 0, 1, WINDOW, ALIGN)
     count = tl.cdiv(last - first, chunk)
     if count <= 1:
         return
     place = tl.arange(0, BLOCK_C)
-    v_at = tl.arange(0, BLOCK_V)
+    v_at = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    inside = v_at < V_SIZE
     part_lse = partial + room.to(tl.int64) * (HEADS * V_SIZE) + at * HEADS + head
     part = partial + (at * HEADS + head) * V_SIZE
     m = tl.full([1], float("-inf"), tl.float32)
@@ -59,22 +67,19 @@ def merge_row(  # type: ignore[no-untyped-def]
         here = start + place
         there = here < count
         scores = tl.load(part_lse + here * HEADS, mask=there, other=float("-inf"))
-        x = tl.load(
-            part + here[:, None] * (HEADS * V_SIZE) + v_at[None, :],
-            mask=there[:, None] & (v_at < V_SIZE)[None, :],
-            other=0.0,
-        )
+        there_inside = there[:, None] & inside[None, :]
+        x = tl.load(part + here[:, None] * (HEADS * V_SIZE) + v_at[None, :], mask=there_inside, other=0.0)
         highest = tl.maximum(m, tl.max(scores, 0)[None])
         base = tl.where(highest == float("-inf"), 0.0, highest)
         weight, keep = tl.exp2(scores - base), tl.exp2(m - base)
         l = l * keep + tl.sum(weight, 0)[None]  # noqa: E741
         acc = acc * keep[:, None] + tl.sum(x * weight[:, None], 0)[None, :]
         m = highest
-    token = (tl.load(q_start + row) + tl.zeros([1], tl.int32)).to(tl.int64)
     y = (acc / l[:, None]).to(out.dtype.element_ty)
-    tl.store(out + token[:, None] * out_stride + head * V_SIZE + v_at[None, :], y, mask=(v_at < V_SIZE)[None, :])
-    if LSE:
-        tl.store(lse + token * HEADS + head, (m + tl.log2(l)) * LN_2)
+    tl.store(out + token * out_stride + head * V_SIZE + v_at[None, :], y, mask=inside[None, :])
+    if LSE:  # noqa: SIM102 - known when compiling
+        if tl.program_id(0) == 0:
+            tl.store(lse + token * HEADS + head + tl.zeros([1], tl.int32), (m + tl.log2(l)) * LN_2)
 
 
 @triton.jit(do_not_specialize=["room"], do_not_specialize_on_alignment=["q_start", "kv_len", "items", "lse"])

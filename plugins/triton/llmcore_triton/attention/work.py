@@ -28,12 +28,14 @@ _UNEVEN = 1.25
 class Work:
     """`items` [(size + 1) * FIELDS]: first (tokens per chunk, -1, -1, -1), then the items.
 
-    `split`: whether some tile has partial results to merge.
+    `split`: whether some tile has partial results to merge. `firsts`: where each tile's begin, counted in query
+    tokens, -1 where it has none.
     """
 
     items: Int32
     size: int
     split: bool
+    firsts: Int32
 
 
 class Tiles(NamedTuple):
@@ -151,10 +153,12 @@ def _listed(tiles: Tiles, count: Int32, chunk: int, size: int, whole: NDArray[np
     place = np.arange(used, dtype=np.int32) - (np.cumsum(count, dtype=np.int32) - count)[tile]
     # Only tiles that are split take room for partial results.
     takes = np.where(count > 1, count * tiles.tokens, 0)
-    at = (np.cumsum(takes, dtype=np.int32) - takes)[tile] + place * tiles.tokens[tile]
+    begin = np.cumsum(takes, dtype=np.int32) - takes
+    at = begin[tile] + place * tiles.tokens[tile]
     items = np.full((size + 1, FIELDS), -1, np.int32)
     items[0, 0] = chunk
     mine = items[1 : used + 1]
     mine[:, 0], mine[:, 1], mine[:, 3] = tiles.row[tile], tiles.place[tile], at
     mine[:, 2] = place if whole is None else np.where(whole[tile], -1, place)
-    return Work(items.reshape(-1), size, bool((count > 1).any()))
+    firsts = np.where(takes > 0, begin, -1).astype(np.int32)
+    return Work(items.reshape(-1), size, bool((count > 1).any()), firsts)

@@ -249,7 +249,8 @@ def named(name: str) -> dict[str, Any]:
             "tools[0].function.strict",
             "needs a grammar",
         ),
-        ({"functions": [{"name": "f"}]}, "functions", "does not support"),
+        ({"functions": [{"name": "f"}]}, "functions", "deprecated and not supported; use tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "deprecated and not supported; use tool_choice"),
     ],
 )
 def test_what_is_refused(openai: Callable[..., Side], body: dict[str, Any], param: str, message: str) -> None:
@@ -257,6 +258,20 @@ def test_what_is_refused(openai: Callable[..., Side], body: dict[str, Any], para
     assert result.status_code == 400, result.text
     assert message in result.json["error"]["message"]
     assert (result.json["error"]["param"] or "").replace("[]", "[0]").startswith(param.partition("[")[0])
+
+
+def test_usage_counts_what_was_thought(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
+    thought = "<think>\nRome?\n</think>\n\n"
+    expected = len(tokenizer.encode(thought))
+    for group in (1, 3, 1000):
+        side = openai(f"{thought}Yes.<|im_end|>", group=group)
+        usage = side.ok(CHAT, messages=USER)["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": expected}
+        chunks = side.events(CHAT, messages=USER, stream=True, stream_options={"include_usage": True})
+        assert chunks[-2]["usage"] == usage
+        plain = openai("Yes, <think>.<|im_end|>", group=group).ok(CHAT, messages=USER)["usage"]
+        assert plain["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert "completion_tokens_details" not in openai("Yes.", chosen=["qwen25"]).ok(CHAT, messages=USER)["usage"]
 
 
 def test_tools_need_a_parser(openai: Callable[..., Side]) -> None:

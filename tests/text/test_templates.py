@@ -90,3 +90,32 @@ def test_arguments_become_objects(arguments: str, shown: str) -> None:
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
     assert render("{{ messages[0].tool_calls[0].function.arguments | tojson }}", [message]) == shown
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+CALLED: dict[str, Any] = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ messages[0].content }}|", "|"),
+        ("{{ messages[0].content is none }}", "True"),
+        ("{% if messages[0]['content'] is not none %}answer{% endif %}", ""),
+        # One that asks and then cannot work with it.
+        ("{% if messages[0].content is none or true %}{{ messages[0].content | length }}{% endif %}", "0"),
+        ("{{ messages[0].tool_calls[0].function.arguments | tojson }}", '{"a": 1}'),
+        ("{{ 'text: ' + messages[0].tool_calls[0].function.arguments }}", 'text: {"a": 1}'),
+        ("{{ messages[0].tool_calls | map(attribute='function.name') | tojson }}", '["f"]'),
+    ],
+)
+def test_calls_come_as_the_template_wants_them(source: str, text: str) -> None:
+    assert render(source, [CALLED]) == text
+
+
+def test_the_first_failure_is_told() -> None:
+    with pytest.raises(RequestError, match="has no attribute .nothing"):
+        render("{{ messages[0].content + messages[0].nothing.at_all }}", [CALLED])

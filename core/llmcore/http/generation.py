@@ -20,7 +20,7 @@ from llmcore.errors import RequestError
 from llmcore.http.front import Front
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord
-from llmcore.text.events import Event, ToolCallBegun, ToolCallEnded
+from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
 from llmcore.text.parsing import OutputParser, RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
 
@@ -39,24 +39,29 @@ class Choice:
     """One answer. `index` counts over the whole HTTP request, all choices of the first prompt first.
 
     `events`: what the job's parsers made of the texts that `Writer.write` gets with it; None without parsers. `calls`:
-    how many tool calls there were so far.
+    how many tool calls there were so far. `thought`: counts the tokens of reasoning; None without a reasoning parser.
     """
 
-    __slots__ = ("calls", "events", "index", "parser", "prompt", "text")
+    __slots__ = ("calls", "events", "index", "parser", "prompt", "text", "thought")
 
-    def __init__(self, index: int, prompt: int, text: ChoiceText, parser: OutputParser | None = None):
+    def __init__(self, index: int, prompt: int, text: ChoiceText, parsing: RequestParsing | None = None):
         self.index = index
         self.prompt = prompt
         self.text = text
-        self.parser = parser
+        self.parser = None if parsing is None else parsing.make()
         self.events: list[Event] | None = None
         self.calls = 0
+        self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
 
     def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
         """Set `events`. With `single_call` the choice ends with its first call."""
         events: list[Event] = []
-        text = "".join(texts)
-        if text:
+        if self.thought is not None and not self.thought.over:
+            for text in texts:
+                piece = list(parser.feed(text))
+                self.thought.add(piece)
+                events += piece
+        elif text := "".join(texts):
             events += parser.feed(text)
         if self.text.finish is not Finish.RUNNING:
             events += parser.finish()
@@ -71,11 +76,14 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Tokens of a generation: of its prompts, those of them that came from the prefix cache, and of its answers."""
+    """Tokens of a generation: of its prompts, those of them that came from the prefix cache, and of its answers;
+    `reasoning`: those of the answers that were reasoning, None where no parser looks for it.
+    """
 
     prompt: int
     cached: int
     output: int
+    reasoning: int | None = None
 
 
 class Writer(Protocol):
@@ -117,7 +125,7 @@ class Generation:
                 prompt * submit.n + i,
                 prompt,
                 ChoiceText(front.tokenizer, job.rules),
-                None if job.parsing is None else job.parsing.make(),
+                job.parsing,
             )
             for prompt, submit in enumerate(job.submits)
             for i in range(submit.n)
@@ -153,10 +161,12 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far."""
+        thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
         return Usage(
             prompt=sum(len(submit.prompt) // 4 for submit in self.job.submits),
             cached=sum(self._cached),
             output=sum(choice.text.tokens for choice in self.choices),
+            reasoning=sum(thoughts) if thoughts else None,
         )
 
     def _take(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:

@@ -46,6 +46,34 @@ class ToolCallEnded:
 Event = TextDelta | ReasoningDelta | ToolCallBegun | ToolCallDelta | ToolCallEnded
 
 
+class ReasoningTokens:
+    """How many tokens a choice thought: those before the first that has a part in the answer or in a call.
+
+    Tags around the thoughts count with them; a choice without a thought has none. `over`: the answer has begun.
+    """
+
+    __slots__ = ("_before", "_thought", "over")
+
+    def __init__(self) -> None:
+        self.over = False
+        self._before = 0
+        self._thought = False
+
+    def add(self, events: Iterable[Event]) -> None:
+        """The next token, and what the parsers made of it."""
+        for event in events:
+            if isinstance(event, ReasoningDelta):
+                self._thought = self._thought or bool(event.text)
+            elif not isinstance(event, TextDelta) or event.text:
+                self.over = True
+        self._before += not self.over
+
+    @property
+    def count(self) -> int:
+        """The tokens."""
+        return self._before if self._thought else 0
+
+
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """`events` with neighbouring pieces of one kind as one, and without empty ones."""
     last: Event | None = None

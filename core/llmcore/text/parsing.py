@@ -76,6 +76,11 @@ class RequestParsing:
         """The special tokens that must not be skipped: `TextRules.keep_special_ids`."""
         return frozenset[int]().union(*(parser.special_ids for parser in self.parsers))
 
+    @property
+    def reasons(self) -> bool:
+        """Whether one of the parsers looks for reasoning."""
+        return any(parser.spec.kind == "reasoning" for parser in self.parsers)
+
     def make(self) -> OutputParser:
         """The parser of one choice."""
         made = [parser.make(self.context) for parser in self.parsers]

@@ -7,7 +7,9 @@ non-ASCII text alone, loop controls, trimmed blocks, and a `generation` tag that
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import GeneratorType
 from typing import Any, NoReturn
 
 import jinja2
@@ -31,6 +33,10 @@ _RENDER_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
+
+
+_TESTS_FOR_NULL = re.compile(r"""content(?:['"]\])?\s+is\s+(?:not\s+)?none""")
+"""In a template's text: it knows messages without content."""
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -65,7 +71,21 @@ def _tojson(
     # The standard library's writer: templates depend on its ", " and ": ".
     import json
 
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_from_generator,
+    )
+
+
+def _from_generator(value: Any) -> list[Any]:
+    """What `tools | map(...)` gives."""
+    if isinstance(value, GeneratorType):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -89,6 +109,7 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+            self._wants_null = {name for name, source in sources.items() if _TESTS_FOR_NULL.search(source)}
         except jinja2.TemplateError as error:
             what = origin or "the model's chat template"
             raise ConfigError(
@@ -104,27 +125,30 @@ class ChatTemplate:
 
         Raises RequestError with the template's own message when it refuses the messages.
         """
-        template = self._choose(bool(variables.get("tools")))
+        name = self._choose(bool(variables.get("tools")))
         given = {"add_generation_prompt": True, **self._tokens, **variables}
         if not given.get("tools"):
             # Some templates iterate over `tools` whenever it is defined.
             given.pop("tools", None)
-        try:
-            return template.render(messages=[prepare(message) for message in messages], **given)
-        except TemplateRefusal as error:
-            raise RequestError(str(error.message), param="messages", code="invalid_value") from error
-        except _RENDER_ERRORS as error:
-            raise RequestError(
-                f"the model's chat template cannot render these messages: {error}",
-                param="messages",
-                code="invalid_value",
-            ) from error
+        failure: Exception | None = None
+        for shape in _shapes(messages, name in self._wants_null):
+            try:
+                return self._templates[name].render(messages=shape, **given)
+            except TemplateRefusal as error:
+                raise RequestError(str(error.message), param="messages", code="invalid_value") from error
+            except _RENDER_ERRORS as error:
+                failure = failure or error
+        raise RequestError(
+            f"the model's chat template cannot render these messages: {failure}",
+            param="messages",
+            code="invalid_value",
+        ) from failure
 
-    def _choose(self, with_tools: bool) -> jinja2.Template:
+    def _choose(self, with_tools: bool) -> str:
         names = ("tool_use", "default") if with_tools else ("default",)
         for name in names:
             if name in self._templates:
-                return self._templates[name]
+                return name
         raise RequestError(
             "this model has no chat template; use /v1/completions or /generate with the whole prompt",
             param="messages",
@@ -132,12 +156,36 @@ class ChatTemplate:
         )
 
 
+Messages = list[Mapping[str, Any]]
+
+
+def _shapes(messages: Sequence[Mapping[str, Any]], wants_null: bool) -> Iterator[Messages]:
+    """`messages` as templates may want them, the likeliest shape first.
+
+    OpenAI sends a call's arguments as JSON text, and most templates want the object. An assistant's absent content is
+    an empty text for most; some ask whether it is none, and would begin an answer otherwise.
+    """
+    prepared = [prepare(message) for message in messages]
+    filled = [_with_content(message) for message in prepared]
+    if wants_null and prepared != filled:
+        yield prepared
+    yield filled
+    if any(message.get("tool_calls") for message in messages):
+        yield [_with_content(message) for message in messages]
+
+
 def prepare(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`message` with tool calls' arguments as objects: OpenAI sends JSON text, most templates want the object."""
+    """`message` with tool calls' arguments as objects."""
     calls = message.get("tool_calls")
     if not calls:
         return message
     return {**message, "tool_calls": [_with_object_arguments(call) for call in calls]}
+
+
+def _with_content(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message.get("content") is None and message.get("role") in ("assistant", "function"):
+        return {**message, "content": ""}
+    return message
 
 
 def _with_object_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,7 +16,14 @@ from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES, Event, ParserContext, 
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
 from llmcore.builtin.openai.requests import ChatRequest, Message, Part
-from llmcore.builtin.openai.tools import deltas, message_members, offered_tools
+from llmcore.builtin.openai.tools import (
+    check_shown,
+    deltas,
+    message_members,
+    offered_tools,
+    refuse_functions,
+    with_short_ids,
+)
 from llmcore.builtin.openai.writers import Shown, StreamWriter, WholeWriter
 
 _MAY_BE_EMPTY = frozenset({"assistant", "function"})
@@ -79,6 +86,7 @@ class ChatCompletions:
             generation.start(WholeWriter(self._front, generation, self._shape, logprobs=logprobs))
 
     def _job(self, body: ChatRequest, request_id: str) -> tuple[Job, bool]:
+        refuse_functions(body)
         sampling.check(self._front, body)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError(
@@ -88,6 +96,7 @@ class ChatCompletions:
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         tools = offered_tools(self._front, body)
         prompt = self._prompt(body, tools)
+        check_shown(tools, prompt)
         parsing = self._parsing(body, tools, prompt)
         rules = sampling.text_rules(self._front, body)
         if parsing is not None:
@@ -122,8 +131,14 @@ class ChatCompletions:
 
     def _ids(self, body: ChatRequest, prompt: str) -> Sequence[int]:
         """The ids of the rendered conversation. The template writes the special tokens itself."""
-        special = bool(body.add_special_tokens)
-        return intake.prompt_ids(self._front, prompt, param="messages", add_special_tokens=special)
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        return intake.prompt_ids(
+            self._front,
+            prompt,
+            param="messages",
+            add_special_tokens=bool(body.add_special_tokens),
+            max_new_tokens=asked,
+        )
 
     def _prompt(self, body: ChatRequest, tools: Sequence[Mapping[str, Any]]) -> str:
         """The rendered conversation."""
@@ -139,6 +154,9 @@ class ChatCompletions:
         if tools:
             variables["tools"] = tools
         messages = [as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+        parser = self._front.parsers.tool
+        if parser is not None and parser.spec.call_id_size is not None:
+            messages = [with_short_ids(message, parser.spec.call_id_size) for message in messages]
         return self._front.tokenizer.chat(messages, **variables)
 
 
@@ -156,8 +174,7 @@ def as_template_message(message: Message, path: str) -> dict[str, Any]:
                 param=f"{path}.content",
                 code="missing_required_parameter",
             )
-        # Templates print it or test it; both work with an empty text, and not all with null.
-        members["content"] = ""
+        members["content"] = None
     reasoning = members.pop("reasoning", None)
     if reasoning is not None:
         # The name that templates know; some servers and clients have only the shorter one.

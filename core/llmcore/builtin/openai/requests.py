@@ -209,8 +209,6 @@ REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
         "continue_final_message": (False,),
         "documents": ([],),
         "echo": (False,),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
         "modalities": (["text"],),
         "web_search_options": (),
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -46,6 +47,48 @@ def offered_tools(front: Front, body: ChatRequest) -> list[Mapping[str, Any]]:
             code="unsupported_parameter",
         )
     return [_described(tool, f"tools[{i}].function") for i, tool in enumerate(body.tools)]
+
+
+def refuse_functions(body: ChatRequest) -> None:
+    """OpenAI's first form of tools, which its clients have left."""
+    for name, instead, harmless in (
+        ("functions", "tools", ([],)),
+        ("function_call", "tool_choice", ("none", "auto")),
+    ):
+        value = getattr(body, name)
+        if value is not None and value not in harmless:
+            raise RequestError(
+                f"{name}: it is deprecated and not supported; use {instead}", param=name, code="unsupported_parameter"
+            )
+
+
+def check_shown(tools: Sequence[Mapping[str, Any]], prompt: str) -> None:
+    """Raises RequestError where the model would not hear of its tools: some chat templates leave them out silently."""
+    if tools and not any(tool["function"]["name"] in prompt for tool in tools):
+        raise RequestError(
+            "tools: the model's chat template does not show them to the model; describe them in a message, or start "
+            "the server with a --chat_template that does",
+            param="tools",
+            code="unsupported_parameter",
+        )
+
+
+def with_short_ids(message: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """`message` with calls' ids of `size` letters and digits, which some templates want; equal ones stay equal."""
+    members = dict(message)
+    if members.get("tool_call_id") is not None:
+        members["tool_call_id"] = _short_id(members["tool_call_id"], size)
+    if members.get("tool_calls"):
+        members["tool_calls"] = [
+            {**call, "id": _short_id(call.get("id") or str(i), size)} for i, call in enumerate(members["tool_calls"])
+        ]
+    return members
+
+
+def _short_id(given: str, size: int) -> str:
+    if len(given) == size and given.isascii() and given.isalnum():
+        return given
+    return hashlib.sha256(given.encode()).hexdigest()[:size]
 
 
 def _described(tool: Tool, path: str) -> Mapping[str, Any]:

@@ -62,12 +62,15 @@ class Envelope:
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
         usage = self._generation.usage()
-        return {
+        members: dict[str, Any] = {
             "prompt_tokens": usage.prompt,
             "completion_tokens": usage.output,
             "total_tokens": usage.prompt + usage.output,
             "prompt_tokens_details": {"cached_tokens": usage.cached},
         }
+        if usage.reasoning is not None:
+            members["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+        return members
 
 
 class WholeWriter:

@@ -1,0 +1,187 @@
+"""Real chat templates: they choose their parsers, show tools, and write calls as the parser reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llmcore.api.text import ChatTemplate, OutputParser, ParserContext, ToolCallBegun, ToolCallDelta, ToolCallEnded
+from llmcore.builtin.openai.routes import routes
+from llmcore.config import Model
+from llmcore.plugins import load
+from llmcore.specs import OutputParserSpec
+from llmcore.testing import registry_of
+from llmcore.testing.conformance_parsing import parsed
+from llmcore.testing.dialect import Side
+from llmcore.testing.tokenizer import write_tokenizer
+from llmcore.text.parser_choice import ParserChoice, choose_parsers
+from llmcore.text.parsing import Chained
+from llmcore.text.tokenizer import load_tokenizer
+
+HERE = Path(__file__).parent / "chat_templates"
+LLAMA = """\
+{{- bos_token }}
+{%- if tools %}{{- "<|start_header_id|>user<|end_header_id|>\\n\\nAnswer with " }}
+{{- '{"name": function name, "parameters": its arguments}.' }}
+{%- for t in tools %}{{- t | tojson(indent=4) }}{% endfor %}{{- "<|eot_id|>" }}{% endif %}
+{%- for m in messages %}
+{%- if m.tool_calls %}
+{%- if m.tool_calls | length != 1 %}{{- raise_exception("This model takes one call at once!") }}{% endif %}
+{%- set call = m.tool_calls[0].function %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", "parameters": ' }}
+{{- call.arguments | tojson + "}<|eot_id|>" }}
+{%- elif m.role == "tool" %}{{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" + m.content + "<|eot_id|>" }}
+{%- else %}{{- "<|start_header_id|>" + m.role + "<|end_header_id|>\\n\\n" + m.content | trim + "<|eot_id|>" }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}{% endif %}
+"""
+
+PROPERTIES = {"place": {"type": "string"}, "days": {"type": "array"}, "wet": {"type": "boolean"}}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["place"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Of a place.", "parameters": PARAMETERS}}]
+ARGUMENTS = {"place": 'Köln "am" <Rhein>', "days": [1, {"n": 2}], "wet": True}
+USER = {"role": "user", "content": "How is it in Cologne?"}
+RESULT = "It rains."
+
+CHOSEN = {
+    "Qwen-Qwen2.5-7B-Instruct": ("qwen25", None),
+    "Qwen-Qwen3-0.6B": ("qwen25", "qwen3"),
+    "Qwen3-Coder": ("qwen3_coder", None),
+    "llama": ("llama3", None),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", None),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral", None),
+    "llama-cpp-deepseek-r1": ("deepseek_v3", "deepseek_r1"),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek_v3", "deepseek_r1"),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_v31", "deepseek_r1"),
+}
+SILENT = {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1"}
+"""They have no place for tools."""
+ONE_CALL = {"llama"}
+ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>")
+every = pytest.mark.parametrize("name", CHOSEN)
+
+
+@pytest.fixture(scope="module")
+def specs() -> list[OutputParserSpec]:
+    return [spec for spec, _ in registry_of("parsers").specs(OutputParserSpec)]
+
+
+def source(name: str) -> str:
+    return LLAMA if name == "llama" else (HERE / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def chosen(specs: list[OutputParserSpec], name: str) -> ParserChoice:
+    return choose_parsers(specs, Model(), [source(name)])
+
+
+def assistant(count: int) -> dict[str, Any]:
+    calls = [
+        {"id": f"call0000{i}", "type": "function", "function": {"name": "weather", "arguments": json.dumps(ARGUMENTS)}}
+        for i in range(count)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+@pytest.fixture
+def chat(tmp_path: Path, specs: list[OutputParserSpec]) -> Callable[..., Side]:
+    """A client of the API on a model with a template and the parsers that it chooses."""
+
+    def make(name: str) -> Side:
+        directory = write_tokenizer(tmp_path / name)
+        (directory / "chat_template.jinja").write_text(source(name), encoding="utf-8")
+        found = [spec for spec in chosen(specs, name).specs.values() if spec is not None]
+        room = {"max_input_len": 20_000, "max_total_len": 30_000}
+        return Side.of(routes, load_tokenizer(directory), "ok", facts=room, parsers=found)
+
+    return make
+
+
+def prompt(side: Side) -> str:
+    return side.front.tokenizer.decode(np.frombuffer(side.bridge.submitted[-1].prompt, "<i4").tolist())
+
+
+@every
+def test_the_template_chooses(specs: list[OutputParserSpec], name: str) -> None:
+    found = chosen(specs, name).specs
+    assert tuple(spec and spec.name for spec in (found["tool"], found["reasoning"])) == CHOSEN[name]
+
+
+@every
+def test_what_the_template_writes_is_what_the_parser_reads(specs: list[OutputParserSpec], name: str) -> None:
+    template = ChatTemplate({"default": source(name)}, {"bos_token": "<s>", "eos_token": "</s>"})
+    calls = 1 if name in ONE_CALL else 2
+    opened = template.render([USER], add_generation_prompt=True)
+    whole = template.render([USER, assistant(calls)], add_generation_prompt=False)
+    written = whole.removeprefix(opened)
+    if written == whole:  # a generation prompt that begins a thought, which a history does not show
+        written = whole.partition("<｜Assistant｜>")[2]
+    written = written.rstrip()
+    for end in ENDS:
+        written = written.removesuffix(end)
+    found = chosen(specs, name).specs
+    tool, reasoning = found["tool"], found["reasoning"]
+    assert tool is not None
+    assert any(tag in written for tag in tool.call_tags) or name == "llama"
+    context = ParserContext(tools={"weather": TOOLS[0]["function"]})  # type: ignore[dict-item]
+
+    def make(given: ParserContext) -> OutputParser:
+        parser: OutputParser = load(tool.make)(given)
+        return parser if reasoning is None else Chained(load(reasoning.make)(given), parser)
+
+    events = parsed(make, context, written)
+    begun = [event.name for event in events if isinstance(event, ToolCallBegun)]
+    read = [json.loads(event.arguments) for event in events if isinstance(event, ToolCallDelta)]
+    assert (begun, read) == (["weather"] * calls, [ARGUMENTS] * calls)
+    assert {type(event) for event in events} == {ToolCallBegun, ToolCallDelta, ToolCallEnded}
+
+
+@every
+def test_tools_calls_and_results_reach_the_prompt(chat: Callable[..., Side], name: str) -> None:
+    side = chat(name)
+    history = [USER, assistant(1), {"role": "tool", "tool_call_id": "call00000", "content": RESULT}]
+    body: dict[str, Any] = {} if name in SILENT else {"tools": TOOLS}
+    side.ok("/v1/chat/completions", messages=history, **body)
+    shown = prompt(side)
+    assert RESULT in shown
+    assert "weather" in shown and "Köln" in shown and "am" in shown
+    assert shown.count("｜Assistant｜") <= 2  # no answer is begun beside the call
+    if body:
+        assert "Of a place." in shown
+        assert '"days"' in shown or "<name>days</name>" in shown
+
+
+@pytest.mark.parametrize("name", sorted(SILENT))
+def test_a_template_that_leaves_tools_out(chat: Callable[..., Side], name: str) -> None:
+    side = chat(name)
+    body = {"tools": TOOLS, "messages": [USER]}
+    error = side.post("/v1/chat/completions", **body).json["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+    assert "does not show them" in error["message"]
+    told = [{"role": "system", "content": "You may call weather(place)."}, USER]
+    side.ok("/v1/chat/completions", messages=told, tools=TOOLS)
+
+
+def test_a_template_that_refuses(chat: Callable[..., Side]) -> None:
+    side = chat("llama")
+    result = side.post("/v1/chat/completions", messages=[USER, assistant(2)], tools=TOOLS)
+    assert result.status_code == 400
+    assert result.json["error"]["message"] == "This model takes one call at once!"
+
+
+@pytest.mark.parametrize("name", ["mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"])
+def test_ids_of_any_length_reach_a_template_that_wants_nine(chat: Callable[..., Side], name: str) -> None:
+    side = chat(name)
+    said = assistant(1)
+    said["tool_calls"][0]["id"] = "call_4c1f6b2f1d0f4c5f9f6f"
+    result = {"role": "tool", "tool_call_id": "call_4c1f6b2f1d0f4c5f9f6f", "content": RESULT}
+    side.ok("/v1/chat/completions", messages=[USER, said, result], tools=TOOLS)
+    shown = prompt(side)
+    mark = '"id": "' if "Nemo" in name else "[CALL_ID]"
+    short = shown.partition(mark)[2][:9]
+    assert short.isalnum()
+    assert shown.count(short) == 2

@@ -14,9 +14,9 @@ from typing import TypeVar
 import zmq
 
 from llmcore.errors import LlmcoreError
-from llmcore.wire import EngineLaunch, Failed, Outlet, ToSupervisor, WorkerLaunch, decode_launch
+from llmcore.wire import EngineLaunch, Failed, Launch, Outlet, TlsLaunch, ToSupervisor, WorkerLaunch, decode_launch
 
-L = TypeVar("L", EngineLaunch, WorkerLaunch)
+L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch)
 
 _PR_SET_PDEATHSIG = 1
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -46,7 +46,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)  # it had ended before the line above
 
 
-def report_failure(launch: EngineLaunch | WorkerLaunch, error: BaseException) -> None:
+def report_failure(launch: Launch, error: BaseException) -> None:
     """Send the supervisor one line for people, and append the traceback to the log file."""
     with open(launch.log, "a") as file:
         traceback.print_exception(error, file=file)

@@ -98,6 +98,24 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
     facts: ModelFacts
 
 
+class TlsLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `python -m llmcore.http.tls FD` needs.
+
+    `listen_fd`: the listening socket, inherited. `workers`: path of the Unix socket that workers listen on.
+    """
+
+    name: str
+    parent: int
+    log: str
+    addresses: Addresses
+    config: Config
+    listen_fd: int
+    workers: str
+
+
+Launch = EngineLaunch | WorkerLaunch | TlsLaunch
+
+
 # --- to the engine ---------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +238,7 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
 _ENCODER = msgspec.msgpack.Encoder()
 
 M = TypeVar("M")
-L = TypeVar("L", EngineLaunch, WorkerLaunch)
+L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch)
 
 
 def encode(message: object) -> bytes:

@@ -52,6 +52,7 @@ class WireBridge:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._mailbox: Mailbox[ToWorker] = Mailbox(self._context, launch.mailbox, ToWorker)
         self._engine = Outlet(self._context, launch.addresses.engine)
+        self._lost = False
         self._control = Outlet(self._context, launch.addresses.control)
         self._sending = threading.Lock()
         self._requests = Subscribers(lambda request: self._to_engine(Abort(request)))
@@ -131,7 +132,13 @@ class WireBridge:
 
     def _to_engine(self, body: Submit | Abort | FinishChoice | Hello | Heartbeat) -> bool:
         with self._sending:
-            return self._engine.send(ToEngine(self._worker, body)) > 0
+            return not self._lost and self._engine.send(ToEngine(self._worker, body)) > 0
+
+    def _lose_engine(self) -> None:
+        """Another engine may take this one's place and its address; nothing that was meant for this one goes there."""
+        with self._sending:
+            self._lost = True
+            self._engine.close(0.0)
 
     def _tell(self, body: WorkerReady | Finished) -> None:
         with self._sending:
@@ -147,6 +154,7 @@ class WireBridge:
                     self.state = message
                     self._informed.set()
                 case EngineGone():
+                    self._lose_engine()
                     self._requests.refuse(_LOST)
                     self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)
                 case Shutdown():

@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Sequence
 
 from llmcore.config import child_environment
-from llmcore.wire import EngineLaunch, WorkerLaunch, encode
+from llmcore.wire import Launch, encode
 
 
 class Child:
     """One running child. `pidfd` becomes readable when it has ended."""
 
-    def __init__(self, module: str, launch: EngineLaunch | WorkerLaunch, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(self, module: str, launch: Launch, pass_fds: Sequence[int] = ()) -> None:
         self.name = launch.name
         with tempfile.TemporaryFile() as file:
             file.write(encode(launch))

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable
 
 from llmcore.bridge import Load
+from llmcore.config import Reports
 from llmcore.plugins import load as load_target
 from llmcore.protocols import MetricSink, RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import MetricSinkSpec
+from llmcore.supervisor.push import Pusher
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +21,11 @@ NO_PAGE = ("text/plain; charset=utf-8", b"")
 class Sinks:
     """Every plugin's metric sink; one that raises is named in the log and nobody else suffers."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, reports: Reports | None = None) -> None:
         self._sinks: list[tuple[str, MetricSink]] = [
             (plugin.name, load_target(spec.make)()) for spec, plugin in registry.specs(MetricSinkSpec)
         ]
+        self._pusher = Pusher(reports) if reports is not None and reports.metric_gateway is not None else None
 
     def request_finished(self, record: RequestRecord) -> None:
         """Pass a record on."""
@@ -34,10 +37,18 @@ class Sinks:
         self._each(lambda sink: sink.snapshot(values))
 
     def page(self) -> tuple[str, bytes]:
-        """(content type, body) of `/metrics`: that of the first sink that has one."""
+        """(content type, body) of `/metrics`: that of the first sink that has one. It is what is pushed too."""
         pages: list[tuple[str, bytes]] = []
         self._each(lambda sink: pages.extend(filter(None, [sink.page()])))
-        return pages[0] if pages else NO_PAGE
+        page = pages[0] if pages else NO_PAGE
+        if self._pusher is not None:
+            self._pusher.offer(page)
+        return page
+
+    def close(self) -> None:
+        """Push once more, where figures are pushed."""
+        if self._pusher is not None:
+            self._pusher.close()
 
     def _each(self, call: Callable[[MetricSink], None]) -> None:
         for plugin, sink in self._sinks:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import zmq
 
+from llmcore.bridge import Load
 from llmcore.config import Config, with_plugins
 from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.plugins import build_registry, discover
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec, TokenizerSpec
-from llmcore.supervisor import listener as listening
+from llmcore.supervisor.backoff import BackOff
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
+from llmcore.supervisor.entrance import Entrance
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.stops import Stopped, Stops
 from llmcore.supervisor.workers import Workers
 from llmcore.text.chosen_template import choose_template
 from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
@@ -72,43 +74,6 @@ class Notices:
     ready: Callable[[str, ModelFacts], None] = lambda url, facts: None
 
 
-class Stopped(Exception):
-    """The process was asked to stop in the middle of something that waits."""
-
-
-@dataclass
-class Stops:
-    """How often the process was asked to stop."""
-
-    count: int = 0
-    _interrupts: bool = False
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Inside, SIGTERM and SIGINT count and do nothing else."""
-
-        def on_signal(number: int, frame: object) -> None:
-            self.count += 1
-            if self._interrupts:
-                raise Stopped
-
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """Inside, they raise Stopped too."""
-        self._interrupts = True
-        try:
-            yield
-        finally:
-            self._interrupts = False
-
-
 def serve(config: Config, notices: Notices | None = None, *, engine_module: str = ENGINE_MODULE) -> int:
     """Run a server until it is told to stop; the exit code: 0 after SIGTERM or SIGINT, 1 if the engine died.
 
@@ -133,19 +98,24 @@ class Supervisor:
         self._config = config
         self._notices = notices
         self._stops = stops
-        self._listener = listening.bind(config.server.host, config.server.port)
         self._registry = build_registry(config)
-        self._sinks = Sinks(self._registry)
+        self._sinks = Sinks(self._registry, config.reports)
         self._directory = RunDirectory(config.server.zmq_mode)
         self._addresses = Addresses(self._directory.address("engine"), self._directory.address("control"))
+        try:
+            self._entrance = Entrance(config, self._directory, self._addresses)
+        except LlmcoreError:
+            self._directory.remove()
+            raise
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control: Mailbox[ToSupervisor] = Mailbox(self._context, self._addresses.control, ToSupervisor)
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
-        self._workers = Workers(config, self._context, self._directory, self._addresses, self._listener)
+        self._workers = Workers(config, self._context, self._directory, self._addresses, self._entrance.workers)
         self._engines: list[Engine] = []
         self._failed: dict[str, Failed] = {}
         self._throughput = ThroughputLog(config.server.log_stats_interval, time.monotonic())
+        self._backoff = BackOff()
         self._state_due = 0.0
 
     # --- its life
@@ -156,9 +126,7 @@ class Supervisor:
         check_parsers(self._parser_specs(), self._config.model)
         if self._config.model.chat_template is not None:
             choose_template(self._config.model.chat_template)
-        engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
-        self._engines.append(engine)
-        self._poller.register(engine.child.pidfd, zmq.POLLIN)
+        engine = self._spawn_engine(engine_module)
         try:
             with self._stops.interrupting():  # while the engine loads
                 tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
@@ -166,8 +134,8 @@ class Supervisor:
             return 0
         if not self._start(engine, tokenizer_dir):
             return 0
-        code = self._watch(engine)
-        self._drain(engine, 0.0 if code else DRAIN_SECONDS)
+        code = self._watch(engine, engine_module)
+        self._drain(0.0 if code else DRAIN_SECONDS)
         self._registry.call("on_shutdown")
         return code
 
@@ -181,25 +149,27 @@ class Supervisor:
         for engine in self._engines:
             engine.close()
         self._workers.close()
+        self._entrance.close()
+        self._sinks.close()
         self._control.close()
         self._context.term()
-        self._listener.close()
         self._directory.remove()
 
     def _start(self, engine: Engine, tokenizer_dir: str) -> bool:
         """Wait for the engine, then start the workers and wait for them; False if told to stop meanwhile."""
         if not self._wait_until(lambda: engine.facts is not None) or engine.facts is None:
             return False
-        listening.listen(self._listener)
+        self._entrance.listen()
         model = self._config.model
         parsers = choose_parsers(self._parser_specs(), model, chat_templates(model, Path(tokenizer_dir)))
         facts = msgspec.structs.replace(engine.facts, report=(*engine.facts.report, *parsers.rows()))
         self._workers.prepare(replace(self._config, model=parsers.named(model)), facts, tokenizer_dir)
-        self._spawn_missing_workers()
-        if not self._wait_until(self._workers.all_ready):
+        self._spawn_missing()
+        if not self._wait_until(lambda: self._workers.all_ready() and self._entrance.ready):
             return False
+        self._backoff.served(time.monotonic())
         self._publish(engine)
-        self._notices.ready(listening.url(self._listener), facts)
+        self._notices.ready(self._entrance.url, facts)
         return True
 
     def _parser_specs(self) -> list[OutputParserSpec]:
@@ -216,16 +186,18 @@ class Supervisor:
                     raise self._startup_error(child)
         return True
 
-    def _watch(self, engine: Engine) -> int:
-        """Until told to stop (0) or the engine is gone (1)."""
+    def _watch(self, engine: Engine, engine_module: str) -> int:
+        """Until told to stop (0), or the engine is gone and nobody asked for another (1)."""
         quiet = self._config.server.disable_log_stats
         while not self._stops.count:
             self._turn()
-            self._replace_workers(engine)
+            self._replace(engine)
             engine.kill_if_hung()
             if not engine.child.alive:
-                self._announce_death(engine)
-                return 1
+                revived = self._revive(engine, engine_module)
+                if revived is None:
+                    return 0 if self._stops.count else 1
+                engine = revived
             now = time.monotonic()
             if now >= self._state_due:
                 self._publish(engine)
@@ -233,13 +205,50 @@ class Supervisor:
                 logger.info(line)
         return 0
 
-    def _drain(self, engine: Engine, grace: float) -> None:
+    def _revive(self, dead: Engine, engine_module: str) -> Engine | None:
+        """Another engine in place of a dead one, as often as it takes; None if nobody asked for that, or asks to stop.
+
+        Workers answer 503 meanwhile. They are replaced too: what they know of the model came from the dead engine.
+        """
+        while True:
+            pause = self._backoff.pause(time.monotonic()) if self._config.server.health_monitor else None
+            self._announce_death(dead, pause)
+            if pause is None:
+                return None
+            self._unwatch(dead.child)
+            self._failed.pop(dead.child.name, None)
+            self._engines.remove(dead)
+            dead.close()
+            until = time.monotonic() + pause
+            while time.monotonic() < until and not self._stops.count:
+                self._turn()
+            if self._stops.count:
+                return None
+            engine = dead = self._spawn_engine(engine_module)
+            while engine.facts is None and engine.child.alive and not self._stops.count:
+                self._turn()
+            if engine.facts is not None:
+                break
+            if self._stops.count:
+                return None
+            self._hear_all()
+        self._backoff.served(time.monotonic())
+        self._throughput = ThroughputLog(self._config.server.log_stats_interval, time.monotonic())
+        self._workers.renew(engine.facts)
+        self._spawn_missing()
+        logger.info("another engine serves")
+        return engine
+
+    def _drain(self, grace: float) -> None:
         """Workers first, so that the engine serves their last requests; a second signal cuts it short."""
-        self._publish(engine, not_ready="the server is shutting down")
+        load = self._engines[0].load if self._engines else Load()
+        self._publish_load(load, not_ready="the server is shutting down")
         self._workers.tell(Shutdown(grace))
         self._wait_for_end(self._workers.children(), grace + LAST_SECONDS)
-        engine.tell(Shutdown())
-        self._wait_for_end([engine.child], LAST_SECONDS)
+        self._entrance.stop()
+        for engine in self._engines:
+            engine.tell(Shutdown())
+        self._wait_for_end([engine.child for engine in self._engines] + self._entrance.children(), LAST_SECONDS)
 
     def _wait_for_end(self, children: list[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -262,27 +271,35 @@ class Supervisor:
     def _hear(self, sender: str, body: object) -> None:
         match body:
             case Snapshot():
-                self._engine(sender).heard(body)
+                for engine in self._called(sender):
+                    engine.heard(body)
             case Finished():
                 self._sinks.request_finished(body.record)
             case EngineReady():
-                self._engine(sender).ready(body.facts)
+                for engine in self._called(sender):
+                    engine.ready(body.facts)
             case WorkerReady():
                 self._workers.ready(sender)
+                self._entrance.heard(sender)
                 self._state_due = 0.0
             case Progress():
                 self._notices.progress(body.stage, body.done, body.total)
             case Failed():
                 self._failed[sender] = body
 
-    def _publish(self, engine: Engine, *, not_ready: str = "") -> None:
+    def _publish(self, engine: Engine) -> None:
+        self._publish_load(engine.load)
+
+    def _publish_load(self, load: Load, *, not_ready: str = "") -> None:
         """Send every worker the state that health and metrics routes answer from."""
         self._state_due = time.monotonic() + STATE_SECONDS
-        self._sinks.snapshot(engine.load)
-        state = State(ready=not not_ready, reason=not_ready, load=engine.load, page=self._sinks.page())
-        self._workers.tell(state)
+        self._sinks.snapshot(load)
+        self._workers.tell(State(ready=not not_ready, reason=not_ready, load=load, page=self._sinks.page()))
 
-    def _replace_workers(self, engine: Engine) -> None:
+    def _replace(self, engine: Engine) -> None:
+        """Start another worker, or end of TLS, for each that died."""
+        for child in self._workers.reap():
+            self._unwatch(child)
         for worker in self._workers.ended():
             failure = self._failed.pop(worker.child.name, None)
             cause = f"failed: {failure.message}" if failure else worker.child.ending
@@ -290,20 +307,35 @@ class Supervisor:
             engine.tell(WorkerGone(worker.number))
             self._unwatch(worker.child)
             self._workers.forget(worker)
-        self._spawn_missing_workers()
+        if (terminator := self._entrance.ended()) is not None:
+            logger.error("%s %s%s; starting another", terminator.name, terminator.ending, self._log_of(terminator))
+            self._unwatch(terminator)
+            self._entrance.forget()
+        self._spawn_missing()
 
-    def _spawn_missing_workers(self) -> None:
-        while child := self._workers.spawn_missing():
+    def _spawn_missing(self) -> None:
+        while child := self._workers.spawn_missing() or self._entrance.spawn_missing():
             self._poller.register(child.pidfd, zmq.POLLIN)
 
-    def _announce_death(self, engine: Engine) -> None:
-        """Streams end with an error now; workers say 503 for a moment before they are stopped."""
+    def _spawn_engine(self, engine_module: str) -> Engine:
+        engine = Engine(engine_module, self._config, self._directory, self._addresses, self._context)
+        self._engines.append(engine)
+        self._poller.register(engine.child.pidfd, zmq.POLLIN)
+        return engine
+
+    def _announce_death(self, engine: Engine, pause: float | None) -> None:
+        """Streams end with an error now; workers say 503 until another engine serves, or for a moment.
+
+        `pause`: seconds until another engine starts; None: the server ends.
+        """
         failure = self._failed.get(engine.child.name)
         cause = f"failed: {failure.message}" if failure else engine.child.ending
-        logger.error("the engine %s%s; the server ends", cause, self._log_of(engine.child))
+        then = "the server ends" if pause is None else f"another starts in {pause:g} s"
+        logger.error("the engine %s%s; %s", cause, self._log_of(engine.child), then)
         self._workers.tell(EngineGone("the engine has stopped"))
-        self._publish(engine, not_ready="the engine has stopped")
-        self._wait_for_end(self._workers.children(), FAREWELL_SECONDS)
+        self._publish_load(engine.load, not_ready="the engine has stopped")
+        if pause is None:
+            self._wait_for_end(self._workers.children(), FAREWELL_SECONDS)
 
     # --- small things
 
@@ -312,10 +344,11 @@ class Supervisor:
             self._poller.unregister(child.pidfd)
 
     def _children(self) -> list[Child]:
-        return [engine.child for engine in self._engines] + self._workers.children()
+        return [engine.child for engine in self._engines] + self._workers.children() + self._entrance.children()
 
-    def _engine(self, name: str) -> Engine:
-        return next(engine for engine in self._engines if engine.child.name == name)
+    def _called(self, name: str) -> list[Engine]:
+        """The engine of that name, unless it has died and been forgotten."""
+        return [engine for engine in self._engines if engine.child.name == name]
 
     def _startup_error(self, child: Child) -> LlmcoreError:
         child.wait(1.0)

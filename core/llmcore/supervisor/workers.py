@@ -7,17 +7,21 @@ import socket
 import time
 from dataclasses import dataclass
 
+import msgspec
 import zmq
 
 from llmcore.config import Config
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.wire import Addresses, ModelFacts, Outlet, WorkerLaunch
+from llmcore.wire import Addresses, ModelFacts, Outlet, Shutdown, WorkerLaunch
 
 WORKER_MODULE = "llmcore.http.worker"
 
 SHORT_LIFE_SECONDS = 2.0
 """A worker that died younger than this is replaced only after as long a pause."""
+
+RETIRED_SECONDS = 5.0
+"""How long a worker that was told to end may take."""
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Workers:
         self._listener = listener
         self._model: tuple[ModelFacts, str] | None = None
         self._workers: list[Worker] = []
+        self._retired: list[Worker] = []
         self._next = 0
         self._not_before = 0.0
 
@@ -56,6 +61,27 @@ class Workers:
         """What workers are started with, the model's own settings known: before the first `spawn_missing`."""
         self._config = config
         self._model = (facts, tokenizer_dir)
+
+    def renew(self, facts: ModelFacts) -> None:
+        """Every worker ends, to be replaced by one that knows these facts; connections wait meanwhile."""
+        if self._model is not None:
+            self._model = (msgspec.structs.replace(facts, report=self._model[0].report), self._model[1])
+        self.tell(Shutdown())
+        for worker in self._workers:
+            worker.born = time.monotonic()
+        self._retired += self._workers
+        self._workers = []
+
+    def reap(self) -> list[Child]:
+        """Those of `renew` that have ended, or should have long since."""
+        overdue = time.monotonic() - RETIRED_SECONDS
+        ended = [worker for worker in self._retired if not worker.child.alive or worker.born < overdue]
+        for worker in ended:
+            worker.child.kill()
+            self._retired.remove(worker)
+            worker.outlet.close(0.0)
+            worker.child.close()
+        return [worker.child for worker in ended]
 
     def spawn_missing(self) -> Child | None:
         """Start one worker if fewer run than were asked for; None when all are there, or the pause is not over."""
@@ -88,7 +114,7 @@ class Workers:
 
     def children(self) -> list[Child]:
         """Their processes."""
-        return [worker.child for worker in self._workers]
+        return [worker.child for worker in (*self._workers, *self._retired)]
 
     def tell(self, message: object) -> None:
         """Send every worker a message; one that does not read its mailbox misses it."""
@@ -97,7 +123,7 @@ class Workers:
 
     def close(self) -> None:
         """Close what is open to them; they must have ended."""
-        for worker in self._workers:
+        for worker in (*self._workers, *self._retired):
             worker.outlet.close(0.0)
             worker.child.close()
 

@@ -1,0 +1,112 @@
+"""Where clients come in: the listening socket, and with `--ssl` the process that ends TLS in front of the workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+
+from llmcore.config import Config
+from llmcore.config.certificate import server_context
+from llmcore.errors import ConfigError
+from llmcore.supervisor import listener as listening
+from llmcore.supervisor.child import Child
+from llmcore.supervisor.rundir import RunDirectory
+from llmcore.wire import Addresses, TlsLaunch
+
+logger = logging.getLogger(__name__)
+
+MODULE = "llmcore.http.tls"
+NAME = "tls-0"
+MOST_PATH_BYTES = 107
+"""Longest path of a Unix socket."""
+
+
+class Entrance:
+    """The public socket, and the one that workers listen on: the same without TLS.
+
+    Raises ConfigError for an address that cannot be had, or a certificate that cannot be used.
+    """
+
+    def __init__(self, config: Config, directory: RunDirectory, addresses: Addresses) -> None:
+        self._config = config
+        self._directory = directory
+        self._addresses = addresses
+        self._child: Child | None = None
+        self._ready = False
+        self._tls = config.access.ssl
+        if self._tls:
+            server_context(config.access)  # before anything slow happens
+        self._public = listening.bind(config.server.host, config.server.port)
+        self._path = str(directory.path / "http")
+        self.workers = self._private() if self._tls else self._public
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the server."""
+        url = listening.url(self._public)
+        return url.replace("http://", "https://", 1) if self._tls else url
+
+    @property
+    def ready(self) -> bool:
+        """Whether connections are taken as far as the workers' socket."""
+        return self._ready or not self._tls
+
+    def listen(self) -> None:
+        """Let connections in."""
+        listening.listen(self._public)
+        if self._tls:
+            listening.listen(self.workers)
+
+    def spawn_missing(self) -> Child | None:
+        """Start the process that ends TLS, where one is needed and none runs."""
+        if not self._tls or self._child is not None:
+            return None
+        launch = TlsLaunch(
+            name=NAME,
+            parent=os.getpid(),
+            log=str(self._directory.log(NAME)),
+            addresses=self._addresses,
+            config=self._config,
+            listen_fd=self._public.fileno(),
+            workers=self._path,
+        )
+        self._child = Child(MODULE, launch, (self._public.fileno(),))
+        return self._child
+
+    def heard(self, name: str) -> None:
+        """The child called `name` is ready."""
+        self._ready = self._ready or name == NAME
+
+    def ended(self) -> Child | None:
+        """The process, if it has died."""
+        return self._child if self._child is not None and not self._child.alive else None
+
+    def forget(self) -> None:
+        """Make room for its replacement."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def stop(self) -> None:
+        """End it: the workers have answered everything."""
+        if self._child is not None:
+            self._child.send(signal.SIGTERM)
+
+    def children(self) -> list[Child]:
+        """Its process."""
+        return [] if self._child is None else [self._child]
+
+    def close(self) -> None:
+        """Close what is open; the process must have ended."""
+        self.forget()
+        self._public.close()
+        self.workers.close()
+
+    def _private(self) -> socket.socket:
+        if len(os.fsencode(self._path)) > MOST_PATH_BYTES:
+            raise ConfigError(f"--ssl: the path {self._path} is too long for a socket; set a shorter TMPDIR")
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        inner.bind(self._path)
+        return inner

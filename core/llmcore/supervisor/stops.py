@@ -1,0 +1,45 @@
+"""Signals that ask a server to stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+class Stopped(Exception):
+    """The process was asked to stop in the middle of something that waits."""
+
+
+@dataclass
+class Stops:
+    """How often the process was asked to stop."""
+
+    count: int = 0
+    _interrupts: bool = False
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Inside, SIGTERM and SIGINT count and do nothing else."""
+
+        def on_signal(number: int, frame: object) -> None:
+            self.count += 1
+            if self._interrupts:
+                raise Stopped
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, they raise Stopped too."""
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False

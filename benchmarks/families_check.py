@@ -179,7 +179,13 @@ def check(family: str, index: int, device_name: str, shrink: int) -> Found:
     load = partial(LoadedModel, tokens=REQUESTS * LENGTH, requests=REQUESTS, granule=(1, 16)[index % 2], device=device)
     with tempfile.TemporaryDirectory() as folder:
         exact.save_pretrained(folder)
-        rough = type(exact).from_pretrained(folder, dtype=torch.bfloat16, experts_implementation="eager").eval()
+        rough = type(exact).from_pretrained(
+            folder,
+            dtype=torch.bfloat16,
+            experts_implementation="eager",
+            attn_implementation=exact.config._attn_implementation,
+        )
+        rough.eval()
         ours, ours32 = (load(Path(folder), data_type=dtype, registry=registry) for dtype in ("bf16", "fp32"))
     exact, rough = exact.to(device.torch_device), rough.to(device.torch_device)
     draw = np.random.default_rng(index)

@@ -11,7 +11,7 @@ from llmcore.ops import DTYPES, linear, linear_silu_and_mul
 from llmcore.ops.check import check
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton import linear as small_rows
-from llmcore_triton import linear_fixed, linear_gemv
+from llmcore_triton import linear_cublas, linear_fixed, linear_gemv
 from llmcore_triton.linear_shapes import Sizes, buffer
 
 # exp overflows for gates far below zero, and means to
@@ -122,6 +122,24 @@ def test_a_row_has_its_bits_in_every_batch(dtype: str) -> None:
     for first, last, bucket in ((0, 1, 0), (64, 75, 1), (128, 129, 0), (64, 128, 2), (64, 150, 3)):
         part = linear_fixed.make(context(dtype=dtype, bucket=bucket))(x[first:last], weight, bias)
         assert torch.equal(part, whole[first:last])
+
+
+@pytest.mark.parametrize("outputs", [1, 8, 51, 64])
+def test_results_of_cublas_start_on_16_bytes(outputs: int) -> None:
+    where = context(dtype="f16", shape={"inputs": 72, "outputs": outputs, "bias": True})
+    x, weight, bias = case(7, outputs, 72, "f16")
+    for given in (bias, None):
+        got = linear_cublas.make(where)(x, weight, given)
+        close(got, linear.reference(x, weight, given), "f16")
+        assert got.shape == (7, outputs)
+        assert outputs == 1 or got.stride(0) % 8 == 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_one_output(dtype: str) -> None:
+    where = context(dtype=dtype, bucket=0, shape={"inputs": 72, "outputs": 1, "bias": True})
+    x, weight, bias = case(1, 1, 72, dtype)
+    close(linear_gemv.make(where)(x, weight, bias), linear.reference(x, weight, bias), dtype)
 
 
 def test_equal_requests_share_buffers() -> None:

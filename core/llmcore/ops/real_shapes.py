@@ -114,6 +114,7 @@ ROUTES = (
 
 
 def _linears(d: Sizes) -> tuple[Shape, ...]:
+    """Those of a layer, the head, a result whose rows start anywhere, and one with a single output."""
     wide = d.heads * d.head
     sizes = (
         (d.hidden, wide + 2 * d.kv_heads * d.head, d.bias),
@@ -121,6 +122,8 @@ def _linears(d: Sizes) -> tuple[Shape, ...]:
         (d.hidden, 2 * d.inner, False),
         (d.inner, d.hidden, False),
         (d.hidden, d.vocab, False),
+        (d.hidden, d.head + 3, d.bias),
+        (d.hidden, 1, False),
     )
     return tuple({"inputs": inputs, "outputs": outputs, "bias": bias} for inputs, outputs, bias in sizes)
 

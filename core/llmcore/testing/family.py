@@ -264,6 +264,9 @@ def small_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
     config = model_class.config_class(**{**SMALL, **latent, **overrides})
     # experts of any size, which the grouped products of torch do not take
     config._experts_implementation = "eager"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        # torch's attention has no soft cap; transformers 5.17 uses it all the same
+        config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = model_class._from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)

@@ -254,7 +254,9 @@ def gemv(  # type: ignore[no-untyped-def]
     tile, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, columns = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     place = weight + (tile * BLOCK_N).to(tl.int64) * inputs + (rows * inputs)[:, None] + columns[None, :]
-    place_up = place + outputs.to(tl.int64) * inputs
+    place_up = place
+    if GATED:
+        place_up += outputs.to(tl.int64) * inputs
     w = _weights(place, tile, 0, outputs, inputs, BLOCK_N, BLOCK_K, EVEN_N, EVEN_K)
     v = w
     if GATED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmcore_triton.attention.tile import LN_2, capped, inside_of, reach, slots_of
+from llmcore_triton.attention.tile import LN_2, capped, inside_of, reach, row_of, slots_of
 from llmcore_triton.launch import release, wait
 
 
@@ -48,7 +48,6 @@ def per_head(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     """Program (query head, item); without a list (LISTED) item is the row."""
-    wait(PDL)
     head = tl.program_id(0)
     row = tl.program_id(1)
     place = 0
@@ -56,22 +55,19 @@ def per_head(  # type: ignore[no-untyped-def]
     chunk = 0
     if LISTED:
         record = items + (row + 1) * 4
-        row = tl.load(record)
-        place = tl.load(record + 2)
-        at = tl.load(record + 3)
-        chunk = tl.load(items)
-        if row < 0:
-            return
-    length = tl.load(kv_len + row)
-    token = tl.load(q_start + row)
-    n_query = tl.load(q_start + row + 1) - token
-    places = table + tl.load(request + row).to(tl.int64) * table_stride
+        row = tl.load(record, cache_modifier=".cg")
+        place = tl.load(record + 2, cache_modifier=".cg")
+        at = tl.load(record + 3, cache_modifier=".cg")
+        chunk = tl.load(items, cache_modifier=".cg")
+    length, token, n_query, index = row_of(row, request, q_start, kv_len)
+    places = table + index.to(tl.int64) * table_stride
     first, end = reach(length, n_query, 0, 1, WINDOW, BLOCK_N)
     from_token, to_token = first, end
     if LISTED:
         from_token = first + place * chunk
         to_token = tl.minimum(from_token + chunk, end)
-    if (n_query <= 0) | (from_token >= to_token):
+    wait(PDL)
+    if (row < 0) | (n_query <= 0) | (from_token >= to_token):
         return
 
     k_at = tl.arange(0, BLOCK_K)

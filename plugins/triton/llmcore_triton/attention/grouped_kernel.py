@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach
+from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach, row_of
 from llmcore_triton.launch import release, wait
 
 
@@ -57,7 +57,6 @@ def grouped(  # type: ignore[no-untyped-def]
     the tokens of a chunk: each chunk is computed by itself and they are folded in order, so that the bits of a result
     depend neither on the tile it is in nor on how many programs worked on it.
     """
-    wait(PDL)
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     tile = 0
@@ -66,24 +65,21 @@ def grouped(  # type: ignore[no-untyped-def]
     chunk = 0
     if LISTED:
         record = items + (row + 1) * 4
-        row = tl.load(record)
-        tile = tl.load(record + 1)
-        place = tl.load(record + 2)
-        at = tl.load(record + 3)
-        chunk = tl.load(items)
-        if row < 0:
-            return
-    length = tl.load(kv_len + row)
-    token = tl.load(q_start + row)
-    n_query = tl.load(q_start + row + 1) - token
-    places = table + tl.load(request + row).to(tl.int64) * table_stride
+        row = tl.load(record, cache_modifier=".cg")
+        tile = tl.load(record + 1, cache_modifier=".cg")
+        place = tl.load(record + 2, cache_modifier=".cg")
+        at = tl.load(record + 3, cache_modifier=".cg")
+        chunk = tl.load(items, cache_modifier=".cg")
+    length, token, n_query, index = row_of(row, request, q_start, kv_len)
+    places = table + index.to(tl.int64) * table_stride
     first, end = reach(length, n_query, tile, TOKENS, WINDOW, FIXED if FIXED > 0 else BLOCK_N)
     from_token, to_token = first, end
     if LISTED:  # noqa: SIM102 - known when compiling
         if place >= 0:
             from_token = first + place * chunk
             to_token = tl.minimum(from_token + chunk, end)
-    if (n_query <= 0) | (from_token >= to_token):
+    wait(PDL)
+    if (row < 0) | (n_query <= 0) | (from_token >= to_token):
         return
 
     m_at = tl.arange(0, BLOCK_M)

@@ -24,6 +24,21 @@ def reach(length, n_query, tile, TOKENS: tl.constexpr, WINDOW: tl.constexpr, ali
 
 
 @triton.jit
+def row_of(row, request, q_start, kv_len):  # type: ignore[no-untyped-def]
+    """(tokens, first query token, query tokens, row of the table) of a row; of some row where it is -1.
+
+    To be called before `wait`, as the list of items may be read: the step wrote all of it before the kernel ahead
+    began, and that one lets this one start only after its own `wait`.
+    """
+    row = tl.maximum(row, 0)
+    # past the L1 cache: what the step before left there is old
+    token = tl.load(q_start + row, cache_modifier=".cg")
+    n_query = tl.load(q_start + row + 1, cache_modifier=".cg") - token
+    length = tl.load(kv_len + row, cache_modifier=".cg")
+    return length, token, n_query, tl.load(request + row, cache_modifier=".cg")
+
+
+@triton.jit
 def slots_of(places, token, there, GRANULE: tl.constexpr):  # type: ignore[no-untyped-def]
     """int64 slots of tokens of the row whose table starts at `places`."""
     slot = tl.load(places + token // GRANULE, mask=there, other=0).to(tl.int64)

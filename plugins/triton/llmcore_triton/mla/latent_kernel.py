@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmcore_triton.attention.tile import LN_2, capped, fold, inside_of, normalized, reach, slots_of
+from llmcore_triton.attention.tile import LN_2, capped, fold, inside_of, normalized, reach, row_of, slots_of
 from llmcore_triton.launch import release, wait
 
 
@@ -74,7 +74,6 @@ def over_latents(  # type: ignore[no-untyped-def]
     A tile's M rows are TOKENS query tokens x HEADS_PADDED heads. FIXED as in `attention.grouped_kernel`: the tokens of
     a chunk that is computed by itself, so that bits depend neither on the tile nor on how the work was cut.
     """
-    wait(PDL)
     row = tl.program_id(1)
     tile = 0
     place = 0
@@ -82,24 +81,21 @@ def over_latents(  # type: ignore[no-untyped-def]
     chunk = 0
     if LISTED:
         record = items + (row + 1) * 4
-        row = tl.load(record)
-        tile = tl.load(record + 1)
-        place = tl.load(record + 2)
-        at = tl.load(record + 3)
-        chunk = tl.load(items)
-        if row < 0:
-            return
-    length = tl.load(kv_len + row)
-    token = tl.load(q_start + row)
-    n_query = tl.load(q_start + row + 1) - token
-    places = table + tl.load(request + row).to(tl.int64) * table_stride
+        row = tl.load(record, cache_modifier=".cg")
+        tile = tl.load(record + 1, cache_modifier=".cg")
+        place = tl.load(record + 2, cache_modifier=".cg")
+        at = tl.load(record + 3, cache_modifier=".cg")
+        chunk = tl.load(items, cache_modifier=".cg")
+    length, token, n_query, index = row_of(row, request, q_start, kv_len)
+    places = table + index.to(tl.int64) * table_stride
     first, end = reach(length, n_query, tile, TOKENS, 0, 1)
     from_token, to_token = first, end
     if LISTED:  # noqa: SIM102 - known when compiling
         if place >= 0:
             from_token = first + place * chunk
             to_token = tl.minimum(from_token + chunk, end)
-    if (n_query <= 0) | (from_token >= to_token):
+    wait(PDL)
+    if (row < 0) | (n_query <= 0) | (from_token >= to_token):
         return
 
     m_at = tl.arange(0, BLOCK_M)

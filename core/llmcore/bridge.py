@@ -24,10 +24,14 @@ class Finish(enum.IntEnum):
 
 
 class LogitsProcessor(msgspec.Struct, frozen=True):
-    """A logits processor that a request asks for, with its arguments: a JSON object that the processor checks."""
+    """A logits processor that a request asks for, with its arguments: a JSON object that the processor checks.
+
+    `param`: the client's field, for error messages, which begin with it.
+    """
 
     name: str
     args: dict[str, Any] = {}
+    param: str = "logits_processors"
 
 
 class LengthDecay(msgspec.Struct, frozen=True):

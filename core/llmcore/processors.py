@@ -23,23 +23,32 @@ class LogitsProcessorSpec(Spec):
     """What a request may ask for by name. `make`: (args, processors.ProcessorContext) -> start.
 
     `args` is the JSON object of the request, {} where it gave none. `make` is called once per request; what it cannot
-    use it refuses with a ValueError, whose text the client is shown. `start`: (prompt ids, int32) -> a processor,
+    use it refuses with a ValueError, whose text the client is shown. Both are called on a thread of their own before
+    the request is queued, and have 10 s. `start`: (prompt ids, int32) -> a processor,
     once per choice, so that what is costly (a compiled grammar) is shared by all of them. `kind` says which protocol:
     "mask" MaskProcessor, "bias" BiasProcessor, "device" DeviceProcessor. `example`: arguments that `make` takes.
+    `warm`: (ProcessorContext) -> None, called once on such a thread when the engine is built, so that no request has
+    to wait for what all of them need.
     """
 
     make: ImportString
     kind: Literal["mask", "bias", "device"] = "mask"
     example: Mapping[str, Any] = field(default_factory=dict)
+    warm: ImportString | None = None
 
 
 @dataclass(frozen=True)
 class ProcessorContext:
-    """What a processor may know of the model. `tokenizer` opens it at the first call; later ones are free."""
+    """What a processor may know of the model. `tokenizer` opens it at the first call; later ones are free.
+
+    `stop_ids`: the ids that end the answers of the request at hand: `eos_ids`, unless the client ignores them, and
+    others that the client named.
+    """
 
     vocab_size: int
     eos_ids: tuple[int, ...]
     tokenizer: Callable[[], Tokenizer]
+    stop_ids: tuple[int, ...] = ()
 
 
 class HostProcessor(Protocol):
@@ -64,7 +73,8 @@ class MaskProcessor(HostProcessor, Protocol):
 
         None: every token may. Called once after every accepted token and once before the first, on a thread of its
         own; until it returns, the choice waits and others go on. One token at least must be allowed. What is returned
-        is read until the next call.
+        is read until the next call. Where only ids that end the answer are allowed, `min_new_tokens` does not forbid
+        them.
         """
 
 

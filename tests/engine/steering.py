@@ -47,6 +47,7 @@ class Listed:
 
     def mask(self) -> Int32:
         time.sleep(self.args.get("slow", 0.0))
+        time.sleep(self.args.get("slow_once", 0.0) if not self.told else 0.0)
         if len(self.told) == self.args.get("raise_mask_at"):
             raise RuntimeError("told to raise in mask")
         lists = self.args["lists"]
@@ -58,7 +59,10 @@ class Listed:
 
 def lists(args: dict[str, Any], context: ProcessorContext) -> Any:
     """The listed tokens only, or all others."""
-    _check(args, {"lists", "forbid", "tag", "slow", "raise_at", "raise_mask_at", "finish_at"})
+    time.sleep(args.get("slow_make", 0.0))
+    _check(
+        args, {"slow_make", "slow_once", "lists", "forbid", "tag", "slow", "raise_at", "raise_mask_at", "finish_at"}
+    )
     return lambda prompt: Listed(args, prompt, context.vocab_size)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.engine import steer
+from llmcore.engine import making, steer, threads
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
 from llmcore.sched import bound
@@ -284,6 +285,63 @@ def test_who_never_answers_is_given_up(steered: MakeLLM, ahead: int, monkeypatch
     assert llm.generate([[1, 2, 3]], max_new_tokens=9, **GREEDY)[0].token_ids == fake_answer([1, 2, 3], 9)
     load = llm.load()
     assert (load.running, load.waiting, load.kv_live) == (0, 0, 0)
+
+
+@AHEAD
+def test_others_go_on_while_a_processor_is_made(steered: MakeLLM, ahead: int) -> None:
+    llm = steered(ahead)
+    with ThreadPoolExecutor(4) as pool:
+        began = time.monotonic()
+        slow = [
+            pool.submit(llm.generate, [[1]], max_new_tokens=3, **GREEDY, **use("lists", lists=[[5]], slow_make=1.0))
+            for _ in range(2)
+        ]
+        assert llm.generate([[1, 2, 3]], max_new_tokens=100, **GREEDY)[0].token_ids == fake_answer([1, 2, 3], 100)
+        assert time.monotonic() - began < 1.0 and llm.load().waiting == 2
+        assert [future.result()[0].token_ids for future in slow] == [[5, 5, 5]] * 2
+    assert (llm.load().waiting, llm.load().running) == (0, 0)
+
+
+def test_what_is_never_made_is_given_up_and_others_are_made(steered: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "MAKE_SECONDS", 0.6)
+    monkeypatch.setattr(threads, "HUNG_SECONDS", 0.1)
+    llm = steered(1)
+    with ThreadPoolExecutor(8) as pool:
+        hung = [
+            pool.submit(llm.generate, [[1]], max_new_tokens=3, **use("lists", lists=[[5]], slow_make=3.0))
+            for _ in range(5)
+        ]
+        time.sleep(0.05)
+        answer = llm.generate([[1, 2]], max_new_tokens=3, **GREEDY, **use("lists", lists=[[7]]))[0]
+        assert answer.token_ids == [7, 7, 7]
+        for future in hung:
+            with pytest.raises(RequestError, match=r"logits_processors: it was not made ready within 0\.6 s"):
+                future.result()
+    assert llm.load().waiting == 0
+
+
+def test_masks_that_hang_leave_threads_for_others(steered: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "HUNG_SECONDS", 0.1)
+    llm = steered(1)
+    with ThreadPoolExecutor(8) as pool:
+        hung = [
+            pool.submit(llm.generate, [[1]], max_new_tokens=3, **GREEDY, **use("lists", lists=[[5]], slow_once=4.0))
+            for _ in range(6)
+        ]
+        time.sleep(0.05)
+        began = time.monotonic()
+        answer = llm.generate([[1, 2]], max_new_tokens=30, **GREEDY, **use("lists", lists=[[7]]))[0]
+        assert answer.token_ids == [7] * 30 and time.monotonic() - began < 3.0
+        assert [future.result()[0].token_ids for future in hung] == [[5, 5, 5]] * 6
+
+
+@AHEAD
+def test_an_end_that_the_mask_demands_wins_over_the_least_length(steered: MakeLLM, ahead: int) -> None:
+    """A mask of stop ids alone, while the request forbids them; logit_bias stays."""
+    llm = steered(ahead)
+    options = {**GREEDY, "stop_token_ids": (9, 11), "min_new_tokens": 5, "logit_bias": {9: -50.0}}
+    answer = llm.generate([[1, 2]], max_new_tokens=8, **options, **use("lists", lists=[[4, 9], [9, 11]], finish_at=2))
+    assert answer[0].answers[0].token_ids == [4, 11]
 
 
 @AHEAD

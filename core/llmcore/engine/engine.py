@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from llmcore.bridge import Load, StepEvents, Submit
+from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
+from llmcore.engine.refusals import refusal
 from llmcore.engine.runner import InFlight, Runner
 from llmcore.errors import LlmcoreError, RequestError
 from llmcore.protocols import Device
@@ -51,6 +53,7 @@ class Engine:
         self.facts = facts
         self._fixed_angles_up_to = fixed_angles_up_to
         self._processors = processors
+        self._making = Making(processors.bind)
         self._scheduler = scheduler
         self._runner = runner
         self._device = device
@@ -60,7 +63,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self._flying and self._scheduler.idle
+        return not self._flying and self._scheduler.idle and not self._making
 
     @property
     def captured(self) -> int:
@@ -68,12 +71,21 @@ class Engine:
         return self._runner.graphs
 
     def submit(self, request: Submit, owner: int = 0) -> None:
-        """Queue a request. Raises RequestError if it is wrong or can never fit."""
+        """Queue a request. Raises RequestError if it is wrong or can never fit.
+
+        One with logits processors is queued when they are made; if they cannot be, `step` returns the error.
+        """
         self._check(request)
-        self._scheduler.submit(self._salted(request), owner, self._processors.bind(request))
+        if request.sampling.logits_processors:
+            self._scheduler.check(request, owner)
+            self._processors.check(request)
+            self._making.begin(request, owner)
+        else:
+            self._scheduler.submit(self._salted(request), owner)
 
     def abort(self, request_id: int, owner: int = 0) -> None:
         """End every choice of a request; one that has ended already is no error."""
+        self._making.forget(owner, request_id)
         self._scheduler.abort(owner, request_id)
 
     def finish(self, request_id: int, choice: int, n_tokens: int, owner: int = 0) -> None:
@@ -82,14 +94,15 @@ class Engine:
 
     def load(self) -> Load:
         """A snapshot."""
-        return self._scheduler.load()
+        load = self._scheduler.load()
+        return msgspec.structs.replace(load, waiting=load.waiting + len(self._making)) if self._making else load
 
     def step(self) -> list[Events]:
         """Launch the next step, if there is one, and read what need not stay in flight; events in order.
 
         Raises DeviceLost.
         """
-        given_up = self._give_up()
+        given_up = self._admit_made() + self._give_up()
         plan = self._scheduler.plan()
         if plan is None:
             return [*given_up, self._read()] if self._flying else given_up
@@ -103,10 +116,12 @@ class Engine:
             events.append(self._read())
         return events
 
-    def abandon(self, message: str) -> Events:
+    def abandon(self, message: str) -> list[Events]:
         """The device is lost: everything ends with an error."""
         self._flying.clear()
-        return self._scheduler.abandon(message)
+        error = RequestError(message, code="internal_error", status=500)
+        unmade = [{owner: refusal(request, error)} for request, owner in self._making.clear()]
+        return [self._scheduler.abandon(message), *unmade]
 
     def _give_up(self) -> list[Events]:
         """Now and then: end those that wait for a processor without end."""
@@ -114,8 +129,21 @@ class Engine:
         if now < self._looks_at:
             return []
         self._looks_at = now + _LOOK_SECONDS
+        self._processors.tend()
         events = self._scheduler.give_up()
         return [events] if events else []
+
+    def _admit_made(self) -> list[Events]:
+        """Queue the requests whose logits processors are made; the errors of those that cannot be served."""
+        errors: list[Events] = []
+        for made in self._making.done() if self._making else ():
+            try:
+                if isinstance(made.result, RequestError):
+                    raise made.result
+                self._scheduler.submit(self._salted(made.request), made.owner, made.result)
+            except RequestError as error:
+                errors.append({made.owner: refusal(made.request, error)})
+        return errors
 
     def _launch(self, plan: StepPlan) -> list[Events]:
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from queue import SimpleQueue
 
-from llmcore.bridge import Abort, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, explode
 from llmcore.engine.engine import Engine
+from llmcore.engine.refusals import refusal
 from llmcore.errors import RequestError
 from llmcore.subscribers import Subscribers
 
@@ -127,17 +127,3 @@ class LocalBridge:
     def _deliver(self, events: StepEvents) -> None:
         for request, event in explode(events):
             self._requests.deliver(request, event)
-
-
-def refusal(request: Submit, error: RequestError) -> StepEvents:
-    """The events that end every choice of a request that was not accepted."""
-    choices = list(range(max(request.n, 1)))
-    return StepEvents(
-        stamp=time.monotonic(),
-        request=[request.id] * len(choices),
-        choice=choices,
-        count=[0] * len(choices),
-        tokens=[],
-        finish=[Finish.ERROR] * len(choices),
-        error={row: (error.code or "invalid_value", error.message) for row in choices},
-    )

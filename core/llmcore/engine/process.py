@@ -15,7 +15,7 @@ from llmcore import child
 from llmcore.bridge import Abort, FinishChoice, Submit
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import DeviceLost, Engine, Events
-from llmcore.engine.local import refusal
+from llmcore.engine.refusals import refusal
 from llmcore.engine.workers import Workers
 from llmcore.errors import RequestError
 from llmcore.plugins import build_registry
@@ -92,7 +92,8 @@ class EngineProcess:
         try:
             steps = engine.step()
         except DeviceLost as error:
-            self._workers.post(engine.abandon(str(error)))
+            for events in engine.abandon(str(error)):
+                self._workers.post(events)
             raise
         for events in steps:
             self._workers.post(events)

@@ -1,20 +1,20 @@
-"""Logits processors from their specs: bound to requests, and the threads on which they think."""
+"""Logits processors from their specs, bound to requests, and the threads on which they compute."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
-import threading
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
+from llmcore.engine.threads import Threads
 from llmcore.errors import LlmcoreError, RequestError, did_you_mean
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext
@@ -28,29 +28,10 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 4
 
+Ids = tuple[int, ...]
+
 Start = Callable[[Int32], Any]
 """What a spec's `make` returned."""
-
-
-class Thinkers:
-    """A few threads that call functions, started with the first one. They end with the process, whatever they do."""
-
-    def __init__(self, threads: int = _THREADS) -> None:
-        self._threads = threads
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._started = False
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Have `work` called soon."""
-        if not self._started:
-            self._started = True
-            for _ in range(self._threads):
-                threading.Thread(target=self._serve, name="processors", daemon=True).start()
-        self._work.put(work)
-
-    def _serve(self) -> None:
-        while True:
-            self._work.get()()
 
 
 def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Processors:
@@ -64,7 +45,9 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
 
     converted = tempfile.TemporaryDirectory(prefix="llmcore-")
     context = ProcessorContext(model.vocab_size, model.eos_ids, tokenizer)
-    return Processors({spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)}, context)
+    processors = Processors({spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)}, context)
+    processors.warm()
+    return processors
 
 
 class Processors:
@@ -73,59 +56,82 @@ class Processors:
     def __init__(self, specs: Mapping[str, LogitsProcessorSpec], context: ProcessorContext) -> None:
         self._specs = specs
         self._context = context
-        self._thinkers = Thinkers()
+        self._threads = Threads("processors", _THREADS)
+
+    def warm(self) -> None:
+        """Have what plugins need for every request made ready in the background."""
+        for spec in self._specs.values():
+            if spec.warm is not None:
+                self._threads.run(partial(self._warm, spec.name, spec.warm))
+
+    def check(self, request: Submit) -> None:
+        """Raise RequestError for a name nobody has."""
+        for call in request.sampling.logits_processors:
+            self._find(call)
 
     def bind(self, request: Submit) -> list[Bound]:
-        """The processors of each choice, [] where none is asked for.
+        """The processors of each choice, [] where none is asked for. May be called from any thread.
 
         Raises RequestError for a name nobody has, and for arguments that a processor refuses.
         """
         calls = request.sampling.logits_processors
         if not calls:
             return []
-        starts = [(self._find(call), self._make(call)) for call in calls]
+        context = replace(self._context, stop_ids=request.stop_ids)
+        starts = [(self._find(call), call, self._make(call, context)) for call in calls]
         prompt = np.frombuffer(request.prompt, "<i4").astype(np.int32)
-        return [self._bound(starts, prompt) for _ in range(request.n)]
+        banned = request.stop_ids if request.min_new_tokens else ()
+        return [self._bound(starts, prompt, banned) for _ in range(request.n)]
 
-    def _bound(self, starts: list[tuple[LogitsProcessorSpec, Start]], prompt: Int32) -> Bound:
+    def tend(self) -> None:
+        """Replace threads that hang; call it now and then."""
+        self._threads.tend()
+
+    def _warm(self, name: str, warm: str) -> None:
+        try:
+            load(warm)(self._context)
+        except BaseException as error:
+            logger.error("logits processor %s failed before the first request", name, exc_info=error)
+
+    def _bound(
+        self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], prompt: Int32, banned: Ids
+    ) -> Bound:
         hosts, devices = [], []
-        for spec, start in starts:
+        for spec, call, start in starts:
             try:
                 processor = start(prompt.copy())
             except Exception as error:
-                raise _refused(spec.name, error) from error
+                raise _refused(call, error) from error
             if spec.kind == "device":
                 devices.append((spec.name, processor))
             else:
                 hosts.append((spec.name, spec.kind, processor))
-        return Bound(hosts, devices, self._context.vocab_size, self._thinkers.run)
+        return Bound(hosts, devices, self._context.vocab_size, self._threads.run, banned)
 
     def _find(self, call: LogitsProcessor) -> LogitsProcessorSpec:
         if call.name not in self._specs:
             known = ", ".join(sorted(self._specs)) or "none"
             raise RequestError(
-                f"logits_processors: there is no {call.name[:100]!r}; known: {known}."
+                f"{call.param}: there is no {call.name[:100]!r}; known: {known}."
                 f"{did_you_mean(call.name, self._specs)}",
-                param="logits_processors",
+                param=call.param,
                 code="invalid_value",
             )
         return self._specs[call.name]
 
-    def _make(self, call: LogitsProcessor) -> Start:
+    def _make(self, call: LogitsProcessor, context: ProcessorContext) -> Start:
         try:
-            start: Start = load(self._find(call).make)(dict(call.args), self._context)
+            start: Start = load(self._find(call).make)(dict(call.args), context)
         except Exception as error:
-            raise _refused(call.name, error) from error
+            raise _refused(call, error) from error
         return start
 
 
-def _refused(name: str, error: Exception) -> RequestError:
+def _refused(call: LogitsProcessor, error: Exception) -> RequestError:
     """What the client is told; what is no refusal is a plugin's mistake, and logged."""
     if not isinstance(error, (ValueError, LlmcoreError)):
-        logger.error("logits processor %s failed on its arguments", name, exc_info=error)
+        logger.error("logits processor %s failed on its arguments", call.name, exc_info=error)
     text = str(error) if isinstance(error, (ValueError, LlmcoreError)) else f"{type(error).__name__}: {error}"
-    return RequestError(
-        f"logits_processors: {name!r} refuses its arguments: {text}"[:500],
-        param="logits_processors",
-        code="invalid_value",
-    )
+    asked_by_name = call.param == LogitsProcessor("").param
+    text = f"{call.param}: {call.name!r} refuses its arguments: {text}" if asked_by_name else f"{call.param}: {text}"
+    return RequestError(text[:500], param=call.param, code="invalid_value")

@@ -13,9 +13,8 @@ from torch import Tensor
 from llmcore.bridge import LengthDecay, SamplingParams
 from llmcore.engine.tables import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
-from llmcore.processors import words_of
 from llmcore.protocols import Device, Int32
-from llmcore.sched.bound import Bound, both_masks
+from llmcore.sched.bound import Bound, both_masks, mask_of
 from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.specs import bucket_of
 
@@ -53,6 +52,11 @@ class _Bias:
     token: Int32
     value: NDArray[np.float32]
     until: Int32
+
+    def without_bans(self) -> _Bias:
+        """What is left where a mask allows only what is forbidden while the answer is short: the mask wins."""
+        lasting = self.until == _FOREVER
+        return _Bias(self.token[lasting], self.value[lasting], self.until[lasting])
 
 
 class RowSampler:
@@ -104,6 +108,8 @@ class RowSampler:
         if variant < _FULL:
             return Draw(variant)
         biases = [(s, self._bias[i]) for s, i in enumerate(indices.tolist()) if i in self._bias] if self._bias else []
+        if biases and (ending := {s for s, b in bound if b.must_end}):
+            biases = [(s, bias.without_bans() if s in ending else bias) for s, bias in biases]
         biases += [(s, _bias_of(b.bias)) for s, b in bound if b.bias]
         masks = _put_masks(self._masked(indices, bound), rows, upload)
         rises = self._put_rises(indices, upload)
@@ -202,7 +208,7 @@ class RowSampler:
             table.pop(index, None)
         bound = admitted.bound
         if sampling.allowed_ids:
-            self._allowed[index] = _mask_of(sampling.allowed_ids, self._vocab_size)
+            self._allowed[index] = mask_of(sampling.allowed_ids, self._vocab_size)
         if sampling.length_decay is not None:
             self._decay[index] = sampling.length_decay
         self._steered[index] = bound is not None
@@ -249,13 +255,6 @@ def _bias_of(bias: Mapping[int, float]) -> _Bias:
     """What a logits processor adds to the next token's scores."""
     token, value = np.array([*bias], np.int32), np.array([*bias.values()], np.float32)
     return _Bias(token, value, np.full(token.size, _FOREVER, np.int32))
-
-
-def _mask_of(ids: Sequence[int], vocab_size: int) -> Int32:
-    """A mask that allows these tokens, as far as they are of the vocabulary."""
-    allowed = np.zeros(words_of(vocab_size) * 32, np.bool_)
-    allowed[[token for token in ids if token < vocab_size]] = True
-    return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
 
 
 def _put_masks(masks: Sequence[tuple[int, Int32]], rows: int, upload: Upload) -> int:

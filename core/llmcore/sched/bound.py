@@ -32,6 +32,7 @@ class Bound:
 
     `run` gets a function and calls it, now or on another thread. `mask`, `bias`: valid while `ready`. `error`: why the
     choice must end, None if nothing is wrong. `late`: answers in a row that came too late. `ended`: nobody will ask.
+    `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Bound:
         devices: Sequence[tuple[str, Any]],
         vocab_size: int,
         run: Callable[[Callable[[], None]], None],
+        banned: Sequence[int] = (),
     ) -> None:
         self.hosts = hosts
         self.devices = devices
@@ -48,7 +50,9 @@ class Bound:
         self.error: str | None = None
         self.late = 0
         self.ended = False
+        self.must_end = False
         self._vocab_size = vocab_size
+        self._others = None if not banned else ~mask_of(banned, vocab_size)
         self._run = run
         self._ready = threading.Event()
         self._asked = hosts[0][0] if hosts else ""
@@ -117,8 +121,9 @@ class Bound:
                     self._add(bias, processor.bias())
             if mask is not None and not mask.any():
                 raise ValueError("its mask allows no token")
+            self.must_end = mask is not None and self._others is not None and not (mask & self._others).any()
             self.mask, self.bias = mask, bias
-        except Exception as error:  # noqa: BLE001 - whatever it raises, _fail logs it
+        except BaseException as error:  # a native library's panic is no Exception, and must not end the thread
             self._fail(self._asked, error)
         self._ready.set()
 
@@ -144,10 +149,17 @@ class Bound:
                 raise ValueError(f"its bias of token {token} is {value}")
             bias[int(token)] = bias.get(token, 0.0) + float(value)
 
-    def _fail(self, name: str, error: Exception) -> None:
+    def _fail(self, name: str, error: BaseException) -> None:
         logger.error("logits processor %s failed", name, exc_info=error)
         self.error = f"logits processor {name!r} failed: {type(error).__name__}: {error}"[:500]
         self._ready.set()
+
+
+def mask_of(ids: Sequence[int], vocab_size: int) -> Int32:
+    """A mask that allows these tokens, as far as they are of the vocabulary."""
+    allowed = np.zeros(words_of(vocab_size) * 32, np.bool_)
+    allowed[[token for token in ids if token < vocab_size]] = True
+    return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
 
 
 def both_masks(first: Int32, second: Int32 | None) -> Int32:

@@ -95,11 +95,8 @@ class Scheduler:
 
     def submit(self, submit: Submit, owner: int, bounds: Sequence[Bound] = ()) -> None:
         """Queue a request; `bounds`: its processors by choice. Raises RequestError if it can never be served."""
+        self.check(submit, owner)
         state = self._state
-        key = (owner, submit.id)
-        if key in state.requests:
-            raise RequestError(f"request {submit.id} exists already", code="invalid_value")
-        check_submit(submit, state.limits, state.space, guaranteed=state.estimator.guaranteed)
         prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
         job = Job(submit, owner, 0, self._arrivals, prompt, forks=submit.n - 1, queued_at=state.step)
         job.bounds = bounds
@@ -108,8 +105,15 @@ class Scheduler:
             job.private = True
             job.prompt_logprobs = np.full(prompt.size - 1, np.nan, np.float32)
         self._arrivals += submit.n
-        state.requests[key] = {0: job}
+        state.requests[owner, submit.id] = {0: job}
         state.queue.append(job)
+
+    def check(self, submit: Submit, owner: int) -> None:
+        """Raise RequestError if it can never be served."""
+        state = self._state
+        if (owner, submit.id) in state.requests:
+            raise RequestError(f"request {submit.id} exists already", code="invalid_value")
+        check_submit(submit, state.limits, state.space, guaranteed=state.estimator.guaranteed)
 
     def abort(self, owner: int, request_id: int) -> None:
         """End every choice of a request, without events; its slots are free at once. Unknown ids are ignored."""

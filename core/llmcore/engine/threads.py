@@ -1,0 +1,71 @@
+"""Threads for plugins' code: what one of them never gives back is replaced."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+logger = logging.getLogger(__name__)
+
+HUNG_SECONDS = 1.0
+"""A thread that works longer than this on one call counts as lost until it returns."""
+
+MOST_LOST = 64
+"""Threads that are replaced at most; they hold memory as long as they hang."""
+
+
+class Threads:
+    """`count` threads that call functions, started with the first one. They end with the process, whatever they do.
+
+    While some hang in a call there are others in their place, so that calls that hang do not hold up the rest. Every
+    method may be called from any thread.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._since: dict[threading.Thread, float | None] = {}
+        """Thread -> when its call began (time.monotonic()), None while it waits for one."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Have `work` called soon; it must not raise."""
+        if not self._since:
+            self.tend()
+        self._work.put(work)
+
+    def tend(self) -> None:
+        """Replace threads that hang; call it now and then."""
+        with self._lock:
+            lost = self._lost()
+            missing = min(self._count, self._count + MOST_LOST - len(self._since))
+            missing -= len(self._since) - lost
+            for _ in range(missing):
+                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._since[thread] = None
+                thread.start()
+            if lost and missing > 0:
+                logger.warning("%d calls of plugins hang; %d more threads serve the others", lost, missing)
+
+    def _lost(self) -> int:
+        late = time.monotonic() - HUNG_SECONDS
+        return sum(since is not None and since < late for since in self._since.values())
+
+    def _serve(self) -> None:
+        me = threading.current_thread()
+        while True:
+            work = self._work.get()
+            self._since[me] = time.monotonic()
+            work()
+            del work
+            self._since[me] = None
+            if len(self._since) > self._count:
+                with self._lock:
+                    if len(self._since) - self._lost() > self._count:
+                        # It hung, was replaced, and is back.
+                        del self._since[me]
+                        return

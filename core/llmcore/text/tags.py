@@ -17,7 +17,7 @@ def before_tag(text: str, tag: str) -> tuple[str, str | None]:
 
 def held_back(text: str, tag: str) -> int:
     """How many characters at the end of `text`, which does not hold `tag`, may be its beginning."""
-    for length in range(min(len(text), len(tag) - 1), 0, -1):
-        if text.endswith(tag[:length]):
-            return length
-    return 0
+    at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while at >= 0 and not tag.startswith(text[at:]):
+        at = text.find(tag[0], at + 1)
+    return len(text) - at if at >= 0 else 0

@@ -12,7 +12,11 @@ def first_tag(text: str, tags: Sequence[str]) -> tuple[str, str, str]:
 
     Without one: (what cannot belong to a tag, "", what may be the beginning of one).
     """
-    at, found = min(((text.find(tag), tag) for tag in tags if tag in text), default=(-1, ""))
+    at, found = len(text), ""
+    for tag in tags:
+        place = text.find(tag, 0, at + len(tag) - 1)
+        if place >= 0:
+            at, found = place, tag
     if found:
         return text[:at], found, text[at + len(found) :]
     end = len(text) - max(held_back(text, tag) for tag in tags)

@@ -21,6 +21,7 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NEXT = (PARAMETER, FUNCTION_END, CLOSE)
 _VALUE_ENDS = (PARAMETER_END, f"\n{PARAMETER}", f"\n{FUNCTION_END}")
 _STRING = frozenset({"string"})
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Qwen3CoderToolParser(JsonCalls):
@@ -80,7 +81,7 @@ class Qwen3CoderToolParser(JsonCalls):
             if not closed:
                 return False
             self._key, self._types = key, types_of(self._tools[self._name].get("parameters"), key)
-            self._arguments_come(("" if self._first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            self._arguments_come(("" if self._first else ", ") + _ENCODE(key) + ": ")
             self._held, self._first, self._value_begun, self._state = value, False, False, self._value
         elif rest.startswith((FUNCTION_END, CLOSE)):
             self._arguments_come("}")
@@ -126,7 +127,7 @@ class Qwen3CoderToolParser(JsonCalls):
 
 
 def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return _ENCODE(text)[1:-1]
 
 
 def samples() -> Iterable[ParserSample]:

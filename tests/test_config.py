@@ -79,7 +79,9 @@ def test_several_values(raw: Any) -> None:
     ("values", "message"),
     [
         ({"prot": 1}, r"no setting 'prot'. Did you mean port"),
-        ({"api_keys": ""}, "--api_keys holds no key"),
+        ({"api_keys": ""}, "--api_keys holds nothing"),
+        ({"api_keys": " , "}, "--api_keys holds nothing"),
+        ({"api_keys": None}, "--api_keys holds nothing"),
         ({"api_keys": "schlüssel"}, "holds a key that no header can carry"),
         ({"allow_credentials": True, "allow_origins": "*"}, "list origins"),
         ({"ssl": True}, "--ssl needs --ssl_certfile"),

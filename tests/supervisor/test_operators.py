@@ -314,7 +314,7 @@ def gateway() -> Iterator[Gateway]:
 
 
 def test_a_server_pushes_its_figures(model: Path, gateway: Gateway) -> None:
-    labels = {"job_name": "mine", "grouping_key": ["instance=node1", "zone=a/b"]}
+    labels: dict[str, Any] = {"job_name": "mine", "grouping_key": ["instance=node1", "zone=a/b"]}
     with fresh(model, metric_gateway=gateway.address, push_interval=1, **labels) as server:
         sockets.call(server.port, "POST", "/echo", {"ids": [1], "n_tokens": 2})
         until(lambda: any("llmcore_request_count_total 1.0" in body for *_, body in gateway.got))

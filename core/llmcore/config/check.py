@@ -134,8 +134,6 @@ def _kv_share(config: Config, origins: Origins) -> str | None:
 
 
 def _keys(config: Config, origins: Origins) -> str | None:
-    if _given(origins, "api_keys") and not config.access.api_keys:
-        return f"{origins['api_keys']} holds no key; give one, or leave it out to serve everybody."
     for key in config.access.api_keys:
         if not (key.isascii() and key.isprintable() and " " not in key):
             return f"{origins['api_keys']} holds a key that no header can carry; use ASCII without spaces."

@@ -70,6 +70,8 @@ class Setting:
 
     def parse(self, raw: object, where: str) -> Any:
         """The value that `raw` (text, or what YAML made of it) stands for; a ConfigError names `where` it is from."""
+        if self.secret and (raw is None or str(raw).strip(" ,") == ""):
+            raise ConfigError(f"{where} holds nothing; give {self._wanted()}, or leave it out.")
         if raw is None:
             if self.default is None or self.multiple:
                 return self.default

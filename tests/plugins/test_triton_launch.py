@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore_triton import launch
+import triton
+from llmcore_triton import entry, launch
+from triton.backends.nvidia.driver import wrap_handle_tensordesc
 
 
 @dataclass
@@ -38,14 +40,32 @@ class Kernel:
     def __init__(self) -> None:
         self.compiled: list[Compiled] = []
         self.options: dict[str, Any] = {}
+        self.run: InC | None = None
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def compile_and_launch(*arguments: Any, **options: Any) -> Compiled:
             self.options = options
             self.compiled.append(Compiled())
+            if self.run is not None:
+                self.compiled[-1].run = self.run
             return self.compiled[-1]
 
         return compile_and_launch
+
+
+class InC:
+    """What Triton's launcher calls in the end; notes what with."""
+
+    def __init__(self, tensordescs: list[dict[str, Any]], arguments: int) -> None:
+        self.entered: list[tuple[Any, ...]] = []
+        self.called: list[tuple[Any, ...]] = []
+        self.launch_cooperative_grid, self.launch_pdl = False, True
+        self.global_scratch_size = self.profile_scratch_size = 0
+        signature = {i: "tensordesc<bf16[1]>" if i < len(tensordescs) else "*bf16" for i in range(arguments)}
+        self.launch = wrap_handle_tensordesc(lambda *arguments: self.entered.append(arguments), signature, tensordescs)
+
+    def __call__(self, *arguments: Any) -> None:
+        self.called.append(arguments)
 
 
 @pytest.fixture
@@ -96,3 +116,43 @@ def test_constants_come_last(kernel: Kernel) -> None:
     kernel.params = (Param("BLOCK", is_constexpr=True), Param("x"))
     with pytest.raises(TypeError, match="runtime arguments must come before"):
         launch.Bound(kernel, BLOCK=1)
+
+
+HEAD = ("function", False, True, None, None, "metadata", None, None, None)
+
+
+def test_the_launcher_that_is_known_is_entered_with_addresses(kernel: Kernel) -> None:
+    bound, kernel.run = launch.Bound(kernel, BLOCK=64), InC([], 4)
+    x, y = torch.zeros(8), torch.ones(8)
+    bound((3,), x, 5, 8)
+    bound((2, 4), y, 6, 8)
+    assert kernel.run.entered == [(2, 4, 1, 77, *HEAD, y.data_ptr(), 6, 8, 64)]
+
+
+@pytest.mark.parametrize("change", ["version", "scratch"])
+def test_any_other_launcher_is_called_as_triton_does(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    bound, kernel.run = launch.Bound(kernel, BLOCK=64), InC([], 4)
+    if change == "version":
+        monkeypatch.setattr(triton, "__version__", "99.0")
+    else:
+        kernel.run.global_scratch_size = 16
+    x = torch.zeros(8)
+    for _ in range(2):
+        bound((3,), x, 5, 8)
+    (called,) = kernel.run.called
+    assert called[:9] == (3, 1, 1, 77, "function", "metadata", None, None, None)
+    assert called[9] is x and called[10:] == (5, 8, 64)
+
+
+def test_a_descriptor_that_is_kept_is_encoded_once(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(entry, "make_tensordesc_arg", lambda box, how: made.append((box, how)) or ["map", len(made)])
+    bound, kernel.run = launch.Bound(kernel, BLOCK=64), InC([{"swizzle": 3}], 4)
+    weight, x = torch.zeros(8, 8), torch.zeros(8, 8)
+    kept = entry.Box(weight, [8, 8], [8, 1], [8, 8])
+    for box in (kept, kept, kept, entry.Box(x, [8, 8], [8, 1], [8, 8])):
+        bound((1,), box, 5, 8)
+    assert [(box.base is weight, how) for box, how in made] == [(True, {"swizzle": 3}), (False, {"swizzle": 3})]
+    assert [seen[4 + len(HEAD) :] for seen in kernel.run.entered] == [("map", n, 5, 8, 64) for n in (1, 1, 2)]

@@ -7,13 +7,18 @@ there. `release` lets the next kernel start; it changes nothing about what that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import attrgetter, itemgetter, or_
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from llmcore.api import OpContext
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmcore_triton.entry import Launch, launch_of
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on CPU tensors."""
@@ -43,7 +48,7 @@ class Bound:
     def __init__(self, kernel: Any, **fixed: Any) -> None:
         self._kernel, self._fixed = kernel, fixed
         self._variants: dict[tuple[tuple[str, Any], ...], Bound] = {}
-        self._compiled: dict[tuple[Any, ...], Callable[..., None]] = {}
+        self._forms: dict[tuple[type, ...], _Form] = {}
         if not INTERPRETED:
             first = next((i for i, p in enumerate(kernel.params) if p.is_constexpr), len(kernel.params))
             if any(not p.is_constexpr for p in kernel.params[first:]):
@@ -64,39 +69,65 @@ class Bound:
         if INTERPRETED:
             self._kernel[grid](*arguments, **self._fixed)
             return
-        key = tuple([_kind(a, plain) for a, plain in zip(arguments, self._plain, strict=True)])
-        launch = self._compiled.get(key)
+        types = tuple(map(type, arguments))
+        form = self._forms.get(types)
+        if form is None:
+            form = self._forms[types] = _Form(types, self._plain)
+        tensors = form.tensors(arguments)
+        addresses = [*map(_ADDRESS, tensors)]
+        aligned = not reduce(or_, addresses, 0) & 15
+        key = (
+            form.numbers(arguments),
+            None if aligned else tuple([address & 15 for address in addresses]),
+            tuple([number.bit_length() > 31 for number in form.plain(arguments)]) if form.has_plain else None,
+            *map(_DTYPE, tensors),
+        )
+        launch = form.compiled.get(key)
         if launch is None:
-            self._compile(key, grid, arguments)
-        else:
-            launch(*grid, *_ONES[len(grid)], _stream(_device()), arguments)
+            form.compiled[key] = self._compile(form, grid, arguments)
+            return
+        numbers = list(arguments)
+        for place, address in zip(form.places, addresses, strict=True):
+            numbers[place] = address
+        launch((*grid, *_ONES[len(grid)], _stream(_device())), arguments, numbers)
 
-    def _compile(self, key: tuple[Any, ...], grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+    def _compile(self, form: _Form, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> Launch:
         """The first launch, by Triton; the next of its kind need only its compiled kernel."""
         compiled = self._kernel[grid](*arguments, **self._fixed)
-        constants = tuple(self._fixed[name] for name in self._names)
-        run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-
-        def launch(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
-            run(x, y, z, stream, function, packed, None, None, None, *arguments, *constants)
-
-        self._compiled[key] = launch
+        return launch_of(compiled, form.boxes, tuple(self._fixed[name] for name in self._names))
 
 
-def _kind(argument: Any, plain: bool) -> Any:
-    """What of a runtime argument decides the compiled kernel."""
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() & 15
-    if isinstance(argument, int):
-        return argument.bit_length() > 31 if plain else argument
-    return None if argument is None else type(argument)
+class _Form:
+    """Arguments of the same types: where there are tensors, numbers and descriptors, and what was compiled for them.
+
+    `numbers`: those that Triton compiles for; of `plain` ones only the size counts.
+    """
+
+    def __init__(self, types: tuple[type, ...], plain: tuple[bool, ...]) -> None:
+        whole = [issubclass(kind, int) for kind in types]
+        self.places = tuple(i for i, kind in enumerate(types) if issubclass(kind, torch.Tensor))
+        self.boxes = tuple(i for i, kind in enumerate(types) if issubclass(kind, TensorDescriptor))
+        self.tensors = _picked(self.places)
+        self.numbers = _picked([i for i, here in enumerate(whole) if here and not plain[i]])
+        unspecialized = [i for i, here in enumerate(whole) if here and plain[i]]
+        self.plain, self.has_plain = _picked(unspecialized), bool(unspecialized)
+        self.compiled: dict[tuple[Any, ...], Launch] = {}
 
 
+def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Takes what is at `places`."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda arguments: tuple([arguments[place] for place in places])
+
+
+_ADDRESS, _DTYPE = torch.Tensor.data_ptr, attrgetter("dtype")
 _ONES = {1: (1, 1), 2: (1,), 3: ()}
 
 
 def _device() -> int:
-    return torch.cuda.current_device()
+    device: int = torch._C._cuda_getDevice()
+    return device
 
 
 def _stream(device: int) -> int:

@@ -26,7 +26,7 @@ def routes(front: Front) -> Iterable[Route]:
         yield route("/generate", Generate(front, stream=False), body=GenerateRequest)
         yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest)
         yield route("/", Generate(front, stream=None), body=GenerateRequest)
-    yield route("/get_score", Score(front))
+    yield route("/get_score", Score(front), body=ScoreRequest)
     yield route("/tokens", Tokens(front), body=TokensRequest)
     yield route("/token_load", TokenLoad(front))
     yield route("/get_model_name", ModelName(front))

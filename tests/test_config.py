@@ -136,6 +136,7 @@ def test_an_unknown_name_in_a_file_is_found_there() -> None:
         ({"disable_log_stats": True, "log_stats_interval": 5}, "--log_stats_interval has no effect"),
         ({"router_token_ratio": 0, "router_max_new_token_len": 5}, "--router_max_new_token_len has no effect"),
         ({"model_dir": "m.gguf", "trust_remote_code": True}, "a GGUF file carries no code"),
+        ({"api_keys": "k", "host": "0.0.0.0"}, "API keys travel as they are"),
         ({"allow_headers": ["x"]}, "--allow_headers has no effect: allow_origins"),
         ({"ssl_keyfile": "key.pem"}, "--ssl_keyfile has no effect: ssl is not set"),
         ({"push_interval": 5}, "--push_interval has no effect: metric_gateway"),
@@ -151,7 +152,7 @@ def test_what_has_no_effect_is_a_warning(
 
 
 def test_defaults_never_warn(caplog: pytest.LogCaptureFixture) -> None:
-    make_config(max_total_token_num=10, disable_log_stats=True, device="cpu")
+    make_config(max_total_token_num=10, disable_log_stats=True, device="cpu", api_keys="k")
     assert not caplog.records
 
 

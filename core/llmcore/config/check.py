@@ -14,12 +14,14 @@ Origins = Mapping[str, str]
 
 
 def check_config(config: Config, origins: Origins) -> list[str]:
-    """Raises ConfigError for the first contradiction; returns a sentence for each setting without effect."""
+    """Raises ConfigError for the first contradiction; returns a sentence for each that has no
+    effect or is a risk."""
     for problem in _PROBLEMS:
         text = problem(config, origins)
         if text:
             raise ConfigError(text)
-    return [f"{origins[name]} has no effect: {why}." for name, why in _without_effect(config) if _given(origins, name)]
+    idle = [f"{origins[name]} has no effect: {why}." for name, why in _without_effect(config) if _given(origins, name)]
+    return [*idle, *_exposed(config)]
 
 
 def check_model_dir(config: Config) -> Path:
@@ -177,6 +179,12 @@ _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
     _tls,
     _push,
 )
+
+
+def _exposed(config: Config) -> Iterator[str]:
+    host, access = config.server.host, config.access
+    if access.api_keys and not access.ssl and host != "localhost" and not host.startswith("127.") and host != "::1":
+        yield f"--host {host} without --ssl: API keys travel as they are, unless a proxy encrypts them on the way."
 
 
 # --- without effect --------------------------------------------------------------------------------------------

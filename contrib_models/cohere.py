@@ -24,6 +24,7 @@ from llmcore.layers import (
     Embedding,
     GatedMLP,
     Hidden,
+    Layer,
     LayerNorm,
     Linear,
     LMHead,
@@ -106,7 +107,7 @@ class PairedQKV(QKVLinear):
         super().finish()
 
 
-class HeadNorms(nn.Module):
+class HeadNorms(Layer):
     """A LayerNorm for each head of q and of k, without bias, on heads that PairedQKV ordered."""
 
     def __init__(self, build: Build, spec: AttnSpec, eps: float) -> None:
@@ -140,7 +141,7 @@ class NormedAttention(Attention):
         return self.qk_norm(qk, step), v
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, then attention and MLP side by side."""
 
     def __init__(self, build: Build, config: CohereConfig, rope: Rope, index: int) -> None:

@@ -19,6 +19,7 @@ from llmcore.layers import (
     DenseConfig,
     GatedMLP,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     OffsetRMSNorm,
@@ -30,7 +31,6 @@ from llmcore.layers import (
     read_dense,
     windowed_groups,
 )
-from torch import nn
 
 DEFAULTS = {
     "eos_token_id": 1,
@@ -93,7 +93,7 @@ def weights(config: Gemma2Config) -> WeightMap:
     return dense_weights(config)
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm; norm, MLP, norm. What each half gives is normed before the residual takes it."""
 
     def __init__(self, build: Build, config: Gemma2Config, rope: Rope, index: int) -> None:

@@ -19,6 +19,7 @@ from llmcore.layers import (
     DenseConfig,
     GatedMLP,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     OffsetRMSNorm,
@@ -32,7 +33,6 @@ from llmcore.layers import (
     read_rope,
     windowed_groups,
 )
-from torch import nn
 
 DEFAULTS = {
     "eos_token_id": 1,
@@ -115,7 +115,7 @@ def weights(config: Gemma3Config) -> WeightMap:
     return dense_weights(config)
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm; norm, MLP, norm. What each half gives is normed before the residual takes it."""
 
     def __init__(self, build: Build, config: Gemma3Config, ropes: Mapping[str, Rope], index: int) -> None:

@@ -17,6 +17,7 @@ from llmcore.layers import (
     Embedding,
     GatedMLP,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     QKVLinear,
@@ -106,7 +107,7 @@ class ScaledHead(LMHead):
         return super().forward(x, step) / self.divisor
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, MLP; both sublayers' results are scaled before they are added."""
 
     def __init__(self, build: Build, config: GraniteConfig, rope: Rope, index: int) -> None:

@@ -19,6 +19,7 @@ from llmcore.layers import (
     Embedding,
     GatedMLP,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     QKVLinear,
@@ -28,7 +29,6 @@ from llmcore.layers import (
     dense_weights,
     read_dense,
 )
-from torch import nn
 
 DEFAULTS = {
     "eos_token_id": 2,
@@ -72,7 +72,7 @@ def weights(config: MistralConfig) -> WeightMap:
     return dense_weights(config)
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, windowed attention, norm, MLP."""
 
     def __init__(self, build: Build, config: MistralConfig, rope: Rope, index: int) -> None:

@@ -18,6 +18,7 @@ from llmcore.layers import (
     DenseConfig,
     Embedding,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     MoE,
@@ -30,7 +31,6 @@ from llmcore.layers import (
     expert_names,
     read_dense,
 )
-from torch import nn
 
 DEFAULTS = {
     "eos_token_id": 2,
@@ -81,7 +81,7 @@ def weights(config: MixtralConfig) -> WeightMap:
     return replace(dense_weights(config), stack=expert_names("w1", "w3", "w2"))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, experts."""
 
     def __init__(self, build: Build, config: MixtralConfig, rope: Rope, index: int) -> None:

@@ -17,6 +17,7 @@ from llmcore.layers import (
     Embedding,
     GatedMLP,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     QKVLinear,
@@ -26,7 +27,6 @@ from llmcore.layers import (
     dense_weights,
     read_dense,
 )
-from torch import nn
 
 DEFAULTS = {"eos_token_id": 50279, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 """What transformers takes for fields that config.json leaves out."""
@@ -89,7 +89,7 @@ class NormedQKV(QKVLinear):
         return torch.cat((self.q_norm(q, step), self.k_norm(k, step), v), 1)
 
 
-class Block(nn.Module):
+class Block(Layer):
     """attention, norm, MLP, norm; what a sublayer gets is the sum itself."""
 
     def __init__(self, build: Build, config: Olmo2Config, rope: Rope, index: int) -> None:

@@ -19,6 +19,7 @@ from llmcore.layers import (
     Embedding,
     GatedMLP,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     QKVLinear,
@@ -28,7 +29,6 @@ from llmcore.layers import (
     dense_weights,
     read_dense,
 )
-from torch import nn
 
 DEFAULTS = {"eos_token_id": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 """What transformers takes for fields that config.json leaves out."""
@@ -76,7 +76,7 @@ def weights(config: Phi3Config) -> WeightMap:
     return dense_weights(config)
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, MLP."""
 
     def __init__(self, build: Build, config: Phi3Config, rope: Rope, index: int) -> None:

@@ -21,6 +21,7 @@ from llmcore.layers import (
     Embedding,
     GatedMLP,
     Hidden,
+    Layer,
     LayerNorm,
     Linear,
     LMHead,
@@ -75,7 +76,7 @@ def weights(config: StableLmConfig) -> WeightMap:
     return dense_weights(config, skip=("*.rotary_emb.inv_freq",))
 
 
-class HeadNorms(nn.Module):
+class HeadNorms(Layer):
     """A LayerNorm for each head, without bias; their weights are saved one by one."""
 
     def __init__(self, build: Build, heads: int, size: int, eps: float) -> None:
@@ -128,7 +129,7 @@ def attention(build: Build, config: StableLmConfig, rope: Rope, index: int) -> A
     )
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, MLP."""
 
     def __init__(self, build: Build, config: StableLmConfig, rope: Rope, index: int) -> None:
@@ -153,7 +154,7 @@ class Block(nn.Module):
         return self.mlp(hidden, step), residual
 
 
-class ParallelBlock(nn.Module):
+class ParallelBlock(Layer):
     """norm, then attention and MLP side by side."""
 
     def __init__(self, build: Build, config: StableLmConfig, rope: Rope, index: int) -> None:

@@ -19,6 +19,7 @@ from llmcore.layers import (
     DenseConfig,
     Embedding,
     Hidden,
+    Layer,
     LayerNorm,
     Linear,
     LMHead,
@@ -28,7 +29,6 @@ from llmcore.layers import (
     dense_weights,
     read_dense,
 )
-from torch import nn
 
 DEFAULTS = {
     "eos_token_id": 50256,
@@ -81,7 +81,7 @@ def weights(config: Starcoder2Config) -> WeightMap:
     return replace(dense_weights(config), split={"c_fc": ("up_proj",), "c_proj": ("down_proj",)})
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, MLP."""
 
     def __init__(self, build: Build, config: Starcoder2Config, rope: Rope, index: int) -> None:

@@ -12,6 +12,7 @@ from llmcore.layers.dense import (
     windowed_groups,
 )
 from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedding
+from llmcore.layers.layer import Layer
 from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
 from llmcore.layers.mesh import Mesh
@@ -47,6 +48,7 @@ __all__ = [
     "KVStep",
     "LMHead",
     "LatentSpec",
+    "Layer",
     "LayerNorm",
     "Layout",
     "Linear",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
+from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, QKVLinear
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
@@ -17,7 +17,7 @@ from llmcore.specs import AttnSpec
 from llmcore.weights.map import Shard
 
 
-class Attention(nn.Module):
+class Attention(Layer):
     """One layer's attention over KV group `group`, in which it is layer `index` of the model.
 
     `spec` counts the whole model's heads; each rank of `attn_tp` gets its share. The family passes the modules: `qkv`
@@ -66,12 +66,13 @@ class Attention(nn.Module):
         state = step.kv[self.group]
         kv = state.kv[self.index]
         qk = self._rope_write[step.bucket](qk, v, *self._head_norms(), cos, sin, kv, state.slots)
-        q, k = qk[:, : self.spec.heads], qk[:, self.spec.heads :]
-        out = x.new_empty(len(x), self.spec.heads, self.spec.value_size)
+        spec, tokens = self.spec, x.shape[0]
+        q, k = qk.split_with_sizes((spec.heads, spec.kv_heads), 1)
+        out = x.new_empty(tokens, spec.heads, spec.value_size)
         n, bucket, kernels = step.n_decode, step.bucket, self._kernels
         if state.mixed is not None:
             kernels.mixed[bucket].run(q, k, v, kv, state.mixed, out)
-        elif n == len(x):
+        elif n == tokens:
             kernels.decode[bucket].run(q, k, v, kv, state.decode, out)
         elif n == 0:
             kernels.prefill[bucket].run(q, k, v, kv, state.prefill, out)
@@ -94,10 +95,9 @@ class Attention(nn.Module):
         """
         spec = self.spec
         joined = self.qkv_proj(x, step)
-        border = (spec.heads + spec.kv_heads) * spec.key_size
-        qk = joined[:, :border].view(len(x), -1, spec.key_size)
-        v = joined[:, border:].view(len(x), spec.kv_heads, spec.value_size)
-        return qk, v
+        heads = spec.heads + spec.kv_heads
+        qk, v = joined.split_with_sizes((heads * spec.key_size, spec.kv_heads * spec.value_size), 1)
+        return qk.view(-1, heads, spec.key_size), v.view(-1, spec.kv_heads, spec.value_size)
 
 
 def _share(spec: AttnSpec, build: Build) -> AttnSpec:

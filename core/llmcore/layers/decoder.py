@@ -10,6 +10,7 @@ from torch import nn
 
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.embedding import Embedding
+from llmcore.layers.layer import Layer
 from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.step import Bucketed, Rows, Step
 from llmcore.specs import ModelConfig, bucket_of
@@ -29,7 +30,7 @@ class Halves(Protocol):
         """The same for any number of tokens."""
 
 
-class Decoder(nn.Module):
+class Decoder(Layer):
     """What a family's `build` returns and the engine runs.
 
     `block(i)` makes layer i, called as ``block((hidden, residual), step) -> (hidden, residual)``. One that also offers

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from llmcore.layers.build import Build
+from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear
 from llmcore.layers.step import Bucketed
 
 
-class Embedding(nn.Module):
+class Embedding(Layer):
     """Rows of a table, whole on every rank."""
 
     def __init__(self, build: Build, vocab: int, size: int) -> None:

@@ -9,12 +9,13 @@ from torch import nn
 
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
+from llmcore.layers.layer import Layer
 from llmcore.layers.methods import LinearCall, LinearMethod, LinearShape
 from llmcore.layers.step import Bucketed
 from llmcore.weights.map import Placement, Shard
 
 
-class Linear(nn.Module):
+class Linear(Layer):
     """x W^T + b. `outputs`: how many, or the checkpoint modules it stacks with their outputs, in order.
 
     `shard`: the mesh group it is cut over, along outputs (dim 0) or inputs (dim 1, then results are summed over the

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
 
 from llmcore.errors import ConfigError
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.latent import LatentPrefill, LatentSizes, Piece, Room
+from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear
 from llmcore.layers.methods import Unquantized
 from llmcore.layers.norm import RMSNorm
@@ -49,7 +49,7 @@ class LatentSpec:
     interleaved: bool = False
 
 
-class MLA(nn.Module):
+class MLA(Layer):
     """One layer's latent attention over KV group `group`, in which it is layer `index` of the model.
 
     The group's layout keeps a row per token, the latent and the rotated part of the key, the same on every rank of
@@ -160,28 +160,31 @@ class MLA(nn.Module):
         """Queries [T, heads, plain + rotated] and rows [T, latent + rotated], before norm and rope."""
         n = self.sizes
         joined = self.q_kv_a_proj(x, step)
-        border = joined.shape[1] - n.latent - n.rotated
-        q, row = joined[:, :border], joined[:, border:]
+        row_size = n.latent + n.rotated
+        q, row = joined.split_with_sizes((joined.shape[1] - row_size, row_size), 1)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q, step), step)
-        return q.view(len(x), n.heads, n.plain + n.rotated), row
+        return q.view(-1, n.heads, n.plain + n.rotated), row
 
     def _attend(self, q: torch.Tensor, row: torch.Tensor, step: Step) -> torch.Tensor:
         """[T, heads, value]: rows that decode and rows that prefill by a kernel each, or all by the one for both."""
         state, n, kernels = step.kv[self.group], step.n_decode, self._kernels
         if state.mixed is not None:
             return self._absorbed(kernels.mixed[step.bucket], q, row, state.mixed, step)
-        if n == len(q):
+        if n == q.shape[0]:
             return self._absorbed(kernels.decode[step.bucket], q, row, state.decode, step)
-        kernel = kernels.prefill[step.bucket]
-        if "segments" in state.prefill:
-            assert isinstance(kernel, LatentPrefill), "only this kernel cuts a prefix"
-            rest = self._expanded(kernel, q[n:], row[n:], state.prefill, step)
-        else:
-            rest = self._absorbed(kernel, q[n:], row[n:], state.prefill, step)
         if n == 0:
-            return rest
-        return torch.cat((self._absorbed(kernels.decode[step.bucket], q[:n], row[:n], state.decode, step), rest))
+            return self._prefilled(q, row, step)
+        first = self._absorbed(kernels.decode[step.bucket], q[:n], row[:n], state.decode, step)
+        return torch.cat((first, self._prefilled(q[n:], row[n:], step)))
+
+    def _prefilled(self, q: torch.Tensor, row: torch.Tensor, step: Step) -> torch.Tensor:
+        """Of the rows that prefill: absorbed or expanded, as was planned."""
+        kernel, meta = self._kernels.prefill[step.bucket], step.kv[self.group].prefill
+        if "segments" not in meta:
+            return self._absorbed(kernel, q, row, meta, step)
+        assert isinstance(kernel, LatentPrefill), "only this kernel cuts a prefix"
+        return self._expanded(kernel, q, row, meta, step)
 
     def _absorbed(
         self, kernel: AttentionKernel, q: torch.Tensor, row: torch.Tensor, meta: Mapping[str, torch.Tensor], step: Step
@@ -227,10 +230,10 @@ class MLA(nn.Module):
     def _keys_and_values(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of every head, [L, heads, plain + rotated] and [L, heads, value], from rows [L, latent + rotated]."""
         n = self.sizes
-        latent, turned = row[:, : n.latent], row[:, None, n.latent :]
-        both = self.kv_b_proj(latent, Rows(bucket_of(len(row)))).view(len(row), n.heads, n.plain + n.value)
-        keys = torch.cat((both[..., : n.plain], turned.expand(-1, n.heads, -1)), -1)
-        return keys, both[..., n.plain :]
+        latent, turned = row.split_with_sizes((n.latent, n.rotated), 1)
+        both = self.kv_b_proj(latent, Rows(bucket_of(row.shape[0]))).view(-1, n.heads, n.plain + n.value)
+        plain, values = both.split_with_sizes((n.plain, n.value), 2)
+        return torch.cat((plain, turned.unsqueeze(1).expand(-1, n.heads, -1)), -1), values
 
 
 def _wrap(kernels: AttentionKernels, *, sizes: LatentSizes, granule: int, expands: bool) -> AttentionKernels:

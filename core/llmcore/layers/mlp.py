@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from llmcore.layers.build import Build
+from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, MergedLinear
 from llmcore.layers.step import Bucketed
 from llmcore.weights.map import Shard
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Layer):
     """The feed-forward part of a dense block. `activation`: an op from [T, 2 inner] to [T, inner]."""
 
     def __init__(
@@ -27,7 +27,7 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.gate_up_proj(x, step), step)  # type: ignore[no-any-return]
 
 
-class MLP(nn.Module):
+class MLP(Layer):
     """The feed-forward part of a block without a gate. `activation`: an op from [T, inner] to [T, inner]."""
 
     def __init__(

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from llmcore.layers.build import Build
+from llmcore.layers.layer import Layer
 from llmcore.layers.step import Bucketed
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """x / sqrt(mean(x^2) + eps) * weight, over the last dimension of `size`."""
 
     def __init__(self, build: Build, size: int, eps: float) -> None:
@@ -52,7 +53,7 @@ class OffsetRMSNorm(RMSNorm):
         tensor.zero_()
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Layer):
     """(x - mean(x)) / sqrt(variance(x) + eps) * weight, plus bias where it has one, over the last dimension."""
 
     def __init__(self, build: Build, size: int, eps: float, *, bias: bool = True) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
+from llmcore.layers.layer import Layer
 from llmcore.layers.step import Step
 from llmcore.ops.rope_angles import turns
 
@@ -67,7 +67,7 @@ def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
     return RopeConfig(kind=kind, theta=theta, rotated=int(head_size * share), original=trained, scaling=scaling)
 
 
-class Rope(nn.Module):
+class Rope(Layer):
     """cos and sin of each token's angles, as op `rope` takes them.
 
     Raises ConfigError where angles depend on the prompt's length and the ModelConfig does not say so: prompts of other
@@ -87,9 +87,10 @@ class Rope(nn.Module):
 
     def angles(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) [T, rotated] f32; computed by the first layer of a step that asks."""
-        if (self, "cos") not in step.notes:
-            step.notes[self, "cos"], step.notes[self, "sin"] = self._angles(step)
-        return step.notes[self, "cos"], step.notes[self, "sin"]
+        notes = step.notes
+        if (self, "cos") not in notes:
+            notes[self, "cos"], notes[self, "sin"] = self._angles(step)
+        return notes[self, "cos"], notes[self, "sin"]
 
 
 # --- kinds -----------------------------------------------------------------------------------------------------

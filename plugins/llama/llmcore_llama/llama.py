@@ -16,6 +16,7 @@ from llmcore.layers import (
     Embedding,
     GatedMLP,
     Hidden,
+    Layer,
     Linear,
     LMHead,
     QKVLinear,
@@ -55,7 +56,7 @@ def weights(config: LlamaConfig) -> WeightMap:
     return dense_weights(config, skip=("*.rotary_emb.inv_freq",))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, MLP; the residual stream runs beside the hidden states."""
 
     def __init__(self, build: Build, config: LlamaConfig, rope: Rope, index: int) -> None:

@@ -15,6 +15,7 @@ from llmcore.layers import (
     DenseConfig,
     Embedding,
     Hidden,
+    Layer,
     LMHead,
     RMSNorm,
     Step,
@@ -74,7 +75,7 @@ def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     return {**fields, "windows": tuple(window if kind == SLIDING else None for kind in types)}
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, MLP; the residual stream runs beside the hidden states."""
 
     def __init__(self, build: Build, config: DenseConfig, attention: Attention, mlp: nn.Module) -> None:

@@ -92,7 +92,7 @@ class SmallRows:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
-        tokens = len(x)
+        tokens = x.shape[0]
         if tokens > PADDED[-1]:
             return many_rows(x, weight, bias, self._gated)
         rows, inputs = weight.shape

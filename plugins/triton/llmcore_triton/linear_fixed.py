@@ -97,7 +97,7 @@ class Fixed:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs]."""
-        tokens, (outputs, inputs) = len(x), weight.shape
+        tokens, (outputs, inputs) = x.shape[0], weight.shape
         out = x.new_empty(tokens, outputs)
         self._launch.but(HAS_BIAS=bias is not None, EVEN_K=inputs % self._block_k == 0)(
             (-(-tokens // BLOCK_M) * -(-outputs // BLOCK_N),),

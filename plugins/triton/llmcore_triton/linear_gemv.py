@@ -31,7 +31,7 @@ class Gemv:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
-        tokens, (rows, inputs) = len(x), weight.shape
+        tokens, (rows, inputs) = x.shape[0], weight.shape
         if tokens > MOST:
             return many_rows(x, weight, bias, self._gated)
         outputs = rows // (1 + self._gated)

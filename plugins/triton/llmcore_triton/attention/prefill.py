@@ -153,7 +153,7 @@ class Prefill:
         if not self._tma or new.data_ptr() % ALIGNED or new.stride(0) * element % ALIGNED:
             return None
         _, heads, size = new.shape
-        return TensorDescriptor(new, [len(new), heads * size], [new.stride(0), 1], [block_n, size])
+        return TensorDescriptor(new, [new.shape[0], heads * size], [new.stride(0), 1], [block_n, size])
 
 
 def _padded(size: int) -> int:

@@ -98,7 +98,7 @@ class PerHead:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides, beside [T, heads, rest] or None ->
         [T, heads, outputs + rest]."""
-        tokens, (heads, outputs, inputs) = len(x), weight.shape
+        tokens, (heads, outputs, inputs) = x.shape[0], weight.shape
         rest = 0 if beside is None else beside.shape[2]
         out = x.new_empty(tokens, heads, outputs + rest)
         copied = x if beside is None else beside

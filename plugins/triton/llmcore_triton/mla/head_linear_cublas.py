@@ -20,7 +20,7 @@ def run(x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = Non
     [T, heads, outputs + rest], contiguous."""
     heads, outputs, _ = weight.shape
     rest = 0 if beside is None else beside.shape[2]
-    out = x.new_empty(len(x), heads, outputs + rest)
+    out = x.new_empty(x.shape[0], heads, outputs + rest)
     torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out[..., :outputs].transpose(0, 1))
     if beside is not None:
         out[..., outputs:] = beside

@@ -74,7 +74,7 @@ class Varlen:
         longest: tuple[int, int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See llmcore.ops.attn_varlen; tokens and heads of q, k and v may be strided."""
-        tokens, heads = len(q), self._heads
+        tokens, heads = q.shape[0], self._heads
         out = q.new_empty(tokens, heads, self._value)
         lse = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
         rows, tiles = len(q_start) - 1, -(-longest[0] // self._block_m)
@@ -88,7 +88,7 @@ class Varlen:
 
     def _boxes(self, k: torch.Tensor, v: torch.Tensor) -> tuple[TensorDescriptor | None, ...]:
         """k's two parts and v as what TMA reads boxes of; None where it cannot."""
-        if not self._tma or not len(k) or any(map(_out_of_line, (k, v))):
+        if not self._tma or not k.shape[0] or any(map(_out_of_line, (k, v))):
             return None, None, None
         low, high = self._parts
         return (

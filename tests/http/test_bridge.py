@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -230,6 +231,17 @@ def test_steps_that_queued_up_are_merged() -> None:
     assert event.logprobs == (-1.0, -2.0, -4.0)
     assert event.top == (((5, -1.0),), ((6, -2.0),), ((8, -4.0),))
     assert (merged[1][1].tokens, merged[1][1].finish) == ((7,), STOP)
+
+
+def test_what_comes_once_survives_a_merge() -> None:
+    columns: dict[str, Any] = {"stamp": 1.0, "request": [1], "choice": [0], "count": [1], "tokens": [7]}
+    first = StepEvents(**columns, finish=[0], prompt_logprobs={0: [-1.0, -2.0]}, cached={0: 3})
+    second = StepEvents(**columns, finish=[STOP], scores={0: [0.5]})
+    ((_, event),) = merge([first, second])
+    assert (event.prompt_logprobs, event.scores, event.cached) == ((-1.0, -2.0), (0.5,), 3)
+    # a field that a merge forgets would be lost only now and then
+    known = {"choice", "tokens", "finish", "logprobs", "top", "cached", "error", "scores", "prompt_logprobs"}
+    assert set(ChoiceEvent.__struct_fields__) == known
 
 
 def test_merged_logprobs_stay_beside_their_tokens() -> None:

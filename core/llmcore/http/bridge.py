@@ -192,4 +192,6 @@ def _join(a: ChoiceEvent, b: ChoiceEvent) -> ChoiceEvent:
         top=a.top + b.top,
         cached=max(a.cached, b.cached),
         error=b.error,
+        scores=b.scores,
+        prompt_logprobs=a.prompt_logprobs or b.prompt_logprobs,
     )

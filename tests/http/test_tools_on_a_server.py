@@ -135,3 +135,20 @@ def test_a_parser_that_fails_loses_its_request_and_no_other(tmp_path: Path) -> N
             client.chat.completions.create(model="echo", messages=said("abc"), stop="<END>")
         [choice] = client.chat.completions.create(model="echo", messages=said("ac"), stop="<END>").choices
         assert choice.finish_reason == "stop"
+
+
+def test_the_chat_template_chooses_the_parsers(tmp_path: Path) -> None:
+    directory = model(tmp_path / "echo")
+    marks = '{# <tool_call>{"name": ..., "arguments": ...} <|im_start|> </think> #}'
+    (directory / "chat_template.jinja").write_text("{{ messages[-1].content }}<END>" + marks)
+    with serving(directory, engine_module=FAKE_ENGINE) as running:
+        client = connect(running)
+        [choice] = client.chat.completions.create(model="echo", messages=said(TEXT), tools=TOOLS, stop="<END>").choices
+        assert choice.message.tool_calls is not None and len(choice.message.tool_calls) == 2
+        assert choice.message.model_extra is not None and choice.message.model_extra["reasoning"] == "Where?"
+    with serving(directory, engine_module=FAKE_ENGINE, tool_call_parser="none", reasoning_parser="none") as running:
+        client = connect(running)
+        [choice] = client.chat.completions.create(model="echo", messages=said(TEXT), stop="<END>").choices
+        assert choice.message.content == TEXT
+        with pytest.raises(openai.BadRequestError, match="--tool_call_parser"):
+            client.chat.completions.create(model="echo", messages=said(TEXT), tools=TOOLS)

@@ -117,5 +117,5 @@ def test_calls_come_as_the_template_wants_them(source: str, text: str) -> None:
 
 
 def test_the_first_failure_is_told() -> None:
-    with pytest.raises(RequestError, match="has no attribute .nothing"):
+    with pytest.raises(RequestError, match=r"has no attribute .nothing"):
         render("{{ messages[0].content + messages[0].nothing.at_all }}", [CALLED])

@@ -92,8 +92,8 @@ def test_samples_of_fused(number: int, tokens: int, bucket: int) -> None:
 @pytest.mark.parametrize(("bucket", "tokens"), [(0, 3), (0, 20), (1, 1), (1, 17)])
 def test_any_number_of_tokens(bucket: int, tokens: int) -> None:
     """Whatever bucket a kernel was made for."""
-    for op, module in (("moe.fused", fused), ("moe.route", route)):
-        where = context(op, bucket=bucket, **SMALL)
+    for op, module, shared in (("moe.fused", fused, 0), ("moe.fused", fused, 24), ("moe.route", route, 0)):
+        where = context(op, bucket=bucket, **SMALL, shared=shared)
         compare(MODULES[op], module.make(where), where, sample(where, tokens), CPU)
 
 
@@ -109,8 +109,16 @@ def test_one_token_before_and_after_the_wait() -> None:
     where = context("moe.fused", "f16", **{**SMALL, "inner": 51})
     compare(moe_fused, fused.make(where), where, sample(where, 1), CPU)
     for early in (False, True):
-        config = {"gate_up": [16, 16, 1], "down": [16, 16, 1], "early": early}
-        compare(moe_fused, fused.make_with(where, config), where, sample(where, 1), CPU)
+        for shared in (0, 70):
+            where = replace(where, shape={**where.shape, "shared": shared})
+            config = {"gate_up": [16, 16, 1], "down": [16, 16, 1], "early": early}
+            compare(moe_fused, fused.make_with(where, config), where, sample(where, 1), CPU)
+
+
+def test_what_all_tokens_see_by_tma() -> None:
+    where = context("moe.fused", "f16", 1, **{**SMALL, "shared": 80})
+    for tma in (False, True):
+        compare(moe_fused, fused.make_with(where, {"tma": tma}), where, sample(where, 5), CPU)
 
 
 def test_pairs_of_many_blocks() -> None:

@@ -71,13 +71,16 @@ def holder(moe: MoE) -> nn.Module:
     return whole
 
 
+FUSE = {"gate_up_proj": ("gate_proj", "up_proj")}
+
+
 def loaded(moe: MoE, tensors: dict[str, Any], mesh: Mesh | None = None, **names: str) -> MoE:
     """Filled from a file."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text("{}")
         save_file(tensors, Path(folder) / "model.safetensors")
         checkpoint = open_checkpoint(registry_for_tests(), Path(folder))
-        load_weights(holder(moe), checkpoint, WeightMap(stack=expert_names(**names)), mesh=mesh)
+        load_weights(holder(moe), checkpoint, WeightMap(fuse=FUSE, stack=expert_names(**names)), mesh=mesh)
     return moe
 
 
@@ -154,6 +157,41 @@ def test_extra_is_added_to_the_sum() -> None:
     torch.testing.assert_close(moe(x, Rows(1)), plain(tensors, route, x) + 3 * x, rtol=1e-4, atol=1e-4)
 
 
+def with_shared(tensors: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint with a gated MLP that all tokens see, of twice the experts' width."""
+    torch.manual_seed(5)
+    shapes = {"gate_proj": (2 * INNER, SIZE), "up_proj": (2 * INNER, SIZE), "down_proj": (SIZE, 2 * INNER)}
+    more = {f"mlp.shared_experts.{name}.weight": torch.randn(shape) / 4 for name, shape in shapes.items()}
+    return {**tensors, **more}
+
+
+def seen_by_all(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    gate, up, down = (tensors[f"mlp.shared_experts.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def test_an_mlp_that_all_tokens_see() -> None:
+    """Its parts are cut over the ranks as the experts are, and it is in each rank's share of the sum."""
+    route, x = ROUTES["all of them"], torch.randn(7, SIZE)
+    tensors = with_shared(checkpoint(route))
+    expected = plain(tensors, route, x) + seen_by_all(tensors, x)
+    alone = loaded(WithExtra(build(), SIZE, INNER, route, shared=2 * INNER), tensors)
+    torch.testing.assert_close(alone(x, Rows(1)), expected + 3 * x, rtol=1e-4, atol=1e-4)
+    SHARES.clear()
+    registry = registry_of_ranks()
+    for rank in range(2):
+        made = build(2, rank, registry)
+        moe = loaded(WithExtra(made, SIZE, INNER, route, shared=2 * INNER), tensors, made.mesh)
+        torch.testing.assert_close(moe(x, Rows(1)), 3 * x)
+    torch.testing.assert_close(sum(SHARES), expected, rtol=1e-4, atol=1e-4)
+
+
+def registry_of_ranks() -> Registry:
+    reduce = OpSpec(name="comm.all_reduce", module="llmcore.ops.silu_and_mul", signature="")
+    kernel = KernelSpec(op="comm.all_reduce", name="mine", make=f"{__name__}:sum_of_ranks")
+    return registry_with(kernel, ops=(reduce,))
+
+
 def sum_of_ranks(context: OpContext) -> Any:
     """Stands in for the other ranks: the test adds their shares."""
     assert context.shape == {"group": "moe_tp"}
@@ -173,9 +211,7 @@ def test_ranks_cut_every_experts_inner_size(ranks: int, fused: bool) -> None:
     route = ROUTES["few of many"]
     tensors = checkpoint(route)
     given = stacks(tensors, route.experts) if fused else tensors
-    reduce = OpSpec(name="comm.all_reduce", module="llmcore.ops.silu_and_mul", signature="")
-    kernel = KernelSpec(op="comm.all_reduce", name="mine", make=f"{__name__}:sum_of_ranks")
-    registry, x = registry_with(kernel, ops=(reduce,)), torch.randn(9, SIZE)
+    registry, x = registry_of_ranks(), torch.randn(9, SIZE)
     for rank in range(ranks):
         made = build(ranks, rank, registry)
         moe = loaded(WithExtra(made, SIZE, INNER, route), given, made.mesh)

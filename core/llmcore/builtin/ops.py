@@ -66,8 +66,9 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "moe.combine": ("(y [T top_k, size], weights [T, top_k], extra [T, size] | None) -> [T, size]", ()),
     "moe.fused": (
-        "(x [T, size], router, bias | None, gate_up, down, extra [T, size] | None) -> [T, size]",
-        ("moe.route", "moe.dispatch", "moe.experts", "moe.combine"),
+        "(x [T, size], router, bias | None, gate_up, down, extra [T, size] | None, shared (gate_up, down) | None) -> "
+        "[T, size]",
+        ("moe.route", "moe.dispatch", "moe.experts", "moe.combine", "linear_silu_and_mul", "linear"),
     ),
     "sample": ("(logits [S, vocabulary] of any float type, rows: SampleRows) -> Sampled", ()),
     "rope_angles": ("(positions [T], frequencies [rotated / 2], amplitude) -> (cos, sin), both [T, rotated] f32", ()),

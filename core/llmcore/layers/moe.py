@@ -37,25 +37,32 @@ class MoE(nn.Module):
 
     `corrected`: the router has a correction per expert that its choice sees and its weights do not. Weights are held
     as `gate.weight` [experts, size], `gate.e_score_correction_bias` [experts] f32, `experts.gate_up_proj`
-    [experts 2 inner, size], each expert's gate before its up, and `experts.down_proj` [experts size, inner]. Every
-    expert's inner width is cut over mesh group "moe_tp". Raises ConfigError for a route that nobody can take.
+    [experts 2 inner, size], each expert's gate before its up, and `experts.down_proj` [experts size, inner].
+    `shared`: width of a gated MLP that every token sees beside them, 0 for none; `shared_experts.gate_up_proj.weight`
+    [2 shared, size] and `shared_experts.down_proj.weight` [size, shared]. Every inner width is cut over mesh group
+    "moe_tp". Raises ConfigError for a route that nobody can take.
     """
 
-    def __init__(self, build: Build, size: int, inner: int, route: RouteSpec, *, corrected: bool = False) -> None:
+    def __init__(
+        self, build: Build, size: int, inner: int, route: RouteSpec, *, corrected: bool = False, shared: int = 0
+    ) -> None:
         super().__init__()
         _check(route)
         self.route = route
         self.gate = _Router(build, size, route.experts, corrected)
         self.experts = _Experts(build, size, inner, route.experts)
-        shape = {**shape_of(route), "bias": corrected, "size": size, "inner": self.experts.inner}
+        self.shared_experts = _Shared(build, size, shared) if shared else None
+        width = 0 if self.shared_experts is None else self.shared_experts.width
+        shape = {**shape_of(route), "bias": corrected, "size": size, "inner": self.experts.inner, "shared": width}
         self._fused = build.op("moe.fused", **shape)
         self._reduce = build.reduce("moe_tp")
         self._weights: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor] | None = None
+        self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def extra(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | None:
         """What is added to the experts' sum: [T, size], the same on every rank, or None.
 
-        For families whose tokens all see further experts.
+        For families whose tokens all see something that is no gated MLP alone (that is `shared`).
         """
         return None
 
@@ -63,15 +70,16 @@ class MoE(nn.Module):
         """Bind what was loaded; called once by the loader."""
         bias = self.gate.e_score_correction_bias
         self._weights = (self.gate.weight.data, None if bias is None else bias.data, *self.experts.views())
+        self._shared = None if self.shared_experts is None else self.shared_experts.views()
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, size] -> [T, size]."""
         assert self._weights is not None, "weights are bound by the loader"
         op, extra = self._fused[step.bucket], self.extra(x, step)
         if self._reduce is None:
-            return op(x, *self._weights, extra)  # type: ignore[no-any-return]
+            return op(x, *self._weights, extra, self._shared)  # type: ignore[no-any-return]
         # every rank has all of extra: it is added once, after the sum over the ranks
-        y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, None))
+        y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, None, self._shared))
         return y if extra is None else y + extra
 
 
@@ -121,6 +129,31 @@ class _Experts(nn.Module):
         """[experts, 2 inner, size] and [experts, size, inner] over the parameters' memory."""
         gate_up = self.gate_up_proj.data.view(self._experts, 2 * self.inner, self._size)
         return gate_up, self.down_proj.data.view(self._experts, self._size, self.inner)
+
+
+class _Shared(nn.Module):
+    """The parameters of the MLP that every token sees."""
+
+    def __init__(self, build: Build, size: int, width: int) -> None:
+        super().__init__()
+        rows, columns = Shard("moe_tp", 0), Shard("moe_tp", 1)
+        self.width = build.mesh.share(width, rows, "shared")
+        parts = {"gate_proj": (0, self.width), "up_proj": (self.width, self.width)}
+        self.gate_up_proj = _Weight(build.empty(2 * self.width, size), Placement(parts, rows))
+        self.down_proj = _Weight(build.empty(size, self.width), Placement({}, columns))
+
+    def views(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """gate_up and down."""
+        return self.gate_up_proj.weight.data, self.down_proj.weight.data
+
+
+class _Weight(nn.Module):
+    """One parameter of the name that a linear's has."""
+
+    def __init__(self, weight: nn.Parameter, placement: Placement) -> None:
+        super().__init__()
+        self.weight = weight
+        self.placements = {"weight": placement}
 
 
 def _parts(experts: int, modules: Mapping[str, int]) -> dict[str, tuple[int, int]]:

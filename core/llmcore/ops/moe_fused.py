@@ -1,4 +1,7 @@
-"""moe.fused, a composite: a whole mixture of experts, from the router to the weighted sum."""
+"""moe.fused, a composite: a whole mixture of experts, from the router to the weighted sum.
+
+Shape field `shared` is the width of a gated MLP that every token sees beside the experts, 0 for none.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,43 @@ from typing import Any
 
 import torch
 
-from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, moe, moe_combine, moe_dispatch, moe_experts, moe_route, size
+from llmcore.ops import (
+    SAMPLE_TOKENS,
+    Op,
+    Shape,
+    draw,
+    linear,
+    linear_silu_and_mul,
+    moe,
+    moe_combine,
+    moe_dispatch,
+    moe_experts,
+    moe_route,
+    size,
+)
 from llmcore.specs import OpContext
 
 TOLERANCE: Mapping[str, float] = {"f32": 1e-4, "f16": 1.2e-2, "bf16": 4e-2}
 
+_SIZES = ((72, 51, 0), (40, 48, 40), (64, 32, 0), (64, 16, 24), (64, 32, 80))
+
 SHAPES: tuple[Shape, ...] = tuple(
-    {**route, "size": width, "inner": inner}
-    for route, (width, inner) in zip(moe.ROUTES, ((72, 51), (40, 48), (64, 32), (64, 16), (64, 32)), strict=True)
+    {**route, "size": width, "inner": inner, "shared": shared}
+    for route, (width, inner, shared) in zip(moe.ROUTES, _SIZES, strict=True)
 )
 
-Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]
+Shared = tuple[torch.Tensor, torch.Tensor]
+"""gate_up [2 width, size], the gate's rows first, and down [size, width]."""
+
+Arguments = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    Shared | None,
+]
 
 _ROUTE = ("experts", "top_k", "scoring", "normalize", "scale", "groups", "top_groups", "group_score", "bias", "size")
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -32,8 +61,12 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 class Fused:
     """One part after the other."""
 
-    def __init__(self, route: Op, dispatch: Op, experts: Op, combine: Op) -> None:
+    def __init__(
+        self, route: Op, dispatch: Op, experts: Op, combine: Op, gate_up: Op | None = None, down: Op | None = None
+    ) -> None:
+        """`gate_up`, `down`: linear_silu_and_mul and linear of what every token sees."""
         self._route, self._dispatch, self._experts, self._combine = route, dispatch, experts, combine
+        self._gate_up, self._down = gate_up, down
 
     def __call__(
         self,
@@ -43,30 +76,49 @@ class Fused:
         gate_up: torch.Tensor,
         down: torch.Tensor,
         extra: torch.Tensor | None = None,
+        shared: Shared | None = None,
     ) -> torch.Tensor:
         """x [T, size], router [experts, size], bias [experts] f32 or None, gate_up [experts, 2 inner, size], down
-        [experts, size, inner], extra [T, size] or None (added to the sum) -> [T, size].
+        [experts, size, inner], extra [T, size] or None (added to the sum), shared (gate_up [2 width, size], down
+        [size, width], a gated MLP that every token sees, added too) or None -> [T, size].
         """
         weights, chosen = self._route(x, router, bias)
+        if shared is not None:
+            assert self._gate_up is not None and self._down is not None, "shape field `shared` is its width"
+            seen = self._down(self._gate_up(x, shared[0], None), shared[1], None)
+            extra = seen if extra is None else extra + seen
         y: torch.Tensor = self._combine(self._experts(self._dispatch(x, chosen), gate_up, down), weights, extra)
         return y
 
 
 def make(context: OpContext) -> Op:
     """The reference, of the parts' references."""
-    made = (module.make(context) for module in (moe_route, moe_dispatch, moe_experts, moe_combine))
-    return Fused(*made)
+    modules = (moe_route, moe_dispatch, moe_experts, moe_combine, linear_silu_and_mul, linear)
+    return Fused(*(module.make(context) for module in modules))
 
 
 meaning = make
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
-    """Route, dispatch, experts, combine."""
+    """Route, dispatch, experts, combine, and two linears for what every token sees."""
     sizes: dict[str, dict[str, Any]] = {
         op: {name: context.shape[name] for name in names if name in context.shape} for op, names in _PARTS.items()
     }
-    return Fused(*(part(op, **shape) for op, shape in sizes.items()))
+    parts = [part(op, **shape) for op, shape in sizes.items()]
+    if width := context.shape.get("shared"):
+        hidden = context.shape["size"]
+        parts.append(part("linear_silu_and_mul", inputs=hidden, size=width, bias=False))
+        parts.append(part("linear", inputs=width, outputs=hidden, bias=False))
+    return Fused(*parts)
+
+
+def shared_weights(context: OpContext) -> Shared | None:
+    """Those of the shape's shared MLP, so scaled that results are about as large as what went in."""
+    hidden, width = size(context.shape, "size", 72), int(context.shape.get("shared") or 0)
+    if not width:
+        return None
+    return draw(context, 2 * width, hidden, seed=31) / hidden**0.5, draw(context, hidden, width, seed=32) / width**0.5
 
 
 def samples(context: OpContext) -> Iterator[Arguments]:
@@ -74,20 +126,26 @@ def samples(context: OpContext) -> Iterator[Arguments]:
     width = size(context.shape, "size", 72)
     router, bias = moe.router(context, width)
     gate_up, down = moe_experts.weights(context)
+    shared = shared_weights(context)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         x = moe.coarse(context, tokens, width)
-        yield x, router, bias, gate_up, down, None
-        yield x, router, bias, gate_up, down, draw(context, tokens, width, seed=1)
+        yield x, router, bias, gate_up, down, None, shared
+        yield x, router, bias, gate_up, down, draw(context, tokens, width, seed=1), shared
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[Arguments]:
-    """As many tokens as asked for."""
+    """As many tokens as asked for; nothing further is added where they all see a shared MLP."""
     width = size(context.shape, "size", 72)
     gate_up, down = moe_experts.weights(context)
-    yield moe.coarse(context, tokens, width), *moe.router(context, width), gate_up, down, draw(context, tokens, width)
+    shared = shared_weights(context)
+    extra = draw(context, tokens, width) if shared is None else None
+    yield moe.coarse(context, tokens, width), *moe.router(context, width), gate_up, down, extra, shared
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Those of router and experts; the sum of them is written once."""
+    """Those of router, experts and shared MLP; the sum of them is written once."""
     route, experts = moe_route.cost(shape), moe_experts.cost(shape)
-    return route[0] + experts[0], route[1] + experts[1]
+    hidden, width = size(shape, "size"), int(shape.get("shared") or 0)
+    moved = 3.0 * width * hidden * size(shape, "element", 2)
+    flops = 6.0 * size(shape, "tokens") * width * hidden
+    return route[0] + experts[0] + moved, route[1] + experts[1] + flops

@@ -72,21 +72,23 @@ LATENT = (Latent(16), Latent(128))
 
 
 class Mixture(NamedTuple):
-    """A mixture of experts: hidden size, width of an expert, and how it chooses."""
+    """A mixture of experts: hidden size, width of an expert, how it chooses, and what all tokens see."""
 
     hidden: int
     inner: int
     route: RouteSpec
     bias: bool = False
+    shared: int = 0
 
     @property
     def shape(self) -> Shape:
         """As op moe.fused is asked for it."""
-        return {**route_shape(self.route), "bias": self.bias, "size": self.hidden, "inner": self.inner}
+        sizes = {"size": self.hidden, "inner": self.inner, "shared": self.shared}
+        return {**route_shape(self.route), "bias": self.bias, **sizes}
 
 
 MIXTURES = (
-    Mixture(2048, 1408, RouteSpec(experts=64, top_k=6)),
+    Mixture(2048, 1408, RouteSpec(experts=64, top_k=6), shared=2816),
     Mixture(2048, 768, RouteSpec(experts=128, top_k=8, normalize=True)),
     Mixture(1024, 1792, RouteSpec(experts=8, top_k=2, normalize=True)),
 )
@@ -169,7 +171,7 @@ _OTHERS: Mapping[str, tuple[Shape, ...]] = {
     "latent_rope_kv_write": tuple(
         {"heads": n.heads, "size": n.plain + n.rotated, "latent": n.latent, "rotated": n.rotated} for n in LATENT
     ),
-    "moe.route": tuple(_without(m.shape, "inner") for m in ROUTES),
+    "moe.route": tuple(_without(m.shape, "inner", "shared") for m in ROUTES),
     "moe.dispatch": tuple(_only(m.shape, "experts", "top_k") for m in ROUTES),
     "moe.experts": tuple(_only(m.shape, "experts", "top_k", "size", "inner") for m in MIXTURES),
     "moe.combine": tuple(_only(m.shape, "top_k", "size") for m in ROUTES),

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from llmcore.api import ConfigError, KVGroupSpec, RouteSpec, WeightMap
 from llmcore.layers import (
     MLA,
@@ -200,17 +199,11 @@ def weights(config: DeepseekConfig) -> WeightMap:
     return replace(names, fuse={**fuse, **MLA_FUSE}, stack=expert_names())
 
 
-class Experts(MoE):
-    """A mixture of experts, and beside it an MLP of `shared` that all tokens see."""
-
-    def __init__(self, build: Build, config: DeepseekConfig) -> None:
-        corrected = config.route.scoring == "sigmoid"
-        super().__init__(build, config.hidden_size, config.expert_inner, config.route, corrected=corrected)
-        self.shared_experts = GatedMLP(build, config.hidden_size, config.shared) if config.shared else None
-
-    def extra(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | None:
-        """The shared experts, which are one MLP."""
-        return None if self.shared_experts is None else self.shared_experts(x, step)
+def experts(build: Build, config: DeepseekConfig) -> MoE:
+    """A mixture of experts, and beside it those that all tokens see, which are one MLP."""
+    corrected = config.route.scoring == "sigmoid"
+    size, inner = config.hidden_size, config.expert_inner
+    return MoE(build, size, inner, config.route, corrected=corrected, shared=config.shared)
 
 
 class Block(nn.Module):
@@ -222,7 +215,7 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(build, hidden, config.eps)
         self.self_attn = MLA(build, hidden, config.latent, group=GROUP, index=index, rope=rope)
         self.post_attention_layernorm = RMSNorm(build, hidden, config.eps)
-        self.mlp = Experts(build, config) if config.sparse[index] else GatedMLP(build, hidden, config.inner)
+        self.mlp = experts(build, config) if config.sparse[index] else GatedMLP(build, hidden, config.inner)
 
     def forward(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) -> (hidden, residual), [T, hidden_size] each."""

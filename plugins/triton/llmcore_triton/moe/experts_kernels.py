@@ -143,21 +143,33 @@ def grouped(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["tokens"])
 def unsorted(  # type: ignore[no-untyped-def]
-    x, weight, w_tiles, out, chosen, tokens, outputs, inputs, x_stride,
+    x, weight, w_tiles, out, also_x, also_weight, also_tiles, also_out, chosen, tokens,
+    outputs, inputs, x_stride, also_outputs, also_inputs, also_stride,
     TOP_K: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr, BY_PAIR: tl.constexpr, PDL: tl.constexpr,
+    EVEN_K: tl.constexpr, BY_PAIR: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `grouped` for at most BLOCK_M tokens, which one tile of every expert has room for: it needs no order.
 
     Rows of out, and of x where it is not GATED, are pairs at their own places. There are programs for each expert, or
-    BY_PAIR for each pair, of which those of an expert's first pair do the work.
+    BY_PAIR for each pair, of which those of an expert's first pair do the work. SHARED: the first programs have what
+    every token sees, `also_x` [tokens, also_inputs] by `also_weight`, into `also_out` [tokens, also_outputs].
     """
-    tiles_n = tl.cdiv(outputs, BLOCK_N)
-    tile = tl.program_id(0) // tiles_n
-    column = tl.program_id(0) % tiles_n * BLOCK_N
+    program = tl.program_id(0)
     lines = tl.arange(0, BLOCK_M)
     wait(PDL)
     release(PDL)
+    if SHARED:
+        column = program * BLOCK_N
+        program -= tl.cdiv(also_outputs, BLOCK_N)
+        if program < 0:
+            rows = tl.minimum(lines, tokens - 1)
+            y = _tile(also_x, None, 0, rows, also_weight, also_tiles, 0, column, also_outputs, also_inputs,
+                      also_stride, GATED, BLOCK_M, BLOCK_N, BLOCK_K, True, EVEN_K)  # fmt: skip
+            _store(also_out, y, lines, lines < tokens, column, also_outputs, BLOCK_N, True)
+            return
+    tiles_n = tl.cdiv(outputs, BLOCK_N)
+    tile = program // tiles_n
+    column = program % tiles_n * BLOCK_N
     expert = tile
     if BY_PAIR:
         expert = tl.load(chosen + tile)

@@ -1,12 +1,13 @@
 """moe.fused for few tokens. One: route, gate and up, down with the weighted sum in it; no tensor cores, no order.
 
-Up to 16: route, gate and up, down, combine; a tile of an expert has room for all tokens, so nothing is sorted. More
-tokens go through the parts, as they do where this kernel is not chosen.
+Up to 16: route, gate and up, down, combine; a tile of an expert has room for all tokens, so nothing is sorted. What
+every token sees takes part in the same launches, as further programs and terms. More tokens go through the parts, as
+they do where this kernel is not chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
-from llmcore_triton.linear_shapes import power_of_two
+from llmcore_triton.linear_shapes import many_rows, power_of_two
 from llmcore_triton.moe import combine, dispatch, experts, route
 from llmcore_triton.moe.experts import Boxes, Tile
 from llmcore_triton.moe.experts_kernels import unsorted
@@ -25,6 +26,9 @@ from llmcore_triton.specs.moe import NAME
 
 MOST = 16
 """Tokens that one tile has room for."""
+
+Shared = tuple[torch.Tensor, torch.Tensor]
+"""gate_up [2 width, size] and down [size, width] of what every token sees."""
 
 _ROUTE = ("experts", "top_k", "scoring", "normalize", "scale", "groups", "top_groups", "group_score", "bias", "size")
 _PARTS = {
@@ -46,26 +50,41 @@ class OneToken:
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         width, inner, self._top_k = (size(context, name) for name in ("size", "inner", "top_k"))
-        overlap = overlaps(context)
-        launches = []
-        for kernel, name, outputs, inputs in (
-            (gate_up_of_token, "gate_up", inner, width),
-            (down_of_token, "down", width, inner),
-        ):
-            block_n, block_k, warps = config[name]
-            block_k = min(block_k, power_of_two(inputs))
-            fixed: dict[str, Any] = {
-                "BLOCK_N": block_n,
-                "BLOCK_K": block_k,
-                "EVEN": outputs % block_n == 0 and inputs % block_k == 0,
-                "PDL": overlap,
-                "num_warps": warps,
-                "launch_pdl": overlap,
-            }
-            if name == "down":
-                fixed |= {"TOP_K": self._top_k, "STEPS": -(-inputs // block_k), "EARLY": config["early"]}
-            launches.append((Bound(kernel, **fixed), -(-outputs // block_n)))
-        (self._gate_up, self._gate_up_tiles), (self._down, self._down_tiles) = launches
+        self._shared = int(context.shape.get("shared") or 0)
+        self._gate_up, block_n, _ = self._bound(
+            gate_up_of_token, context, config["gate_up"], (inner, self._shared), (width,), SHARED=self._shared > 0
+        )
+        self._gate_up_tiles = -(-self._shared // block_n) + self._top_k * -(-inner // block_n)
+        self._down, block_n, steps = self._bound(
+            down_of_token, context, config["down"], (width,), (inner, self._shared), EARLY=config["early"]
+        )
+        self._down = self._down.but(STEPS=steps[0], SHARED_STEPS=steps[1])
+        self._down_tiles = -(-width // block_n)
+
+    def _bound(
+        self,
+        kernel: Any,
+        context: OpContext,
+        block: Sequence[int],
+        outputs: tuple[int, ...],
+        inputs: tuple[int, ...],
+        **fixed: Any,
+    ) -> tuple[Bound, int, tuple[int, ...]]:
+        """A launch in blocks of these outputs and inputs; outputs of a block, and each inputs' steps."""
+        overlap, (block_n, block_k, warps) = overlaps(context), block
+        block_k = min(block_k, power_of_two(inputs[0]))
+        launch = Bound(
+            kernel,
+            TOP_K=self._top_k,
+            BLOCK_N=block_n,
+            BLOCK_K=block_k,
+            EVEN=all(n % block_n == 0 for n in outputs) and all(n % block_k == 0 for n in inputs),
+            PDL=overlap,
+            num_warps=warps,
+            launch_pdl=overlap,
+            **fixed,
+        )
+        return launch, block_n, tuple(-(-n // block_k) for n in inputs)
 
     def __call__(
         self,
@@ -75,13 +94,16 @@ class OneToken:
         gate_up: torch.Tensor,
         down: torch.Tensor,
         extra: torch.Tensor | None,
+        shared: Shared | None,
     ) -> torch.Tensor:
         """x [1, size] -> [1, size]."""
         width, inner = down.shape[1:]
-        middle, out = x.new_empty(self._top_k, inner), x.new_empty(1, width)
-        self._gate_up((self._gate_up_tiles, self._top_k), x, gate_up, chosen, middle, inner, width)
+        both, seen = (gate_up, down) if shared is None else shared
+        middle, out = x.new_empty(self._top_k * inner + self._shared), x.new_empty(1, width)
+        self._gate_up((self._gate_up_tiles,), x, gate_up, both, chosen, middle, inner, self._shared, width)
+        added = x if extra is None else extra
         self._down.but(EXTRA=extra is not None)(
-            (self._down_tiles,), middle, down, chosen, weights, x if extra is None else extra, out, width, inner
+            (self._down_tiles,), middle, down, seen, chosen, weights, added, out, width, inner, self._shared
         )
         return out
 
@@ -91,6 +113,7 @@ class Unsorted:
 
     def __init__(self, context: OpContext, tile: Tile, tma: bool, gated: bool) -> None:
         self._tile, self._boxes, self._experts = tile, Boxes(context, tile, tma), size(context, "experts")
+        self._shared_boxes = Boxes(context, tile, tma)
         overlap = overlaps(context)
         self._launch = Bound(
             unsorted,
@@ -105,13 +128,30 @@ class Unsorted:
             launch_pdl=overlap,
         )
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chosen: torch.Tensor) -> None:
-        """x [tokens or pairs, inputs], weight [experts, outputs or twice as many, inputs] -> out [pairs, outputs]."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        chosen: torch.Tensor,
+        shared: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        """x [tokens or pairs, inputs], weight [experts, outputs or twice as many, inputs] -> out [pairs, outputs];
+        `shared`: an x, a weight and an out beside them, of the tokens.
+        """
         (pairs, outputs), inputs, tile = out.shape, x.shape[1], self._tile
-        by_pair = pairs <= self._experts
-        self._launch.but(EVEN_K=inputs % tile.block_k == 0, BY_PAIR=by_pair)(
-            ((pairs if by_pair else self._experts) * -(-outputs // tile.block_n),),
-            *(x, weight, self._boxes(weight), out, chosen, len(chosen), outputs, inputs, x.stride(0)),
+        by_pair, even = pairs <= self._experts, inputs % tile.block_k == 0
+        programs = (pairs if by_pair else self._experts) * -(-outputs // tile.block_n)
+        also_x, also_weight, also_out = (x, weight, out) if shared is None else shared
+        box = None
+        if shared is not None:
+            box = self._shared_boxes(also_weight.unsqueeze(0))
+            programs += -(-also_out.shape[1] // tile.block_n)
+            even = even and also_x.shape[1] % tile.block_k == 0
+        self._launch.but(EVEN_K=even, BY_PAIR=by_pair, SHARED=shared is not None)(
+            (programs,),
+            *(x, weight, self._boxes(weight), out, also_x, also_weight, box, also_out, chosen, len(chosen)),
+            *(outputs, inputs, x.stride(0), also_out.shape[1], also_x.shape[1], also_x.stride(0)),
         )
 
 
@@ -131,12 +171,20 @@ class FewTokens:
         gate_up: torch.Tensor,
         down: torch.Tensor,
         extra: torch.Tensor | None,
+        shared: Shared | None,
     ) -> torch.Tensor:
         """x [T, size] -> [T, size]."""
         width, inner = down.shape[1:]
         middle, y = x.new_empty(chosen.numel(), inner), x.new_empty(chosen.numel(), width)
-        self._gate_up(x, gate_up, middle, chosen)
-        self._down(middle, down, y, chosen)
+        if shared is None:
+            self._gate_up(x, gate_up, middle, chosen, None)
+            self._down(middle, down, y, chosen, None)
+        else:
+            both, seen = shared
+            also, result = x.new_empty(len(x), seen.shape[1]), x.new_empty(len(x), width)
+            self._gate_up(x, gate_up, middle, chosen, (x, both, also))
+            self._down(middle, down, y, chosen, (also, seen, result))
+            extra = result if extra is None else extra + result
         combined: torch.Tensor = self._combine(y, weights, extra)
         return combined
 
@@ -161,24 +209,29 @@ class Fused:
         gate_up: torch.Tensor,
         down: torch.Tensor,
         extra: torch.Tensor | None = None,
+        shared: Shared | None = None,
     ) -> torch.Tensor:
         """x [T, size], router [experts, size], bias [experts] f32 or None, gate_up [experts, 2 inner, size], down
-        [experts, size, inner], extra [T, size] or None (added to the sum) -> [T, size].
+        [experts, size, inner], extra [T, size] or None (added to the sum), shared (of a gated MLP, added too) or None
+        -> [T, size].
         """
         tokens = len(x)
         weights, chosen = self._route(x, router, bias)
         if tokens > MOST:
+            if shared is not None:
+                seen = many_rows(many_rows(x, shared[0], None, True), shared[1], None, False)
+                extra = seen if extra is None else extra + seen
             combined: torch.Tensor = self._combine(
                 self._experts(self._dispatch(x, chosen), gate_up, down), weights, extra
             )
             return combined
         few = self._one if tokens == 1 else self._few
-        return few(x, weights, chosen, gate_up, down, extra)
+        return few(x, weights, chosen, gate_up, down, extra, shared)
 
 
 def _one(context: OpContext) -> dict[str, Any]:
-    """A row of weights per program, as many loads on their way as threads have registers for."""
-    return {"gate_up": [1, 1024, 2], "down": [1, 512, 2], "early": False}
+    """A row or two of weights per program, as many loads on their way as threads have registers for."""
+    return {"gate_up": [1, 1024, 2], "down": [2, 512, 4], "early": True}
 
 
 def _few(context: OpContext) -> dict[str, Any]:
@@ -197,9 +250,9 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
     """Configurations worth timing."""
     if context.bucket == 0:
         blocks = ((1, 512, 2), (1, 1024, 2), (1, 1024, 4), (2, 512, 2), (2, 1024, 4), (1, 2048, 4), (2, 1024, 2))
-        downs = ((1, 256, 1), (1, 512, 2), (2, 256, 2), (1, 1024, 2), (2, 512, 4), (1, 2048, 4), (2, 512, 2))
+        downs = ((1, 256, 1), (1, 512, 2), (2, 256, 2), (1, 1024, 2), (2, 512, 4), (2, 256, 4), (2, 512, 2))
         for block in blocks:
-            yield {"gate_up": list(block), "down": [1, 512, 2], "early": False}
+            yield {"gate_up": list(block), "down": [2, 512, 4], "early": True}
         for down in downs:
             for early in (False, True):
                 yield {"gate_up": [1, 1024, 2], "down": list(down), "early": early}

@@ -20,76 +20,134 @@ def _rows(there, k, inside, inputs, BLOCK_K: tl.constexpr, EVEN: tl.constexpr): 
 
 
 @triton.jit
-def _vector(x, k, inputs, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block of one token's row, [1, BLOCK_K]."""
-    columns = k * BLOCK_K + tl.arange(0, BLOCK_K)
-    return tl.load(x + columns, mask=columns < inputs, other=0.0).to(tl.float32)[None, :]
+def _vector(  # type: ignore[no-untyped-def]
+    x, k, inputs, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A block of one token's row, BLOCK_N times the same: so it lies in registers as the weights do, and needs not
+    pass through shared memory. EARLY: past the L1 cache, where what the step before left is old.
+    """
+    columns = tl.broadcast_to((k * BLOCK_K + tl.arange(0, BLOCK_K))[None, :], [BLOCK_N, BLOCK_K])
+    modifier: tl.constexpr = ".cg" if EARLY else ""
+    if EVEN:
+        return tl.load(x + columns, cache_modifier=modifier).to(tl.float32)
+    return tl.load(x + columns, mask=columns < inputs, other=0.0, cache_modifier=modifier).to(tl.float32)
 
 
 @triton.jit
-def gate_up_of_token(  # type: ignore[no-untyped-def]
-    x, weight, chosen, out, inner, inputs,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+def _gate_up(  # type: ignore[no-untyped-def]
+    x, there, up_there, inside, inputs,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out [choices, inner] = silu(gate) * up of x [inputs]: BLOCK_N of inner of choice program_id(1) per program."""
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = rows < inner
-    choice = tl.program_id(1)
-    wait(PDL)
-    release(PDL)
-    expert = tl.load(chosen + choice).to(tl.int64)
-    there = weight + expert * 2 * inner * inputs + (rows * inputs)[:, None] + tl.arange(0, BLOCK_K)[None, :]
-    up_there = there + inner.to(tl.int64) * inputs
+    """silu(gate) * up of x [inputs]: BLOCK_N of each, whose weights are `there`."""
     w, v = _rows(there, 0, inside, inputs, BLOCK_K, EVEN), _rows(up_there, 0, inside, inputs, BLOCK_K, EVEN)
     gate = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     # the next block is on its way while this one is multiplied; the last has no next one
     for k in range(1, tl.cdiv(inputs, BLOCK_K)):
-        xs = _vector(x, k - 1, inputs, BLOCK_K)
+        xs = _vector(x, k - 1, inputs, BLOCK_N, BLOCK_K, EVEN, EARLY)
         gate += w.to(tl.float32) * xs
         w = _rows(there, k, inside, inputs, BLOCK_K, EVEN)
         up += v.to(tl.float32) * xs
         v = _rows(up_there, k, inside, inputs, BLOCK_K, EVEN)
-    xs = _vector(x, tl.cdiv(inputs, BLOCK_K) - 1, inputs, BLOCK_K)
+    xs = _vector(x, tl.cdiv(inputs, BLOCK_K) - 1, inputs, BLOCK_N, BLOCK_K, EVEN, EARLY)
     first, second = tl.sum(gate + w.to(tl.float32) * xs, axis=1), tl.sum(up + v.to(tl.float32) * xs, axis=1)
-    tl.store(out + choice * inner + rows, silu_and_mul(first, second).to(out.dtype.element_ty), mask=inside)
+    return silu_and_mul(first, second)
+
+
+@triton.jit
+def gate_up_of_token(  # type: ignore[no-untyped-def]
+    x, weight, shared, chosen, out, inner, width, inputs,
+    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """out [TOP_K inner + width] = silu(gate) * up of x [inputs], by the choices' experts and then, if SHARED, by what
+    every token sees.
+
+    A program has BLOCK_N of them. The first ones have those of `shared` and multiply before `wait`, while experts are
+    chosen: x was written by a kernel before the router's, which lets this one start after its own `wait`.
+    """
+    tile = tl.program_id(0)
+    early = 0
+    if SHARED:
+        early = tl.cdiv(width, BLOCK_N)
+    within = tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_K)[None, :]
+    if tile < early:
+        rows = tile * BLOCK_N + within
+        inside = rows < width
+        there = shared + (rows * inputs)[:, None] + columns
+        y = _gate_up(x, there, there + width.to(tl.int64) * inputs, inside, inputs, BLOCK_N, BLOCK_K, EVEN, True)
+        wait(PDL)
+        release(PDL)
+        tl.store(out + TOP_K * inner + rows, y.to(out.dtype.element_ty), mask=inside)
+    else:
+        tiles = tl.cdiv(inner, BLOCK_N)
+        choice = (tile - early) // tiles
+        rows = (tile - early) % tiles * BLOCK_N + within
+        inside = rows < inner
+        wait(PDL)
+        release(PDL)
+        expert = tl.load(chosen + choice).to(tl.int64)
+        there = weight + expert * 2 * inner * inputs + (rows * inputs)[:, None] + columns
+        y = _gate_up(x, there, there + inner.to(tl.int64) * inputs, inside, inputs, BLOCK_N, BLOCK_K, EVEN, False)
+        tl.store(out + choice * inner + rows, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _down(  # type: ignore[no-untyped-def]
+    acc, x, there, share, inside, inputs, w_first,
+    STEPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """acc [BLOCK_N, BLOCK_K] and the products of x [inputs] times `share` with STEPS blocks of weights that are
+    `there`. EARLY: `w_first` is the first one.
+    """
+    for k in tl.static_range(STEPS):
+        if EARLY and k == 0:
+            w = w_first
+        else:
+            w = _rows(there, k, inside, inputs, BLOCK_K, EVEN)
+        acc += w.to(tl.float32) * (_vector(x, k, inputs, BLOCK_N, BLOCK_K, EVEN, False) * share)
+    return acc
 
 
 @triton.jit
 def down_of_token(  # type: ignore[no-untyped-def]
-    x, weight, chosen, weights, extra, out, outputs, inputs,
-    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr,
-    EXTRA: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    x, weight, shared, chosen, weights, extra, out, outputs, inputs, width,
+    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+    SHARED_STEPS: tl.constexpr, EVEN: tl.constexpr, EXTRA: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [outputs]: the sum over TOP_K choices of weights times x [choice, inputs] by the expert's down, and extra.
+    """out [outputs]: the sum over TOP_K choices of weights times x [choice, inputs] by the expert's down, of what
+    every token sees, x [TOP_K inputs :] of `width` by `shared`, and of extra.
 
-    A program has BLOCK_N outputs of all choices, STEPS blocks of inputs each. EARLY: its first block of weights is
-    loaded before `wait`, which is right only behind `gate_up_of_token`: that kernel lets this one start after its own
-    `wait`, so `chosen`, from the kernel before it, has been written.
+    A program has BLOCK_N outputs of all of them, STEPS blocks of inputs for each choice and SHARED_STEPS (0: nothing
+    is shared) for the other. EARLY: its first block of weights is loaded before `wait`; that of a choice is right only
+    behind `gate_up_of_token`: that kernel lets this one start after its own `wait`, so `chosen`, from the kernel
+    before it, has been written.
     """
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = rows < outputs
     offsets = (rows * inputs)[:, None] + tl.arange(0, BLOCK_K)[None, :]
+    from_shared = shared + (rows * width)[:, None] + tl.arange(0, BLOCK_K)[None, :]
+    w_first = 0.0
     if EARLY:
-        # past the L1 cache: what the step before left there is old
-        expert = tl.load(chosen, cache_modifier=".cg").to(tl.int64)
-        w_first = _rows(weight + expert * outputs * inputs + offsets, 0, inside, inputs, BLOCK_K, EVEN)
+        if SHARED_STEPS > 0:
+            w_first = _rows(from_shared, 0, inside, width, BLOCK_K, EVEN)
+        else:
+            # past the L1 cache: what the step before left there is old
+            expert = tl.load(chosen, cache_modifier=".cg").to(tl.int64)
+            w_first = _rows(weight + expert * outputs * inputs + offsets, 0, inside, inputs, BLOCK_K, EVEN)
     wait(PDL)
     release(PDL)
     acc = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    if SHARED_STEPS > 0:
+        acc = _down(acc, x + TOP_K * inputs, from_shared, 1.0, inside, width, w_first,
+                    SHARED_STEPS, BLOCK_N, BLOCK_K, EVEN, EARLY)  # fmt: skip
     for choice in tl.static_range(TOP_K):
         expert = tl.load(chosen + choice).to(tl.int64)
         share = tl.load(weights + choice)
         there = weight + expert * outputs * inputs + offsets
-        if EARLY and choice == 0:
-            acc += w_first.to(tl.float32) * (_vector(x, 0, inputs, BLOCK_K) * share)
-            for k in range(1, STEPS):
-                w = _rows(there, k, inside, inputs, BLOCK_K, EVEN)
-                acc += w.to(tl.float32) * (_vector(x, k, inputs, BLOCK_K) * share)
-        else:
-            for k in range(0, STEPS):
-                w = _rows(there, k, inside, inputs, BLOCK_K, EVEN)
-                acc += w.to(tl.float32) * (_vector(x + choice * inputs, k, inputs, BLOCK_K) * share)
+        acc = _down(acc, x + choice * inputs, there, share, inside, inputs, w_first,
+                    STEPS, BLOCK_N, BLOCK_K, EVEN, EARLY and SHARED_STEPS == 0 and choice == 0)  # fmt: skip
     y = tl.sum(acc, axis=1)
     if EXTRA:
         y += tl.load(extra + rows, mask=inside, other=0.0).to(tl.float32)

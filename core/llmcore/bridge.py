@@ -71,6 +71,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     length_decay: LengthDecay | None = None
 
 
+class BeamSearch(msgspec.Struct, frozen=True):
+    """The answers are searched for, with `width` beams, as transformers' `generate(num_beams=...)` does.
+
+    An answer's score is the sum of its log-probabilities divided by its length to the power of `length_penalty`.
+    `early_stopping`: True ends the search with the first `width` answers, False when no better ones are likely, None
+    (transformers' "never") when there cannot be any.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | None = False
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
     """A request, validated by the front end and validated again for size by the engine.
 
@@ -79,7 +92,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end. `score`: the prompt
     is scored, which models with such a head do and others cannot; nothing is produced, and `max_new_tokens` is 1.
     `prompt_logprobs`: the prompt's own log-probabilities come with the first token of choice 0; the whole prompt is
-    computed for them.
+    computed for them. `beams`: the `n` best answers of a beam search, best first; each comes as a whole when the
+    search is over, and nothing of `sampling` counts but `logprobs`.
     """
 
     id: int
@@ -93,6 +107,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     received: float = 0.0
     score: bool = False
     prompt_logprobs: bool = False
+    beams: BeamSearch | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -148,3 +148,35 @@ def test_it_finds_a_cache_that_keeps_what_it_should_drop() -> None:
 
     with pytest.raises((AssertionError, IndexError)):
         simulate(FCFS, Scenario(requests=10, slots=128), manager=Hoarder)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(scenario=scenarios(searches=0.5, vocab=50, longest_answer=8, requests=8))
+def test_searches_find_what_they_would_have_found_alone(scenario: Scenario) -> None:
+    simulate(FCFS, scenario)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(scenario=scenarios(searches=1.0, vocab=50, longest_answer=8, requests=6, cursed=0.1, poisoned=0.2, aborts=0.02))
+def test_searches_fail_and_leave_alone(scenario: Scenario) -> None:
+    simulate(FCFS, scenario, estimator=Capped)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    scenario=scenarios(searches=0.7, vocab=50, longest_answer=8, requests=6, failures=0.05),
+    factor=st.sampled_from([3, 4]),
+)
+def test_searches_with_the_least_memory_everything_still_ends(scenario: Scenario, factor: int) -> None:
+    size = scenario.longest_prompt + scenario.longest_answer
+    tight = {**scenario.__dict__, "slots": -(-size // 16) * 16 * factor}
+    simulate(FCFS, Scenario(**tight), estimator=Capped)
+
+
+def test_searches_that_are_preempted_start_again() -> None:
+    scenarios = [
+        Scenario(seed=seed, requests=12, granules=(1, 4), slots=96, longest_prompt=8, searches=1.0, ahead=1)
+        for seed in (1, 4, 10)
+    ]
+    tight = [Scenario(**{**scenario.__dict__, "arrivals": 0.9}) for scenario in scenarios]
+    assert sum(simulate(FCFS, scenario, estimator=Capped).totals.preemptions for scenario in tight)

@@ -21,6 +21,7 @@ from llmcore.engine.refusals import refusal
 from llmcore.engine.runner import InFlight, Runner
 from llmcore.errors import LlmcoreError, RequestError
 from llmcore.protocols import Device
+from llmcore.sched.beams import check_search
 from llmcore.sched.plan import StepPlan
 from llmcore.sched.scheduler import Scheduler
 from llmcore.wire import ModelFacts
@@ -218,6 +219,7 @@ class Engine:
         _check_ids("prompt", (int(prompt.min()), int(prompt.max())), vocabulary)
         _check_ids("logit_bias", request.sampling.logit_bias, vocabulary)
         _check_ids("stop_token_ids", request.stop_ids, vocabulary)
+        check_search(request, vocabulary)
         _check_ids("allowed_ids", request.sampling.allowed_ids, vocabulary)
         _check_ids(
             "length_decay", request.sampling.length_decay.ids if request.sampling.length_decay else (), vocabulary

@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from llmcore.bridge import Load, SamplingParams, Submit
+from llmcore.bridge import BeamSearch, Load, SamplingParams, Submit
 from llmcore.config import Config, check_model_dir, make_config, settings, with_plugins
 from llmcore.config.setting import canonical, names
 from llmcore.engine.answers import Collector, Generated
@@ -38,7 +38,10 @@ Done = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too."""
+    """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too.
+
+    `num_beams` above 1: the `n` best answers of a beam search, best first; for the other two see bridge.BeamSearch.
+    """
 
     min_new_tokens: int = 0
     ignore_eos: bool = False
@@ -46,6 +49,16 @@ class Limits:
     keep_stop: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: bool = False
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | None = False
+
+    @property
+    def beams(self) -> BeamSearch | None:
+        """The search that is asked for."""
+        if self.num_beams == 1 and (self.length_penalty, self.early_stopping) != (1.0, False):
+            raise RequestError("length_penalty and early_stopping are a beam search's; set num_beams")
+        return None if self.num_beams == 1 else BeamSearch(self.num_beams, self.length_penalty, self.early_stopping)
 
 
 class LLM:
@@ -205,6 +218,7 @@ class LLM:
             n=n,
             sampling=sampling,
             prompt_logprobs=limits.prompt_logprobs,
+            beams=limits.beams,
         )
 
     def _run(self, submits: Sequence[Submit], rules: TextRules, progress: Done | None) -> list[Generated]:

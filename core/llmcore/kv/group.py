@@ -44,6 +44,11 @@ class KVGroup:
         granules: Int32 = self.table[row, : self.held[row]]
         return granules
 
+    def entries(self, row: int) -> tuple[Int32, Int32, Int32]:
+        """All table entries of a row, as columns row, at, granule."""
+        at = np.arange(self.held[row], dtype=np.int32)
+        return np.full(at.size, row, np.int32), at, self.row(row).copy()
+
     def lack(self, rows: Int32, lengths: Int32) -> Int32:
         """Granules that each of `rows` still needs to hold `lengths` tokens."""
         missing: Int32 = np.maximum(self.granules_of(lengths) - self.held[rows], 0)

@@ -91,6 +91,11 @@ class KVSpace:
                 group.insert(salt, content, row)
             group.release(row)
 
+    def drop(self, row: int) -> None:
+        """The row lets go of everything, and nothing is offered to the cache."""
+        for group in self.groups:
+            group.release(row)
+
     def remove(self, salt: bytes, content: Int64, start: int, rows: Int32) -> Int32:
         """Drop from the cache what holds `content` from `start` on and all below; returns which `rows` hold any."""
         holds = np.zeros(rows.size, np.bool_)

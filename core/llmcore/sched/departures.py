@@ -19,7 +19,20 @@ class Departures:
         return int(max(table.settled[row], table.entered[row]))
 
     def end(self, job: Job, valid: int | None = None) -> None:
-        """The job is done, wherever it stands; at most its first `valid` tokens stay in the cache."""
+        """The job is done, wherever it stands; at most its first `valid` tokens stay in the cache.
+
+        With a beam all others of its search are done.
+        """
+        for member in self._together(job):
+            self._end(member, valid)
+
+    def _together(self, job: Job) -> list[Job]:
+        """Who comes and goes with `job`, itself included; nobody if it is gone already."""
+        if job.beams is None:
+            return [] if job.ended else [job]
+        return list(self._state.requests.get((job.owner, job.submit.id), {}).values())
+
+    def _end(self, job: Job, valid: int | None) -> None:
         state = self._state
         if job.row == NO_ROW:
             state.queue.remove(job)
@@ -43,6 +56,9 @@ class Departures:
     def preempt(self, row: int) -> None:
         """Free the slots of `row`; it goes back to the queue, now or when its last step was read."""
         table = self._state.table
+        if row in table.beams:
+            self._restart(table.job(row), self.valid(row))
+            return
         self._let_go(row, self.valid(row))
         if table.length[row] > table.known[row]:
             table.leave(row)
@@ -50,9 +66,32 @@ class Departures:
             self.give_back(row)
 
     def recompute(self, row: int, valid: int) -> None:
-        """Back to the queue at once; of the KV only the first `valid` tokens, and of the tokens those read, count."""
+        """Back to the queue at once; of the KV only the first `valid` tokens, and of the tokens those read, count.
+
+        A beam's search goes back as a whole, to its prompt: what it found so far is not kept.
+        """
+        job = self._state.table.job(row)
+        if job.beams is not None:
+            self._restart(job, valid)
+            return
         self._let_go(row, min(valid, self.valid(row)))
         self.give_back(row)
+
+    def _restart(self, job: Job, valid: int) -> None:
+        state = self._state
+        first, *others = self._together(job)
+        for member in (first, *others):
+            row = member.row
+            self._let_go(row, min(valid, self.valid(row)))
+            state.table.free(row)
+        for member in others:
+            member.ended = True
+            del state.requests[job.owner, job.submit.id][member.choice]
+        assert first.beams is not None
+        first.beams.restart()
+        first.forks = first.beams.width - 1
+        first.queued_at = state.step
+        state.queue.give_back(first)
 
     def give_back(self, row: int) -> None:
         """`row`, which holds nothing any more, goes back to the queue with the tokens that are known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmcore.bridge import Finish, StepEvents
 from llmcore.protocols import Int32
+from llmcore.sched.beams import Ended
 from llmcore.sched.job import Job
 from llmcore.sched.plan import StepResult
 from llmcore.sched.table import RequestTable
@@ -46,15 +47,41 @@ def by_owner(accepted: Accepted, table: RequestTable, result: StepResult, stamp:
 def add_errors(events: dict[int, StepEvents], jobs: Iterable[Job], error: tuple[str, str], stamp: float) -> None:
     """Every choice of `jobs` ends with `error`, a (code, message)."""
     for job in jobs:
-        mine = events.setdefault(
-            job.owner, StepEvents(stamp=stamp, request=[], choice=[], count=[], tokens=[], finish=[])
-        )
-        for choice in range(job.choice, job.choice + job.choices):
+        mine = _of(job, events, stamp)
+        for choice in range(job.choice, job.choice + job.choices) if job.beams is None else range(job.submit.n):
             mine.error[len(mine.request)] = error
             mine.request.append(job.submit.id)
             mine.choice.append(choice)
             mine.count.append(0)
             mine.finish.append(Finish.ERROR)
+
+
+def add_answers(events: dict[int, StepEvents], job: Job, answers: Sequence[Ended], stamp: float) -> None:
+    """The choices of `job`, whose search is over, end with `answers`."""
+    mine = _of(job, events, stamp)
+    asked = job.beams.submit.sampling.logprobs if job.beams is not None else None
+    for choice, ended in enumerate(answers):
+        path, i = ended.path.tokens(), len(mine.request)
+        if asked is not None and not mine.logprobs:
+            mine.logprobs = [0.0] * len(mine.tokens)
+        if asked is not None or mine.logprobs:
+            mine.logprobs += [one.logprob if asked is not None else 0.0 for one in path]
+        if asked:
+            mine.top[i] = [list(one.top) for one in path]
+        if choice == 0 and job.prompt_logprobs is not None:
+            mine.prompt_logprobs[i] = job.prompt_logprobs.tolist()
+        mine.cached[i] = job.cached
+        mine.request.append(job.submit.id)
+        mine.choice.append(choice)
+        mine.count.append(len(path))
+        mine.tokens += [one.token for one in path]
+        mine.finish.append(ended.finish)
+
+
+def _of(job: Job, events: dict[int, StepEvents], stamp: float) -> StepEvents:
+    """The events of the job's owner, to add to."""
+    empty = StepEvents(stamp=stamp, request=[], choice=[], count=[], tokens=[], finish=[])
+    return events.setdefault(job.owner, empty)
 
 
 def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: float) -> StepEvents:

@@ -52,11 +52,16 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Job]) ->
     for group, columns in zip(space.groups, parts, strict=True):
         columns.append(group.grow(rows, ends, table.limit[rows]))
     admitted = [_admit(state, job, parts) for job in placed]
+    if table.renewed:
+        admitted += _renew(state, rows, parts)
     table.computed[rows] = ends
     sample_row = np.flatnonzero(ends == table.length[rows]).astype(np.int32)
     sample_request = rows[sample_row]
     entered = [] if decodes.all() else _enter(state, rows[~decodes])
     forking = np.flatnonzero(table.forks[sample_request])
+    if table.beams:
+        # the first tokens of a search are chosen before it has beams to fork into
+        forking = forking[~np.isin(sample_request[forking], list(table.beams))]
     if forking.size:
         born = [_fork(state, int(row), admitted, parts) for row in sample_request[forking]]
         sample_row = np.concatenate([sample_row, np.repeat(sample_row[forking], [len(b) for b in born])])
@@ -102,6 +107,27 @@ def _admit(state: State, job: Job, parts: list[list[Columns]]) -> Admitted:
     for columns, entries in zip(parts, state.space.entries(job.row, start), strict=True):
         columns.append(entries)
     return _announce(job, job.tokens(), start)
+
+
+def _renew(state: State, rows: Int32, parts: list[list[Columns]]) -> list[Admitted]:
+    """What the device has to be told of those `rows` whose tokens, or whose table rows, were dealt out anew."""
+    table = state.table
+    admitted = []
+    moved = [row for row in rows.tolist() if table.renewed.get(row)]
+    for columns, group in zip(parts, state.space.groups, strict=True) if moved else ():
+        # All entries of theirs follow, so none that is in other columns may stay there.
+        columns[:] = [_without(part, moved) for part in columns] + [group.entries(row) for row in moved]
+    for row in rows[np.isin(rows, list(table.renewed))].tolist():
+        del table.renewed[row]
+        tokens = table.tokens[row, : int(table.known[row])].copy()
+        admitted.append(_announce(table.job(row), tokens, int(table.computed[row])))
+    return admitted
+
+
+def _without(columns: Columns, rows: list[int]) -> Columns:
+    row, at, granule = columns
+    others = ~np.isin(row, rows)
+    return row[others], at[others], granule[others]
 
 
 def _announce(job: Job, tokens: Int32, start: int, fork_of: int = -1) -> Admitted:

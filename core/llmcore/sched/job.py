@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmcore.bridge import Submit
 from llmcore.protocols import Int32, Int64
+from llmcore.sched.beams import Beams, searching
 from llmcore.sched.bound import Bound
 
 NO_ROW = -1
@@ -29,7 +30,7 @@ class Job:
     `waits`: (row, epoch, tokens) of the job whose KV it waits for. `private`: it takes nothing from the cache.
     `untried`: failed steps it was in and could not be tried alone after. `bounds`: the logits processors of each of
     the request's choices, () if it has none. `prompt_logprobs`: of all prompt tokens but the first, as far as they
-    are known; None if nobody wants them (any more).
+    are known; None if nobody wants them (any more). `beams`: the search that it is a beam of.
     """
 
     submit: Submit
@@ -49,6 +50,7 @@ class Job:
     waits: tuple[int, int, int] | None = None
     bounds: Sequence[Bound] = ()
     prompt_logprobs: Float32 | None = None
+    beams: Beams | None = None
 
     @property
     def size(self) -> int:
@@ -83,7 +85,21 @@ class Job:
         twin = Job(self.submit, self.owner, choice, self.arrival + choice, self.prompt, cached=self.cached)
         twin.row = row
         twin.bounds = self.bounds
+        twin.beams = self.beams
         return twin
+
+
+def new_job(submit: Submit, owner: int, arrival: int) -> Job:
+    """A request that has just come."""
+    prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
+    job = Job(submit, owner, 0, arrival, prompt, forks=submit.n - 1)
+    if submit.beams is not None:
+        job.submit, job.beams, job.forks = searching(submit), Beams(submit), submit.beams.width - 1
+    if submit.prompt_logprobs:
+        # What comes from the cache was computed for somebody else, who kept no log-probabilities.
+        job.private = True
+        job.prompt_logprobs = np.full(prompt.size - 1, np.nan, np.float32)
+    return job
 
 
 class WaitingQueue:

@@ -43,6 +43,14 @@ def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, gua
             param="n",
             code="invalid_value",
         )
+    beams = 1 if submit.beams is None else submit.beams.width
+    if submit.beams is not None and not max(2, submit.n) <= beams <= limits.max_running:
+        raise RequestError(
+            f"a search needs from {max(2, submit.n)} beams, n and at least 2, to {limits.max_running}, the requests "
+            f"that this server runs at once; it has {beams}",
+            param="num_beams",
+            code="invalid_value",
+        )
     total = tokens + submit.max_new_tokens
     if tokens > limits.max_input_len:
         _too_long(f"the prompt has {tokens} tokens; at most {limits.max_input_len} are allowed", "prompt")
@@ -55,14 +63,15 @@ def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, gua
     for group in space.groups:
         answer = submit.max_new_tokens - 1
         need = group.granules(tokens + answer)
-        if guaranteed and answer:
+        # Beams run and end together, so there must be room for all of them.
+        if (guaranteed or beams > 1) and answer:
             shared = tokens // group.granule
-            need = shared + submit.n * (need - shared)
+            need = shared + max(submit.n, beams) * (need - shared)
         if need > group.pool.total:
             _too_long(
                 f"the request may need {need * group.granule} KV slots; this server has "
                 f"{group.pool.total * group.granule}: lower max_new_tokens"
-                + (" or n" if submit.n > 1 else "")
+                + (" or the number of beams" if beams > 1 else " or n" if submit.n > 1 else "")
                 + ", or start the server with a larger --max_total_token_num",
                 "max_new_tokens",
             )

@@ -14,6 +14,7 @@ from llmcore.sched.events import Accepted, add_errors, by_owner
 from llmcore.sched.flight import Flight
 from llmcore.sched.job import Job
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.search import Searches
 from llmcore.sched.state import State
 from llmcore.sched.table import LEAVING
 
@@ -28,6 +29,7 @@ class Results:
     def __init__(self, state: State, departures: Departures) -> None:
         self._state = state
         self._departures = departures
+        self._searches = Searches(state, departures)
 
     def take(self, flight: Flight, result: StepResult) -> tuple[Int32, dict[int, StepEvents]]:
         """The rows that a token was counted for, and the events of the step by owner."""
@@ -44,8 +46,15 @@ class Results:
             at, ends, failed = self._tell(at, plan.sample_request[at], result.tokens[at])
         else:
             ends, failed = None, []
+        beams = at[:0]
+        if table.beams:
+            searched = np.isin(plan.sample_request[at], list(table.beams))
+            beams, at = at[searched], at[~searched]
+            ends = None if ends is None else ends[~searched]
         rows = plan.sample_request[at]
         events = self._accept(rows, result.tokens[at], at, result, stamp, ends)
+        if beams.size:
+            self._searches.hear(plan.sample_request[beams], beams, result, events, stamp)
         add_errors(events, rejected, NOT_FINITE, stamp)
         for job, message in failed:
             add_errors(events, [job], ("internal_error", message), stamp)
@@ -156,4 +165,5 @@ class Results:
         content = table.content(row, int(table.known[row]))
         takers = state.space.remove(table.job(row).submit.salt, content, start, table.running())
         for taker in np.setdiff1d(takers, spared).tolist():
-            self._departures.recompute(taker, start)
+            if table.jobs[taker] is not None:  # no beam of a search that went back with another
+                self._departures.recompute(taker, start)

@@ -24,12 +24,13 @@ from llmcore.sched.departures import Departures
 from llmcore.sched.events import add_errors
 from llmcore.sched.flight import Flight, enqueue
 from llmcore.sched.foresight import Foresight
-from llmcore.sched.job import NO_ROW, Job
+from llmcore.sched.job import NO_ROW, Job, new_job
 from llmcore.sched.limits import check_submit, fitting
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.results import Results
+from llmcore.sched.search import newest, outrun, together
 from llmcore.sched.state import State, Totals
-from llmcore.sched.table import RESERVED, RequestTable
+from llmcore.sched.table import RESERVED, RUNNING, RequestTable
 from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
 
@@ -97,14 +98,9 @@ class Scheduler:
         """Queue a request; `bounds`: its processors by choice. Raises RequestError if it can never be served."""
         self.check(submit, owner)
         state = self._state
-        prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
-        job = Job(submit, owner, 0, self._arrivals, prompt, forks=submit.n - 1, queued_at=state.step)
-        job.bounds = bounds
-        if submit.prompt_logprobs:
-            # What comes from the cache was computed for somebody else, who kept no log-probabilities.
-            job.private = True
-            job.prompt_logprobs = np.full(prompt.size - 1, np.nan, np.float32)
-        self._arrivals += submit.n
+        job = new_job(submit, owner, self._arrivals)
+        job.queued_at, job.bounds = state.step, bounds
+        self._arrivals += job.choices
         state.requests[owner, submit.id] = {0: job}
         state.queue.append(job)
 
@@ -183,7 +179,8 @@ class Scheduler:
             raise ValueError("plans are committed once, in the order in which they were made")
         suspect = self._suspects[0].row if self._suspects else NO_ROW
         rows, events = self._results.take(self._flights.popleft(), result)
-        if suspect in rows:
+        # A search starts again from its prompt, so only its end shows that it was not the cause.
+        if suspect in rows and self._suspects[0].beams is None:
             self._suspects.popleft()
         return events
 
@@ -246,10 +243,13 @@ class Scheduler:
             for row in np.concatenate([mine, born]).tolist():
                 lost[row] = min(int(table.settled[row]), lost.get(row, int(table.settled[row])))
             culprits = [table.job(row) for row in mine.tolist()]
+        alone = plan.request.size == 1 or (plan.request.size == len(culprits) and together(culprits))
         for row, valid in lost.items():
-            self._departures.recompute(row, valid)
+            if table.jobs[row] is not None:  # no beam of a search that went back with another
+                self._departures.recompute(row, valid)
+        culprits = [job for job in culprits if not job.ended]
         self._suspects = deque(sorted({*self._suspects, *culprits}, key=lambda job: job.arrival))
-        ending = [job for job in culprits if plan.request.size == 1 or job.untried >= TRIALS]
+        ending = [job for job in culprits if alone or job.untried >= TRIALS]
         return self._end_with_errors(ending, message)
 
     def abandon(self, message: str) -> dict[int, StepEvents]:
@@ -285,13 +285,18 @@ class Scheduler:
         if table.bound:
             held = [row for row, bound in table.bound.items() if bound.held]
             running = running[~np.isin(running, held)] if held else running
+        if table.beams:
+            running = outrun(running, state)
         if not self._suspects:
             admit = state.step - self._last_join >= state.limits.wait_steps or not running.size
             return StepView(state, running, state.queue, admit=admit)
         suspect = self._suspects[0]
         if suspect.row == NO_ROW:
             return StepView(state, running[:0], [suspect], admit=True)
-        return StepView(state, running[running == suspect.row], [], admit=True)
+        alone = running == suspect.row
+        if suspect.beams is not None:
+            alone = np.isin(running, [row for row, beams in table.beams.items() if beams is suspect.beams])
+        return StepView(state, running[alone], [], admit=True)
 
     def _decide(self, view: StepView) -> Decision:
         try:
@@ -345,7 +350,7 @@ class Scheduler:
                 state.space.trim(running, table.computed[running])
                 trimmed = True
                 continue
-            victim = int(running[1:][-1])
+            victim = newest(running, table)
             job = table.job(victim)
             if job in view.placed:
                 view.placed.remove(job)
@@ -353,7 +358,7 @@ class Scheduler:
             else:
                 self.totals.preemptions += 1
                 self._departures.preempt(victim)
-            stays = rows != victim
+            stays = table.status[rows] == RUNNING
             rows, n_query = rows[stays], n_query[stays]
         return rows, n_query
 
@@ -378,7 +383,8 @@ class Scheduler:
 
     def _end_with_errors(self, jobs: Sequence[Job], message: str) -> dict[int, StepEvents]:
         events: dict[int, StepEvents] = {}
-        add_errors(events, jobs, ("internal_error", message), time.monotonic())
         for job in jobs:
-            self._departures.end(job)
+            if not job.ended:
+                add_errors(events, [job], ("internal_error", message), time.monotonic())
+                self._departures.end(job)
         return events

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmcore.protocols import Int32, Int64
+from llmcore.sched.beams import Beams
 from llmcore.sched.bound import Bound
 from llmcore.sched.job import NO_ROW, Job
 
@@ -57,6 +58,10 @@ class RequestTable:
         self.forks = np.zeros(rows, np.int32)
         self.bound: dict[int, Bound] = {}
         """Rows with logits processors."""
+        self.beams: dict[int, Beams] = {}
+        """Rows that are beams of a search."""
+        self.renewed: dict[int, bool] = {}
+        """Rows whose tokens the device does not know, and whether their table row is new as well."""
         self.probing: set[int] = set()
         """Rows whose prompt's log-probabilities are wanted."""
         self.jobs: list[Job | None] = [None] * rows
@@ -101,12 +106,16 @@ class RequestTable:
         """Let `twin` run in its reserved place with the prompt of `row`, whose last tokens are being computed."""
         at = twin.row
         self._describe(at, twin)
+        self.copy(row, at)
+        self.foreseen[at] = self.foreseen[row]
+        self.forks[at] = 0
+
+    def copy(self, row: int, at: int) -> None:
+        """Let what is in place `at` have the tokens of `row` as far as they are computed, and its counts."""
         size = int(self.computed[row])
         self.tokens[at, :size] = self.tokens[row, :size]
         for column in (self.prefill, self.length, self.known, self.computed, self.settled, self.taken, self.entered):
             column[at] = column[row]
-        self.foreseen[at] = self.foreseen[row]
-        self.forks[at] = 0
 
     def leave(self, row: int) -> None:
         """The job goes back to the queue once its last step was read."""
@@ -121,6 +130,8 @@ class RequestTable:
             self.epoch[place] += 1
             self.jobs[place] = None
             self.bound.pop(place, None)
+            self.beams.pop(place, None)
+            self.renewed.pop(place, None)
             self.probing.discard(place)
             self._free.append(place)
         job.reserved = []
@@ -136,6 +147,8 @@ class RequestTable:
         self.jobs[row] = job
         if job.bound is not None:
             self.bound[row] = job.bound
+        if job.beams is not None:
+            self.beams[row] = job.beams
         if job.prompt_logprobs is not None:
             self.probing.add(row)
         self.status[row] = RUNNING

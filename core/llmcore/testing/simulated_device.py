@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import Int32, Int64
@@ -43,6 +44,12 @@ def answer(prompt: Sequence[int], choice: int, n_tokens: int, vocab: int) -> lis
     return tokens
 
 
+def logprobs(state: int, vocab: int) -> NDArray[np.float32]:
+    """[vocab] what beam searches are told of the tokens that may follow a sequence."""
+    mixed = [(extend(state, token) * 0x9E3779B97F4A7C15) % MODULUS for token in range(vocab)]
+    return np.array([-(number % 65_521) / 8192 - 0.01 for number in mixed], np.float32)
+
+
 class SimulatedDevice:
     """Tables, histories and KV as a runner keeps them, told apart from the scheduler's own.
 
@@ -58,6 +65,7 @@ class SimulatedDevice:
         self._tokens: dict[int, list[int]] = {}
         self._states: dict[int, list[int]] = {}
         self._choice: dict[int, int] = {}
+        self._asked: dict[int, int] = {}
 
     def run(self, plan: StepPlan, *, broken: bool = False) -> StepResult:
         """Execute a plan; a `broken` one leaves KV that nobody may use. AssertionError where the plan is wrong."""
@@ -66,10 +74,23 @@ class SimulatedDevice:
         finite = {}
         for row in range(plan.request.size):
             finite[row] = self._run_row(plan, row, broken=broken)
+        top_ids, top_logprobs = self._best(plan)
         tokens = [self._sample(int(index)) for index in plan.sample_request]
         return StepResult(
-            tokens=np.array(tokens, np.int32), finite=np.array([finite[int(row)] for row in plan.sample_row], np.bool_)
+            tokens=np.array(tokens, np.int32),
+            finite=np.array([finite[int(row)] for row in plan.sample_row], np.bool_),
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
         )
+
+    def _best(self, plan: StepPlan) -> tuple[Int32 | None, NDArray[np.float32] | None]:
+        """The best next tokens [S, k] and their log-probabilities, where any request asked."""
+        most = max((self._asked[int(index)] for index in plan.sample_request), default=0)
+        if not most:
+            return None, None
+        every = [logprobs(self._states[int(index)][-1], self._vocab) for index in plan.sample_request]
+        order = [np.argsort(-one, kind="stable")[:most] for one in every]
+        return np.array(order, np.int32), np.array([one[at] for one, at in zip(every, order, strict=True)])
 
     def _prepare(self, plan: StepPlan) -> None:
         for table, writes in zip(self._tables, plan.writes, strict=True):
@@ -82,6 +103,7 @@ class SimulatedDevice:
         for new in plan.admitted:
             self._tokens[new.index] = new.tokens.tolist()
             self._choice[new.index] = new.choice
+            self._asked[new.index] = new.sampling.logprobs or 0
             states = [START]
             for token in self._tokens[new.index]:
                 states.append(extend(states[-1], token))

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
-from llmcore.bridge import Finish, StepEvents, Submit, explode
+from llmcore.bridge import BeamSearch, Finish, StepEvents, Submit, explode
 from llmcore.kv.group import KVGroup
 from llmcore.plugins import load
 from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
@@ -21,11 +22,13 @@ from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
 from llmcore.sched.state import Totals
 from llmcore.testing.simulated_device import SimulatedDevice, answer
+from llmcore.testing.simulated_search import searched
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A random trace and the engine it runs on. Rates are per step, or per request for `cursed` and `poisoned`.
+    """A random trace and the engine it runs on. Rates are per step, or per request for `cursed`, `poisoned` and
+    `searches`, those that are answered by a beam search.
 
     `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `cursed` requests
     make every step fail that they are in; `poisoned` ones give logits that are not finite at some position.
@@ -51,6 +54,7 @@ class Scenario:
     failures: float = 0.0
     cursed: float = 0.0
     poisoned: float = 0.0
+    searches: float = 0.0
     vocab: int = 50
 
 
@@ -163,6 +167,9 @@ class Simulation:
 
     def _check_answer(self, client: Client, choice: int) -> None:
         submit, tokens = client.submit, client.tokens[choice]
+        if submit.beams is not None:
+            self._check_search(client, choice)
+            return
         alone = answer(client.prompt, choice, submit.max_new_tokens, self._scenario.vocab)
         for at, token in enumerate(alone, start=1):
             if token in submit.stop_ids and at > submit.min_new_tokens:
@@ -171,12 +178,23 @@ class Simulation:
         finish = client.ended[choice]
         assert tokens == alone[: len(tokens)], "an answer is not what it would have been alone"
         if finish is Finish.ERROR:
-            blamed = client.cursed or client.poison_at is not None or self._scenario.failures > 0
-            assert blamed, "a request ended with another's error"
+            assert self._to_blame(client), "a request ended with another's error"
             return
         stopped = alone[-1] in submit.stop_ids and len(alone) > submit.min_new_tokens
         assert len(tokens) == len(alone), "an answer has another length than alone"
         assert finish is (Finish.STOP if stopped else Finish.LENGTH), "an answer ended for another reason than alone"
+
+    def _check_search(self, client: Client, choice: int) -> None:
+        if client.ended[choice] is Finish.ERROR:
+            assert self._to_blame(client) and not client.tokens[choice], "a search ended with another's error"
+            return
+        alone = searched(client.prompt, client.submit, self._scenario.vocab)[choice]
+        assert client.tokens[choice] == alone, "what a search found is not what it would have found alone"
+        stopped = alone[-1] in client.submit.stop_ids
+        assert client.ended[choice] is (Finish.STOP if stopped else Finish.LENGTH)
+
+    def _to_blame(self, client: Client) -> bool:
+        return client.cursed or client.poison_at is not None or self._scenario.failures > 0
 
     def _check(self) -> None:
         self._scheduler.space.check()
@@ -210,6 +228,8 @@ class Simulation:
             stop_ids=tuple(int(t) for t in random.integers(0, scenario.vocab, int(random.integers(0, 3)))),
             n=int(random.integers(1, scenario.most_choices + 1)),
         )
+        if scenario.searches and random.random() < scenario.searches:
+            submit = msgspec.structs.replace(submit, beams=self._draw_search(submit.n))
         owner = int(random.integers(2))
         client = Client(
             submit,
@@ -242,6 +262,11 @@ class Simulation:
     def _is_bad(self, plan: StepPlan, row: int) -> bool:
         poison = self._client_at(int(plan.request[row])).poison_at
         return poison is not None and bool(plan.start[row] <= poison < plan.start[row] + plan.n_query[row])
+
+    def _draw_search(self, n: int) -> BeamSearch:
+        width = max(2, int(self._random.integers(n, self._scenario.most_choices + 1)))
+        stopping = (False, True, None)[int(self._random.integers(3))]
+        return BeamSearch(width, float(self._random.integers(-1, 3)), stopping)
 
     def _draw_tokens(self, n: int) -> list[int]:
         return [int(token) for token in self._random.integers(0, self._scenario.vocab, n)]

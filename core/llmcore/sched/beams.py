@@ -1,0 +1,212 @@
+"""Beam search: which continuations of a request's sequences go on, and which of the ended ones are its answers.
+
+The rules are those of transformers' `generate(num_beams=...)`, down to f32 scores. A search is a value of its own: it
+hears the best next tokens of every running beam and says how each goes on. Nothing is told to the client before the
+search is over, so it may start again from the prompt at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.bridge import Finish, SamplingParams, Submit
+from llmcore.errors import RequestError
+from llmcore.protocols import Int32
+
+Float32 = NDArray[np.float32]
+
+LARGEST_PENALTY = 5.0
+"""Largest length penalty, either way: a length to its power has to stay a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """An answer's last token, behind all before it. `top`: the best (id, logprob) pairs in its place."""
+
+    before: Path | None
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    length: int
+
+    def tokens(self) -> list[Path]:
+        """All of them, the first one first."""
+        found: list[Path] = []
+        at: Path | None = self
+        while at is not None:
+            found.append(at)
+            at = at.before
+        return found[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An answer that is complete; `score` is what it is compared by."""
+
+    score: np.float32
+    path: Path
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """How a running beam goes on: beam `parent` with one more token. The path's, at this `score`."""
+
+    parent: int
+    score: np.float32
+    path: Path
+
+
+def candidates(submit: Submit) -> int:
+    """How many of a beam's best next tokens the search has to know, so that enough go on when the others end."""
+    assert submit.beams is not None
+    stops = len(submit.stop_ids)
+    needed = max(2, 1 + stops) * submit.beams.width + (stops if submit.min_new_tokens > 0 else 0)
+    return max(needed, submit.sampling.logprobs or 0)
+
+
+def searching(submit: Submit) -> Submit:
+    """What the engine computes for every beam of `submit`: a greedy answer whose tokens do not matter."""
+    sampling = SamplingParams(temperature=0.0, logprobs=candidates(submit))
+    return msgspec.structs.replace(submit, sampling=sampling, min_new_tokens=0)
+
+
+def check_search(submit: Submit, vocab_size: int) -> None:
+    """Raise RequestError for what a beam search cannot do. Nothing where `submit` asks for none."""
+    if submit.beams is None:
+        return
+    plain = {"temperature": (0.0, 1.0), "seed": None, "logprobs": None}
+    for name in SamplingParams.__struct_fields__:
+        value, default = getattr(submit.sampling, name), getattr(SamplingParams(), name)
+        allowed = plain.get(name, (default,))
+        if allowed is not None and value not in allowed:
+            raise RequestError(
+                f"{name}: a beam search compares the model's own probabilities; leave it out",
+                param=name,
+                code="unsupported_parameter",
+            )
+    if submit.score:
+        raise RequestError("num_beams: a prompt that is scored has no answer to search", param="num_beams")
+    if not (math.isfinite(submit.beams.length_penalty) and abs(submit.beams.length_penalty) <= LARGEST_PENALTY):
+        raise RequestError(
+            f"length_penalty: give a number from -{LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}",
+            param="length_penalty",
+            code="invalid_value",
+        )
+    if candidates(submit) + len(submit.stop_ids) > vocab_size:
+        raise RequestError(
+            f"num_beams: {submit.beams.width} beams need more tokens to choose from than the vocabulary has",
+            param="num_beams",
+            code="invalid_value",
+        )
+
+
+class Beams:
+    """The search of one request: `submit` as the client sent it.
+
+    Beams are numbered by the place in which they run. There is one until the first tokens were chosen.
+    """
+
+    def __init__(self, submit: Submit) -> None:
+        assert submit.beams is not None
+        self.submit = submit
+        self._search = submit.beams
+        self._stops = frozenset(submit.stop_ids)
+        self._keep = max(2, 1 + len(submit.stop_ids)) * self._search.width
+        self.restart()
+
+    @property
+    def width(self) -> int:
+        """Beams that run side by side."""
+        return self._search.width
+
+    def restart(self) -> None:
+        """Forget everything behind the prompt."""
+        self._scores = [np.float32(0.0)]
+        self._paths: list[Path | None] = [None]
+        self._heard: dict[int, tuple[Int32, Float32]] = {}
+        self._ended: list[Ended] = []
+
+    def hear(self, beam: int, ids: Int32, logprobs: Float32) -> bool:
+        """The best next tokens of a beam, best first; whether all beams' are there now."""
+        self._heard[beam] = ids, logprobs
+        return len(self._heard) == len(self._paths)
+
+    def choose(self) -> list[Child] | None:
+        """How each place goes on, by its number; None where the search is over."""
+        best = self._best()
+        self._heard = {}
+        length = best[0].path.length
+        running: list[Child] = []
+        for rank, child in enumerate(best):
+            finish = self._finish(child.path)
+            if finish is Finish.RUNNING:
+                running.append(child)
+            elif rank < self.width:
+                score = child.score / np.float32(length**self._search.length_penalty)
+                self._ended.append(Ended(score, child.path, finish))
+        self._ended = sorted(self._ended, key=lambda ended: -ended.score)[: self.width]
+        running = running[: self.width]
+        if not running or not self._improvable(running[0].score, length):
+            return None
+        placed = self._placed(running)
+        self._scores = [child.score for child in placed]
+        self._paths = [child.path for child in placed]
+        return placed
+
+    def answers(self) -> list[Ended]:
+        """The `n` best, best first."""
+        return self._ended[: self.submit.n]
+
+    def _best(self) -> list[Child]:
+        """The best continuations over all beams, best first."""
+        found: list[tuple[np.float32, int, int]] = []
+        for beam, (_, logprobs) in sorted(self._heard.items()):
+            scores = self._scores[beam] + logprobs
+            found += [(score, beam, i) for i, score in enumerate(scores) if not self._masked(beam, i)]
+        found.sort(key=lambda one: -one[0])
+        return [self._child(*one) for one in found[: self._keep]]
+
+    def _child(self, score: np.float32, beam: int, i: int) -> Child:
+        ids, logprobs = self._heard[beam]
+        before, tops = self._paths[beam], self.submit.sampling.logprobs or 0
+        top = tuple(zip(ids[:tops].tolist(), logprobs[:tops].tolist(), strict=True))
+        length = 1 if before is None else before.length + 1
+        return Child(beam, score, Path(before, int(ids[i]), float(logprobs[i]), top, length))
+
+    def _masked(self, beam: int, i: int) -> bool:
+        before = self._paths[beam]
+        produced = 0 if before is None else before.length
+        return produced < self.submit.min_new_tokens and int(self._heard[beam][0][i]) in self._stops
+
+    def _finish(self, path: Path) -> Finish:
+        if path.token in self._stops:
+            return Finish.STOP
+        return Finish.LENGTH if path.length >= self.submit.max_new_tokens else Finish.RUNNING
+
+    def _improvable(self, best: np.float32, length: int) -> bool:
+        """Whether a running beam might become better than the worst of enough that ended."""
+        if len(self._ended) < self.width:
+            return True
+        if self._search.early_stopping:
+            return False
+        penalty = self._search.length_penalty
+        if self._search.early_stopping is None and penalty > 0:
+            length = self.submit.max_new_tokens
+        return bool(best / np.float32(length**penalty) > self._ended[-1].score)
+
+    def _placed(self, running: list[Child]) -> list[Child]:
+        """By place: the best child of a beam stays where its parent is, others take the places of who has none."""
+        places: list[Child | None] = [None] * self.width
+        others: list[Child] = []
+        for child in running:
+            if places[child.parent] is None:
+                places[child.parent] = child
+            else:
+                others.append(child)
+        return [others.pop(0) if child is None else child for child in places]

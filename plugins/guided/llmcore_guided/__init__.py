@@ -1,0 +1,18 @@
+"""Guided decoding: answers that fit a JSON schema, a regular expression, a grammar or a list of choices."""
+
+from collections.abc import Iterable
+
+from llmcore.api import LogitsProcessorSpec, hookimpl
+
+
+@hookimpl
+def register_logits_processors() -> Iterable[LogitsProcessorSpec]:
+    """`guided`, which the dialects' own fields ask for."""
+    yield LogitsProcessorSpec(
+        name="guided",
+        make=f"{__name__}.processor:make",
+        warm=f"{__name__}.processor:warm",
+        kind="mask",
+        example={"regex": "[a-z]{1,9}"},
+        summary="json, json_object, regex, grammar (Lark, GBNF) or choice, on llguidance",
+    )

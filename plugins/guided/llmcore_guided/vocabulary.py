@@ -1,0 +1,72 @@
+"""A model's tokenizer as llguidance needs it: the bytes of every id, which of them are special, which end answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLTokenizer, TokenizerWrapper
+from llmcore.api import ProcessorContext, RequestError, Tokenizer
+
+_SPECIAL = b"\xff"
+"""What llguidance wants before the name of a token that is no text."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`size`: ids that the model knows, tokenizer or not. `eos_ids`: those that end answers.
+
+    `tokens`: what llguidance sees, which is one more where no id ends answers.
+    """
+
+    tokenizer: Tokenizer
+    size: int
+    eos_ids: tuple[int, ...]
+    tokens: LLTokenizer
+
+    def tag(self, text: str) -> str | None:
+        """The special token that `text` is, as Lark writes it; None where it is ordinary text."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return f"<[{ids[0]}]>" if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
+
+
+def vocabulary(context: ProcessorContext) -> Vocabulary:
+    """That of the model. Raises ValueError where its text is not its tokens' bytes one after another."""
+    tokenizer, size = context.tokenizer(), context.vocab_size
+    pieces = getattr(tokenizer, "pieces", None)
+    if pieces is not None and pieces(skip_special_tokens=False) is None:
+        raise ValueError("the tokens of this model's tokenizer are no pieces of text, which guided decoding needs")
+    eos = tuple(token for token in context.eos_ids or tokenizer.eos_ids if token < size)
+    special = {*(token for token in tokenizer.special_ids if token < size), *eos}
+    tokens = [_bytes(tokenizer, token, token in special) for token in range(size)]
+    if not eos:
+        tokens.append(_SPECIAL + b"<end>")
+    wrapper = TokenizerWrapper(_Tokens(tokens, eos or (size,), sorted(special), tokenizer))
+    return Vocabulary(tokenizer, size, eos, LLTokenizer(wrapper, eos_token=list(eos or (size,))))
+
+
+def _bytes(tokenizer: Tokenizer, token: int, special: bool) -> bytes:
+    """What `token` stands for; an id beyond the tokenizer's vocabulary stands for nothing and is never allowed."""
+    if token >= tokenizer.vocab_size:
+        return b""
+    try:
+        return _SPECIAL + tokenizer.token(token).encode() if special else tokenizer.token_bytes(token)
+    except (RequestError, ValueError, IndexError):
+        return b""
+
+
+class _Tokens:
+    """What llguidance's TokenizerWrapper wraps."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], eos: Sequence[int], special: Sequence[int], tokenizer: Tokenizer):
+        self.tokens = tokens
+        self.eos_token_id = eos[0]
+        self.special_token_ids = special
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: Any) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(text, add_special_tokens=False)

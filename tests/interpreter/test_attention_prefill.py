@@ -97,13 +97,14 @@ def test_inputs_in_one_tensor(dtype: str) -> None:
     kernel = prefill.make_with(where, TILES)
     given = in_one_tensor(case(where, *LENGTHS[1]))
     assert not given.k_new.is_contiguous()
-    assert kernel._boxes(given.k_new, 16) is None if dtype == "f32" else kernel._boxes(given.k_new, 16) is not None
+    taken = [box is not None for box in kernel._boxes(given.k_new, given.v_new, 16)]
+    assert taken == [dtype != "f32"] * 2
     expected, _ = reference(given)
     torch.testing.assert_close(answer(kernel, given).float(), expected, atol=5e-3, rtol=0)
     joined = torch.cat([given.q.flatten(1), given.k_new.flatten(1), given.v_new.flatten(1), given.q[:, 0, :3]], 1)
     given.k_new = joined[:, 7 * 16 : 8 * 16].view(given.k_new.shape)
     given.v_new = joined[:, 8 * 16 : 9 * 16].view(given.v_new.shape)
-    assert kernel._boxes(given.k_new, 16) is None
+    assert kernel._boxes(given.k_new, given.v_new, 16) == (None, None)
     torch.testing.assert_close(answer(kernel, given).float(), expected, atol=5e-3, rtol=0)
 
 

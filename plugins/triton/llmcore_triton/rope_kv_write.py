@@ -173,8 +173,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size] -> qk itself, rotated."""
         keys, values = kv
         width = v.shape[2]
-        strides = (qk.stride(0), qk.stride(1), v.stride(0), v.stride(1))
-        parts = (qk, v, cos, sin, keys, values, slots, qk, qk, 0.0, *strides)
+        parts = (qk, v, cos, sin, keys, values, slots, qk, qk, 0.0, *qk.stride()[:2], *v.stride()[:2])
         launch.but(VALUE_SIZE=width, VALUE=power(width))((qk.shape[0], blocks), *parts)
         return qk
 

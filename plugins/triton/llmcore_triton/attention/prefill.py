@@ -15,11 +15,11 @@ import torch
 import triton
 from llmcore.api import AttnLimits, AttnRows, AttnSpec, MetaWriter, OpContext
 from llmcore.layers import spec_of
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import launch, tuned
 from llmcore_triton.attention.prefill_kernel import flash
 from llmcore_triton.attention.prefill_work import count_tiles, tiles_of
+from llmcore_triton.entry import Box
 
 KERNEL = "flash"
 
@@ -38,13 +38,13 @@ ALIGNED = 16
 
 @dataclass(frozen=True)
 class _Launch:
-    """One way to run the kernel: what of it is fixed."""
+    """One way to run the kernel: what of it is fixed. `kernels`: without lse and with it."""
 
     name: str
     tokens: int
     programs: int
     block_n: int
-    kernel: launch.Bound
+    kernels: tuple[launch.Bound, launch.Bound]
 
 
 class Prefill:
@@ -86,8 +86,13 @@ class Prefill:
         if self._pdl:
             options["launch_pdl"] = True
         tokens = config["block_m"] // pack
+        kernel = launch.Bound(flash, **options)
         return _Launch(
-            f"tiles{config['block_m']}", tokens, spec.heads // pack, config["block_n"], launch.Bound(flash, **options)
+            name=f"tiles{config['block_m']}",
+            tokens=tokens,
+            programs=spec.heads // pack,
+            block_n=config["block_n"],
+            kernels=(kernel.but(LSE=False), kernel.but(LSE=True)),
         )
 
     def workspace(self, limits: AttnLimits) -> None:
@@ -117,13 +122,11 @@ class Prefill:
         assert v_new is not None, "attn.gqa.prefill needs values"
         shape = next(each for each in self._launches if each.name in meta)
         tiles, table = meta[shape.name], meta["table"]
-        if not len(tiles):
+        if not tiles.shape[0]:
             return out
-        k_tiles, v_tiles = self._boxes(k_new, shape.block_n), self._boxes(v_new, shape.block_n)
-        if k_tiles is None or v_tiles is None:
-            k_tiles = v_tiles = None
-        shape.kernel.but(LSE=lse is not None)(
-            (len(tiles) // 2 * shape.programs,),
+        k_tiles, v_tiles = self._boxes(k_new, v_new, shape.block_n)
+        shape.kernels[lse is not None](
+            (tiles.shape[0] // 2 * shape.programs,),
             q,
             k_new,
             v_new,
@@ -147,13 +150,18 @@ class Prefill:
         )
         return out
 
-    def _boxes(self, new: torch.Tensor, block_n: int) -> TensorDescriptor | None:
-        """`new` [T, KV heads, size] as what TMA reads boxes of; None where it cannot."""
-        element = new.element_size()
-        if not self._tma or new.data_ptr() % ALIGNED or new.stride(0) * element % ALIGNED:
-            return None
-        _, heads, size = new.shape
-        return TensorDescriptor(new, [new.shape[0], heads * size], [new.stride(0), 1], [block_n, size])
+    def _boxes(self, k: torch.Tensor, v: torch.Tensor, block_n: int) -> tuple[Box, Box] | tuple[None, None]:
+        """k and v [T, KV heads, size] as what TMA reads boxes of; None where it cannot."""
+        k_stride, v_stride = k.stride(0), v.stride(0)
+        bytes_apart = (k_stride | v_stride) * k.element_size()
+        if not self._tma or (bytes_apart | k.data_ptr() | v.data_ptr()) % ALIGNED:
+            return None, None
+        tokens, heads, key = k.shape
+        value = v.shape[2]
+        return (
+            Box(k, [tokens, heads * key], [k_stride, 1], [block_n, key]),
+            Box(v, [tokens, heads * value], [v_stride, 1], [block_n, value]),
+        )
 
 
 def _padded(size: int) -> int:

@@ -9,9 +9,9 @@ import torch
 from llmcore.api import OpContext
 from llmcore.layers import DTYPES, spec_of
 from triton import next_power_of_2
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import launch, tuned
+from llmcore_triton.entry import Box
 from llmcore_triton.mla.varlen_kernel import varlen
 
 KERNEL = "flash_varlen"
@@ -76,37 +76,32 @@ class Varlen:
         """See llmcore.ops.attn_varlen; tokens and heads of q, k and v may be strided."""
         tokens, heads = q.shape[0], self._heads
         out = q.new_empty(tokens, heads, self._value)
-        lse = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
-        rows, tiles = len(q_start) - 1, -(-longest[0] // self._block_m)
+        lse = q.new_empty((tokens, heads), dtype=torch.float32)
+        rows, tiles = q_start.shape[0] - 1, -(-longest[0] // self._block_m)
         if rows and tiles and tokens:
+            (q_stride, q_head, _), (k_stride, k_head, _), (v_stride, v_head, _) = q.stride(), k.stride(), v.stride()
             self._launch(
                 (tiles * rows * heads,),
                 *(q, k, v, *self._boxes(k, v), q_start, k_start, out, lse, rows, tiles),
-                *(q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
+                *(q_stride, q_head, k_stride, k_head, v_stride, v_head),
             )
         return out, lse
 
-    def _boxes(self, k: torch.Tensor, v: torch.Tensor) -> tuple[TensorDescriptor | None, ...]:
+    def _boxes(self, k: torch.Tensor, v: torch.Tensor) -> tuple[Box | None, ...]:
         """k's two parts and v as what TMA reads boxes of; None where it cannot."""
-        if not self._tma or not k.shape[0] or any(map(_out_of_line, (k, v))):
+        length, heads, key = k.shape
+        (k_stride, k_head, _), (v_stride, v_head, _) = k.stride(), v.stride()
+        bytes_apart = (k_stride | k_head | v_stride | v_head) * k.element_size()
+        if not self._tma or not length or (bytes_apart | k.data_ptr() | v.data_ptr()) % _ALIGNED:
             return None, None, None
-        low, high = self._parts
+        (low, high), block, value = self._parts, self._block_n, self._value
+        # all elements of a token, from its first head to its last
+        k_shape, k_strides = [length, (heads - 1) * k_head + key], [k_stride, 1]
         return (
-            self._box(k, low),
-            self._box(k, high) if high else None,
-            self._box(v, self._value),
+            Box(k, k_shape, k_strides, [block, low]),
+            Box(k, k_shape, k_strides, [block, high]) if high else None,
+            Box(v, [length, (heads - 1) * v_head + value], [v_stride, 1], [block, value]),
         )
-
-    def _box(self, x: torch.Tensor, width: int) -> TensorDescriptor:
-        """x [L, heads, size] as [L, all elements from its first head to its last]."""
-        length, heads, size = x.shape
-        shape = [length, (heads - 1) * x.stride(1) + size]
-        return TensorDescriptor(x, shape, [x.stride(0), 1], [self._block_n, width])
-
-
-def _out_of_line(x: torch.Tensor) -> bool:
-    element = x.element_size()
-    return bool((x.data_ptr() | x.stride(0) * element | x.stride(1) * element) % _ALIGNED)
 
 
 def _padded(size: int) -> int:

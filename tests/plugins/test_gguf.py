@@ -203,7 +203,7 @@ def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match=r"'blk\.0\.attn_qkv.weight' belongs to no dense llama"):
+    with pytest.raises(ConfigError, match=r"'blk\.0\.attn_qkv.weight' belongs to no dense LlamaForCausalLM"):
         GGUFCheckpoint(tmp_path / "odd.gguf")
     with pytest.raises(ConfigError, match=r"has no tokenizer\.ggml\.model"):
         convert(write(tmp_path / "bare.gguf", rounded()), tmp_path / "out")

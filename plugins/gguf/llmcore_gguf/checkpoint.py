@@ -14,46 +14,29 @@ from gguf import ReaderTensor
 from gguf.quants import dequantize
 from llmcore.api import ConfigError
 
+from llmcore_gguf.architectures import OUTER, Architecture
+from llmcore_gguf.config import ROPE_FACTORS, architecture_of, read_config
 from llmcore_gguf.reader import GGUF
 
-NAMES: Mapping[str, str] = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""The format's names of a llama's tensors."""
-
-ROPE_FACTORS = "rope_freqs.weight"
-"""What llama3's rope scaling divides each frequency by."""
+EMBEDDING = "model.embed_tokens.weight"
 
 CHUNK = 1 << 20
 """Elements dequantized at a time, so that their f32 form stays small."""
 
 
 class GGUFCheckpoint:
-    """A protocols.Checkpoint over one GGUF file of architecture `llama`."""
+    """A protocols.Checkpoint over one GGUF file of an architecture in `ARCHITECTURES`."""
 
     def __init__(self, path: Path) -> None:
         self._file = GGUF(path)
-        self._architecture = str(self._file.need("general.architecture"))
-        if self._architecture != "llama":
-            raise ConfigError(
-                f"{self._file.path} holds architecture {self._architecture!r}; GGUF files are read for 'llama' only, "
-                f"use the model's safetensors"
-            )
-        self._tensors = {_name(t.name): t for t in self._file.tensors if t.name != ROPE_FACTORS}
-        for tensor in self._file.tensors:
+        self._kind = architecture_of(self._file)
+        tensors = [tensor for tensor in self._file.tensors if tensor.name != ROPE_FACTORS]
+        self._tensors = {_name(self._file.path, self._kind, tensor.name): tensor for tensor in tensors}
+        for tensor in tensors:
             _check_type(self._file.path, tensor)
-        self._config = self._read_config()
+        if EMBEDDING not in self._tensors:
+            raise ConfigError(f"{self._file.path} has no embedding; it is not a whole model, use another file")
+        self._config = read_config(self._file, self._tensors, _shape(self._tensors[EMBEDDING])[0])
 
     def config(self) -> dict[str, Any]:
         """What config.json of the original would say."""
@@ -69,76 +52,23 @@ class GGUFCheckpoint:
         return {name: (_shape(tensor), tensor.tensor_type.name) for name, tensor in self._tensors.items()}
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-        """Every tensor in bfloat16, rows of q and k back in Hugging Face's order."""
-        heads = {"q_proj": self._config["num_attention_heads"], "k_proj": self._config["num_key_value_heads"]}
+        """Every tensor in bfloat16, as Hugging Face stores it."""
+        config, kind = self._config, self._kind
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         for name, tensor in self._tensors.items():
-            yield name, partial(_read, tensor, heads.get(name.split(".")[-2]))
-
-    def _read_config(self) -> dict[str, Any]:
-        heads = self._key("attention.head_count")
-        embedding = self._key("embedding_length")
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "vocab_size": _shape(self._tensors["model.embed_tokens.weight"])[0],
-            "hidden_size": embedding,
-            "intermediate_size": self._key("feed_forward_length"),
-            "num_hidden_layers": self._key("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self._key("attention.head_count_kv", heads),
-            "head_dim": self._key("attention.key_length", embedding // heads),
-            "max_position_embeddings": self._key("context_length"),
-            # stored as f32: 9.999999747378752e-06 was 1e-05
-            "rms_norm_eps": float(f"{self._key('attention.layer_norm_rms_epsilon'):.6g}"),
-            "rope_parameters": self._rope(),
-            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._tensors,
-            "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self._tensors,
-            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
-            "bos_token_id": self._file.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self._file.end_ids(),
-            "dtype": "bfloat16",
-        }
-
-    def _rope(self) -> dict[str, Any]:
-        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self._key("rope.freq_base", 10000.0)}
-        head_size = self._key(
-            "attention.key_length", self._key("embedding_length") // self._key("attention.head_count")
-        )
-        rope["partial_rotary_factor"] = self._key("rope.dimension_count", head_size) / head_size
-        kind = self._key("rope.scaling.type", "none")
-        if kind in ("linear", "yarn"):
-            original = self._key("rope.scaling.original_context_length", self._key("context_length"))
-            rope |= {"rope_type": kind, "factor": self._key("rope.scaling.factor")}
-            rope |= {"original_max_position_embeddings": original} if kind == "yarn" else {}
-        elif kind != "none":
-            raise ConfigError(f"{self._file.path} has rope scaling {kind!r}; known: none, linear, yarn")
-        for tensor in self._file.tensors:
-            if tensor.name == ROPE_FACTORS:
-                rope |= self._llama3(rope["rope_theta"], np.asarray(tensor.data, np.float32))
-        return rope
-
-    def _llama3(self, theta: float, factors: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
-        """The scaling whose factors the file holds; Llama 3.1 and later differ only in the largest."""
-        guess = {"factor": float(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        turns = 8192 / (2 * np.pi) * theta ** -(np.arange(len(factors)) / len(factors))
-        smooth = np.clip((turns - 1.0) / 3.0, 0, 1)
-        if not np.allclose(1 / factors, smooth + (1 - smooth) / guess["factor"], rtol=1e-3):
-            raise ConfigError(f"{self._file.path} scales rope in a way that is not Llama 3's; use safetensors")
-        return {"rope_type": "llama3", "original_max_position_embeddings": 8192, **guess}
-
-    def _key(self, name: str, default: Any = None) -> Any:
-        key = f"{self._architecture}.{name}"
-        return self._file.need(key) if default is None else self._file.get(key, default)
+            module = name.split(".")[-2]
+            paired = heads.get(module) if kind.paired else None
+            yield name, partial(_read, tensor, paired, kind.norm_offset if module.endswith("norm") else 0.0)
 
 
-def _name(name: str) -> str:
-    """A tensor's Hugging Face name; ConfigError for one that a llama does not have."""
+def _name(path: Path, kind: Architecture, name: str) -> str:
+    """A tensor's Hugging Face name; ConfigError for one that the architecture does not have."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if found is None or found[2] not in NAMES:
-        raise ConfigError(f"GGUF tensor {name!r} belongs to no dense llama; use the model's safetensors")
+    known = {} if found is None else OUTER if found[1] is None else kind.modules
+    if found is None or found[2] not in known:
+        raise ConfigError(f"{path}: tensor {name!r} belongs to no dense {kind.name}; use the model's safetensors")
     layer = "" if found[1] is None else f"model.layers.{found[1]}."
-    return f"{layer}{NAMES[found[2]]}.{found[3]}"
+    return f"{layer}{known[found[2]]}.{found[3]}"
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
@@ -156,12 +86,13 @@ def _check_type(path: Path, tensor: ReaderTensor) -> None:
         ) from error
 
 
-def _read(tensor: ReaderTensor, heads: int | None) -> torch.Tensor:
-    """The whole tensor in bfloat16."""
+def _read(tensor: ReaderTensor, heads: int | None, offset: float) -> torch.Tensor:
+    """The whole tensor in bfloat16. `heads`: of a tensor whose rows are paired; `offset`: what its values are over."""
     shape = _shape(tensor)
     out = torch.empty(shape, dtype=torch.bfloat16)
     if len(shape) == 1:
-        out.copy_(torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)).reshape(shape)))
+        values = np.array(dequantize(tensor.data, tensor.tensor_type)).reshape(shape)
+        out.copy_(torch.from_numpy(values - np.float32(offset)))
     else:
         rows = max(1, CHUNK // shape[-1])
         for first in range(0, shape[0], rows):

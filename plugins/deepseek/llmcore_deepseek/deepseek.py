@@ -22,6 +22,7 @@ from llmcore.layers import (
     GatedMLP,
     Hidden,
     LatentSpec,
+    Layer,
     LMHead,
     MoE,
     RMSNorm,
@@ -33,7 +34,6 @@ from llmcore.layers import (
     expert_names,
     read_dense,
 )
-from torch import nn
 
 GROUP = "all"
 
@@ -206,7 +206,7 @@ def experts(build: Build, config: DeepseekConfig) -> MoE:
     return MoE(build, size, inner, config.route, corrected=corrected, shared=config.shared)
 
 
-class Block(nn.Module):
+class Block(Layer):
     """norm, attention, norm, MLP or experts; the residual stream runs beside the hidden states."""
 
     def __init__(self, build: Build, config: DeepseekConfig, rope: Rope, index: int) -> None:

@@ -35,7 +35,7 @@ def make(context: OpContext) -> Linear:
 
 def _aligned(room: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """F.linear whose result is a part of rows of `room` numbers."""
-    y = x.new_empty(len(x), room)[:, : len(weight)]
+    y = x.new_empty(x.shape[0], room)[:, : len(weight)]
     if bias is None:
         return torch.mm(x, weight.t(), out=y)
     return torch.addmm(bias, x, weight.t(), out=y)

@@ -100,7 +100,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     def run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """x [T, heads, size] -> [T, heads, size]."""
         n = x.shape[0]
-        out = torch.empty((n, heads, width), dtype=x.dtype, device=x.device)
+        out = x.new_empty(n, heads, width)
         launch((n, blocks), x, cos, sin, out, x.stride(0), x.stride(1))
         return out
 

@@ -59,7 +59,7 @@ def gated(kernel: Any, context: OpContext, config: Mapping[str, Any]) -> Op:
     def run(x: torch.Tensor) -> torch.Tensor:
         """x [T, 2 size] -> [T, size]."""
         n = x.shape[0]
-        out = torch.empty((n, width), dtype=x.dtype, device=x.device)
+        out = x.new_empty(n, width)
         launch((n, blocks), x, out, x.stride(0))
         return out
 

@@ -131,7 +131,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """q [T, heads, size], row [T, latent + rotated], weight [latent] -> q and row themselves, changed in place."""
         (pool,) = kv
-        strides = (q.stride(0), q.stride(1), row.stride(0), pool.stride(0))
+        strides = (*q.stride()[:2], row.stride(0), pool.stride(0))
         launch((q.shape[0], blocks), q, row, weight, cos, sin, pool, slots, eps, *strides)
         return q, row
 

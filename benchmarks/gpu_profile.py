@@ -52,33 +52,40 @@ def steady_decode(bench: BenchEngine, batch: int) -> dict[str, Any]:
     }
 
 
-def eager_step(bench: BenchEngine) -> dict[str, float]:
-    """A step of one prompt of EAGER_TOKENS tokens: the host's time to plan and launch it, and the GPU's to run it."""
+def _one_prompt(bench: BenchEngine) -> float:
+    """Seconds that the host takes to plan and launch a step of one prompt of EAGER_TOKENS tokens."""
+    bench.engine.submit(bench.request(EAGER_TOKENS, 1))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    bench.engine.step()
+    seconds = time.perf_counter() - began
+    _finish(bench)
+    return seconds
 
-    def once() -> float:
-        bench.engine.submit(bench.request(EAGER_TOKENS, 1))
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        bench.engine.step()
-        seconds = time.perf_counter() - began
-        _finish(bench)
-        return seconds
 
+def eager_host(bench: BenchEngine) -> float:
+    """Microseconds of the host for an eager step. To be taken before any profile, which may leave
+    launches slower."""
     for _ in range(3):
-        once()
-    host = statistics.median(once() for _ in range(EAGER_STEPS)) * 1e6
+        _one_prompt(bench)
+    return statistics.median(_one_prompt(bench) for _ in range(EAGER_STEPS)) * 1e6
+
+
+def eager_gpu(bench: BenchEngine) -> float:
+    """Microseconds of the GPU for the same step."""
     with profile(activities=[ProfilerActivity.CUDA]) as watch:
         for _ in range(EAGER_STEPS):
-            once()
+            _one_prompt(bench)
         torch.cuda.synchronize()
-    gpu = _union([(start, end) for _, start, end in _spans(watch)]) / EAGER_STEPS
-    return {"host_us": host, "gpu_us": gpu, "share": host / gpu}
+    return _union([(start, end) for _, start, end in _spans(watch)]) / EAGER_STEPS
 
 
 def report(bench: BenchEngine) -> dict[str, Any]:
     """Decode by batch and an eager step, printed as they are measured."""
+    host = eager_host(bench)
     decode = {batch: _show(batch, steady_decode(bench, batch)) for batch in BATCHES}
-    eager = eager_step(bench)
+    gpu = eager_gpu(bench)
+    eager = {"host_us": host, "gpu_us": gpu, "share": host / gpu}
     print(
         f"eager step of {EAGER_TOKENS} tokens: host {eager['host_us']:,.0f} us, GPU {eager['gpu_us']:,.0f} us: "
         f"{eager['share']:.0%} (under 60% wanted)"

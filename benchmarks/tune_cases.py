@@ -249,7 +249,23 @@ def _add_rms_norm(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...
     return draw(tokens, width), draw(tokens, width), draw(width), 1e-5
 
 
-def _silu_and_mul(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+def _layer_norm(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    own = (size(context.shape, "heads"),) if context.shape.get("heads") else ()
+    width = size(context.shape, "size")
+    bias = draw(*own, width) if context.shape.get("bias") else None
+    return draw(tokens, *own, width), draw(*own, width), bias, 1e-5
+
+
+def _add_layer_norm(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    x, *rest = _layer_norm(context, tokens, draw)
+    return x, draw(*x.shape), *rest
+
+
+def _gelu_tanh(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    return (draw(tokens, size(context.shape, "size")),)
+
+
+def _gated(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
     return (draw(tokens, 2 * size(context.shape, "size")),)
 
 
@@ -285,7 +301,11 @@ _ARGUMENTS: Mapping[str, Callable[[OpContext, int, Draw], tuple[Any, ...]]] = {
     "linear_silu_and_mul": _linear,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
-    "silu_and_mul": _silu_and_mul,
+    "layer_norm": _layer_norm,
+    "add_layer_norm": _add_layer_norm,
+    "silu_and_mul": _gated,
+    "gelu_and_mul": _gated,
+    "gelu_tanh": _gelu_tanh,
     "embedding": _embedding,
     "rope_kv_write": _rope_kv_write,
     "sample": _sample,

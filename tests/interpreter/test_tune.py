@@ -12,7 +12,7 @@ import pytest
 import torch
 from llmcore.config import Config
 from llmcore.plugins import build_registry, discover
-from llmcore.specs import DeviceInfo
+from llmcore.specs import DeviceInfo, OpContext
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 GPU = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
@@ -68,7 +68,17 @@ def wanted(tmp_path: Path, *ops: str) -> list:
     ],
 )
 def test_calls_of_every_op_run_and_agree_with_the_reference(tmp_path: Path, op: str) -> None:
-    contexts = [context for context in wanted(tmp_path, op) if context.bucket == 0][:1]
+    agree([context for context in wanted(tmp_path, op) if context.bucket == 0][:1], op)
+
+
+@pytest.mark.parametrize("op", ["gelu_and_mul", "gelu_tanh", "layer_norm", "add_layer_norm"])
+def test_calls_of_what_other_families_ask_for(op: str) -> None:
+    shapes = [{"size": 32, "bias": True}, {"size": 16, "heads": 3}] if op == "layer_norm" else [{"size": 32}]
+    for shape in shapes:
+        agree([OpContext(op=op, device=GPU, dtype="f32", bucket=0, shape=shape)], op)
+
+
+def agree(contexts: list, op: str) -> None:
     jobs = tune.jobs_for(REGISTRY, contexts, most=1)
     assert jobs, f"no kernel of {op} has a cost"
     ran = []

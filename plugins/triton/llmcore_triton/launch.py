@@ -76,12 +76,9 @@ class Bound:
         tensors = form.tensors(arguments)
         addresses = [*map(_ADDRESS, tensors)]
         aligned = not reduce(or_, addresses, 0) & 15
-        key = (
-            form.numbers(arguments),
-            None if aligned else tuple([address & 15 for address in addresses]),
-            tuple([number.bit_length() > 31 for number in form.plain(arguments)]) if form.has_plain else None,
-            *map(_DTYPE, tensors),
-        )
+        beside = () if aligned else tuple([address & 15 for address in addresses])
+        wide = [arguments[place].bit_length() > 31 for place in form.plain]
+        key = (form.numbers(arguments), beside, *wide, *map(_DTYPE, tensors))
         launch = form.compiled.get(key)
         if launch is None:
             form.compiled[key] = self._compile(form, grid, arguments)
@@ -98,9 +95,9 @@ class Bound:
 
 
 class _Form:
-    """Arguments of the same types: where there are tensors, numbers and descriptors, and what was compiled for them.
+    """Arguments of the same types: where there are tensors, descriptors and numbers, and what was compiled for them.
 
-    `numbers`: those that Triton compiles for; of `plain` ones only the size counts.
+    `numbers`: takes those that Triton compiles for; of the ones at `plain` only the size counts.
     """
 
     def __init__(self, types: tuple[type, ...], plain: tuple[bool, ...]) -> None:
@@ -109,8 +106,7 @@ class _Form:
         self.boxes = tuple(i for i, kind in enumerate(types) if issubclass(kind, TensorDescriptor))
         self.tensors = _picked(self.places)
         self.numbers = _picked([i for i, here in enumerate(whole) if here and not plain[i]])
-        unspecialized = [i for i, here in enumerate(whole) if here and plain[i]]
-        self.plain, self.has_plain = _picked(unspecialized), bool(unspecialized)
+        self.plain = tuple(i for i, here in enumerate(whole) if here and plain[i])
         self.compiled: dict[tuple[Any, ...], Launch] = {}
 
 
@@ -118,6 +114,7 @@ def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
     """Takes what is at `places`."""
     if len(places) > 1:
         return itemgetter(*places)
+    # itemgetter of one place would give no tuple
     return lambda arguments: tuple([arguments[place] for place in places])
 
 

@@ -48,22 +48,21 @@ CASES: list[tuple[str, str, Overrides]] = [
         "granite",
         "GraniteForCausalLM",
         {
-            "head_dim": None,
             "attention_multiplier": 0.2,
             "embedding_multiplier": 1.5,
             "residual_multiplier": 0.3,
             "logits_scaling": 2.0,
         },
     ),
-    ("starcoder2", "Starcoder2ForCausalLM", {"head_dim": None, "tie_word_embeddings": True}),
-    ("command-r", "CohereForCausalLM", {"head_dim": None, "logit_scale": 0.3}),
-    ("command-r", "CohereForCausalLM", {"head_dim": None, "use_qk_norm": True}),
+    ("starcoder2", "Starcoder2ForCausalLM", {"tie_word_embeddings": True}),
+    ("command-r", "CohereForCausalLM", {"logit_scale": 0.3}),
+    ("command-r", "CohereForCausalLM", {"use_qk_norm": True}),
 ]
 
 
 def rounded(architecture: str, **overrides: Any) -> Any:
     """A small model whose weights are bfloat16's, which the sums that a Gemma's norms are stored as keep whole."""
-    model = small_model(architecture, **{name: value for name, value in overrides.items() if value is not None})
+    model = small_model(architecture, **overrides)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())

@@ -52,11 +52,21 @@ class GGUF:
         return list(dict.fromkeys([i for i in own if i is not None] + others))
 
 
-CONTROL, USER_DEFINED = 3, 4
-"""Token types of the format, of those that are not plain vocabulary."""
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+"""Token types of the format: vocabulary, marks that users cannot write, texts that are one token whatever is beside
+them."""
 
 END_TEXTS = frozenset(
-    {"<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>"}
+    {
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "</s>",
+        "<end_of_turn>",
+    }
 )
 """What ends a turn or a text; a file names one of them as its end token, its model may emit another."""
 

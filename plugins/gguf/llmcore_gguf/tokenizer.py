@@ -3,32 +3,62 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmcore.api import ConfigError
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from llmcore_gguf import sentencepiece
 from llmcore_gguf.reader import CONTROL, GGUF, USER_DEFINED
 
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
+_DIGITS_BY = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{count}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+"""The splits of GPT-4's descendants, which differ in how many digits a token holds."""
 
 
 def _byte_level(*before: pre_tokenizers.PreTokenizer, regex: bool = True) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)])
 
 
-PRE_TOKENIZERS: Mapping[str, Any] = {
-    "default": _byte_level,
-    "gpt-2": _byte_level,
-    "smollm": lambda: _byte_level(pre_tokenizers.Digits(individual_digits=True)),
-    "llama-bpe": lambda: _byte_level(pre_tokenizers.Split(Regex(_LLAMA3), "isolated"), regex=False),
+def _split(count: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    pattern = _DIGITS_BY.format(count=count)
+    return lambda: _byte_level(pre_tokenizers.Split(Regex(pattern), "isolated"), regex=False)
+
+
+def _digits() -> pre_tokenizers.PreTokenizer:
+    return _byte_level(pre_tokenizers.Digits(individual_digits=True))
+
+
+@dataclass(frozen=True)
+class Pre:
+    """How text is made ready for merging. `split`: makes what cuts it; `composed`: its characters are composed first
+    (NFC); `whole`: words that are tokens are not merged; `begins`: texts begin with the first token, where the file
+    does not say.
+    """
+
+    split: Callable[[], pre_tokenizers.PreTokenizer]
+    composed: bool = False
+    whole: bool = False
+    begins: bool = False
+
+
+PRE: Mapping[str, Pre] = {
+    "default": Pre(_byte_level),
+    "gpt-2": Pre(_byte_level),
+    "smollm": Pre(_digits),
+    "starcoder": Pre(_digits),
+    "refact": Pre(_digits),
+    "command-r": Pre(_digits, composed=True),
+    "llama-bpe": Pre(_split("{1,3}"), whole=True, begins=True),
+    "dbrx": Pre(_split("{1,3}")),
+    "qwen2": Pre(_split(""), composed=True),
 }
-"""How text is split before merging, by the file's tokenizer.ggml.pre."""
+"""By the file's `tokenizer.ggml.pre`; the names are of the models that had such a tokenizer first."""
 
 
 def convert(path: Path, out: Path) -> None:
@@ -53,33 +83,39 @@ def convert(path: Path, out: Path) -> None:
 def build(file: GGUF) -> Tokenizer:
     """The tokenizer; ConfigError for a kind that is not known."""
     model, pre = file.need("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre", "default")
-    if model != "gpt2" or pre not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
+    if model == "llama":
+        tokenizer, begins = sentencepiece.build(file), True
+    elif model == "gpt2" and pre in PRE:
+        tokenizer, begins = _merging(file, PRE[pre]), PRE[pre].begins
+    else:
         raise ConfigError(
-            f"{file.path} has a tokenizer of model {model!r}, pre {pre!r}; known: model 'gpt2' with pre {known}. "
-            f"Use the model's safetensors directory with its tokenizer.json"
+            f"{file.path} has a tokenizer of model {model!r}, pre {pre!r}; known: model 'llama', and model 'gpt2' "
+            f"with pre {', '.join(PRE)}. Use the model's safetensors directory with its tokenizer.json"
         )
     texts: list[str] = file.need("tokenizer.ggml.tokens")
-    vocabulary = {text: i for i, text in enumerate(texts)}
-    merges = [
-        (left, right) for left, _, right in (merge.partition(" ") for merge in file.need("tokenizer.ggml.merges"))
-    ]
-    # Llama 3 looks whole words up before it merges
-    bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe")
-    tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    tokenizer.decoder = decoders.ByteLevel()
     kinds = file.get("tokenizer.ggml.token_type", [])
-    for text, kind in zip(texts, kinds, strict=False):
-        if kind in (CONTROL, USER_DEFINED):
-            added = AddedToken(text, special=kind == CONTROL, normalized=False)
-            (tokenizer.add_special_tokens if kind == CONTROL else tokenizer.add_tokens)([added])
+    added = {kind: [i for i, each in enumerate(kinds) if each == kind] for kind in (CONTROL, USER_DEFINED)}
+    tokenizer.add_special_tokens([AddedToken(texts[i], special=True, normalized=False) for i in added[CONTROL]])
+    tokenizer.add_tokens([AddedToken(texts[i], normalized=False) for i in added[USER_DEFINED]])
     first = file.get("tokenizer.ggml.bos_token_id")
-    if file.get("tokenizer.ggml.add_bos_token", False) and first is not None:
+    if file.get("tokenizer.ggml.add_bos_token", begins) and first is not None:
         text = texts[first]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{text} $A", pair=f"{text} $A $B", special_tokens=[(text, first)]
         )
+    return tokenizer
+
+
+def _merging(file: GGUF, pre: Pre) -> Tokenizer:
+    """A byte-level BPE."""
+    vocabulary = {text: i for i, text in enumerate(file.need("tokenizer.ggml.tokens"))}
+    pairs = (merge.partition(" ") for merge in file.need("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in pairs]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.whole))
+    if pre.composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre.split()
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 

@@ -1,0 +1,53 @@
+"""SentencePiece's merging tokenizer (`tokenizer.ggml.model` is `llama`) in terms of the tokenizers library.
+
+SentencePiece joins, again and again, the neighbours whose joined text is the piece with the best score; a byte-pair
+encoder joins the pair that comes first in its list. They agree where the list holds every pair that gives a piece,
+best pieces first. Spaces are written as U+2581; what no piece covers is spelled in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmcore.api import ConfigError
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from llmcore_gguf.reader import GGUF, NORMAL
+
+SPACE = "\u2581"
+
+
+def build(file: GGUF) -> Tokenizer:
+    """The tokenizer, without the tokens that are added to it."""
+    texts: Sequence[str] = file.need("tokenizer.ggml.tokens")
+    scores: Sequence[float] = file.need("tokenizer.ggml.scores")
+    kinds: Sequence[int] = file.need("tokenizer.ggml.token_type")
+    if not len(texts) == len(scores) == len(kinds):
+        raise ConfigError(f"{file.path} has {len(texts)} tokens, {len(scores)} scores and {len(kinds)} types")
+    if any(f"<0x{byte:02X}>" not in texts for byte in (0x00, 0xFF)):
+        raise ConfigError(f"{file.path} has a SentencePiece tokenizer without bytes; use the model's safetensors")
+    prefixed = bool(file.get("tokenizer.ggml.add_space_prefix", True))
+    unknown = file.get("tokenizer.ggml.unknown_token_id")
+    bpe = models.BPE(
+        vocab={text: index for index, text in enumerate(texts)},
+        merges=merges(texts, scores, kinds),
+        unk_token=None if unknown is None else texts[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(bpe)
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefixed else spaces
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+    return tokenizer
+
+
+def merges(texts: Sequence[str], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
+    """Every pair of pieces whose joined text is a piece, pieces with the best score first, then by id."""
+    pieces = {text: index for index, text in enumerate(texts) if kinds[index] == NORMAL}
+    pairs: list[tuple[str, str]] = []
+    for text in sorted(pieces, key=lambda text: (-scores[pieces[text]], pieces[text])):
+        cuts = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
+        pairs += [(left, right) for left, right in cuts if left in pieces and right in pieces]
+    return pairs

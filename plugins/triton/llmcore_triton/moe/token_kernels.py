@@ -63,8 +63,9 @@ def gate_up_of_token(  # type: ignore[no-untyped-def]
     """out [TOP_K inner + width] = silu(gate) * up of x [inputs], by the choices' experts and then, if SHARED, by what
     every token sees.
 
-    A program has BLOCK_N of them. The first ones have those of `shared` and multiply before `wait`, while experts are
-    chosen: x was written by a kernel before the router's, which lets this one start after its own `wait`.
+    A program has BLOCK_N of them. The first ones have those of `shared` and do not wait: they run while experts are
+    chosen. x was written by a kernel before the router's, which lets this one start after its own `wait`, and nobody
+    else knows `out` yet. The next kernel waits for all programs, and so for what the others of them wait for.
     """
     tile = tl.program_id(0)
     early = 0
@@ -77,8 +78,6 @@ def gate_up_of_token(  # type: ignore[no-untyped-def]
         inside = rows < width
         there = shared + (rows * inputs)[:, None] + columns
         y = _gate_up(x, there, there + width.to(tl.int64) * inputs, inside, inputs, BLOCK_N, BLOCK_K, EVEN, True)
-        wait(PDL)
-        release(PDL)
         tl.store(out + TOP_K * inner + rows, y.to(out.dtype.element_ty), mask=inside)
     else:
         tiles = tl.cdiv(inner, BLOCK_N)

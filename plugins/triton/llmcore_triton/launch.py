@@ -4,9 +4,9 @@ With programmatic dependent launch a kernel may start while the one before it in
 `wait` it may only read what no kernel writes (weights); after it, everything the kernels before have written is
 there. `release` lets the next kernel start; it changes nothing about what that one may read.
 
-Kernels here release after they have waited. So one that starts early finds all that was written before the kernel just
-ahead of it began: where that is known to be old enough (a step's lengths and lists), it is read before `wait`, past the
-L1 cache.
+Kernels here release after they have waited. So one that starts early finds all that was written before the kernel
+just ahead of it began: what is known to be as old (a step's lengths and lists) is read before `wait`, past the L1
+cache.
 """
 
 from __future__ import annotations

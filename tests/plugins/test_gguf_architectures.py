@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from llmcore.errors import ConfigError
 from llmcore.testing.family import LoadedModel, assert_same, oracle, small_model
@@ -151,6 +152,9 @@ def test_a_converted_model_equals_its_original(
 ) -> None:
     theirs = rounded(family, **overrides)
     path = write(tmp_path / "m.gguf", architecture, theirs)
+    config = GGUFCheckpoint(path).config()
+    assert isinstance(transformers.AutoConfig.for_model(**config), type(theirs.config))
+    assert config["architectures"] == [family]
     ours = LoadedModel(path, data_type="fp32")
     # longer than the windows
     for prompt in ([5], np.random.default_rng(0).integers(0, 131, 21).tolist()):

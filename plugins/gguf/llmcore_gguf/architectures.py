@@ -70,11 +70,11 @@ class Architecture:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-def _gemma_scale(config: Config, layers: int) -> float:
+def _gemma_scale(config: Config, layers: int) -> int:
     """What scores are scaled by, before the root: a model of `layers` layers, the 27B one, has a value of its own."""
     if config["num_hidden_layers"] == layers:
-        return float(config["hidden_size"] // config["num_attention_heads"])
-    return float(config["head_dim"])
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
 
 
 def _gemma2(config: Config, get: Callable[[str, Any], Any]) -> Config:

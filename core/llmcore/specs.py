@@ -271,6 +271,10 @@ class OutputParserSpec(Spec):
     thought that the model forgot to end. `call_id_size`: the letters and digits that the templates of such models want
     calls' ids to have. `samples`: () -> an iterable of testing.ParserSample, for the conformance check.
 
+    `grammar`: (api.text.ParserContext) -> api.text.CallGrammar, how calls of the context's tools are written, by which
+    they are forced and their arguments made to fit; without it requests for that are refused. `thought_tags`: what a
+    reasoning parser's thoughts begin and end with: an answer that has to fit something begins after them.
+
     `recognises`: the parser is chosen for a model with a chat template that fits any of them; of several parsers the
     one of the highest `priority`, then the first by name.
     """
@@ -280,6 +284,8 @@ class OutputParserSpec(Spec):
     special_tokens: tuple[str, ...] = ()
     call_tags: tuple[str, ...] = ()
     call_id_size: int | None = None
+    grammar: ImportString | None = None
+    thought_tags: tuple[str, str] | None = None
     recognises: tuple[TemplateMarks, ...] = ()
     priority: int = 50
     samples: ImportString | None = None

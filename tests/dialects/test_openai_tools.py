@@ -236,8 +236,8 @@ def named(name: str) -> dict[str, Any]:
     ("body", "param", "message"),
     [
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice", "needs a grammar"),
-        ({"tool_choice": named("weather"), "tools": [WEATHER]}, "tool_choice", "needs a grammar"),
+        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice", "pip install plugin-guided"),
+        ({"tool_choice": named("weather"), "tools": [WEATHER]}, "tool_choice", "pip install plugin-guided"),
         ({"tool_choice": "sometimes", "tools": [WEATHER]}, "tool_choice", "'sometimes' is none of"),
         ({"tool_choice": 3, "tools": [WEATHER]}, "tool_choice", "expected str"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
@@ -247,7 +247,7 @@ def named(name: str) -> dict[str, Any]:
         (
             {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
             "tools[0].function.strict",
-            "needs a grammar",
+            "pip install plugin-guided",
         ),
         ({"functions": [{"name": "f"}]}, "functions", "deprecated and not supported; use tools"),
         ({"function_call": {"name": "f"}}, "function_call", "deprecated and not supported; use tool_choice"),

@@ -109,11 +109,6 @@ def test_the_clients_own_reading_of_a_stream(client: openai.OpenAI) -> None:
     assert [call.function.arguments for call in final.message.tool_calls or ()] == [ARGUMENTS] * 2
 
 
-def test_a_forced_call_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="needs a grammar"):
-        client.chat.completions.create(model="echo", messages=said("hi"), tools=TOOLS, tool_choice="required")
-
-
 def test_an_unknown_parser_ends_the_start(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerFailed, match=r"there is no tool parser 'qwen26'; known: .*qwen25.* Did you mean qwen25"),

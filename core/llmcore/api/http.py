@@ -8,6 +8,7 @@ from llmcore.http import intake
 from llmcore.http.errors import EncodeError, as_request_error, openai_error
 from llmcore.http.front import Front, Route
 from llmcore.http.generation import FINISH_REASONS, Choice, Generation, Job, Usage, Writer
+from llmcore.http.guided import guided
 from llmcore.http.reply import Reply
 from llmcore.wire import ModelFacts, State
 
@@ -25,6 +26,7 @@ __all__ = [
     "Usage",
     "Writer",
     "as_request_error",
+    "guided",
     "intake",
     "openai_error",
 ]

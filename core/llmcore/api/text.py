@@ -1,5 +1,6 @@
 """What the author of a dialect, a tokenizer or a parser may use of text. No torch."""
 
+from llmcore.text.call_grammar import CallGrammar, lark_string
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.detokenizer import Detokenizer, detokenizer
 from llmcore.text.events import (
@@ -21,6 +22,7 @@ from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 __all__ = [
     "RESERVED_TEMPLATE_VARIABLES",
+    "CallGrammar",
     "ChatTemplate",
     "ChoiceText",
     "Companions",
@@ -43,6 +45,7 @@ __all__ = [
     "detokenizer",
     "held_back",
     "joined",
+    "lark_string",
     "load_tokenizer",
     "read_companions",
 ]

@@ -41,7 +41,8 @@ class Front:
     """The HTTP side as a dialect sees it: one per worker, safe to use from any thread.
 
     `facts`: what the engine knows of the model. `state`: the supervisor's newest word on readiness, load and
-    metrics. `parsers`: the output parsers that the operator chose. `observers` are told of every finished request.
+    metrics. `parsers`: the output parsers that the operator chose. `processors`: names of the logits processors that
+    requests may ask for. `observers` are told of every finished request.
     """
 
     config: Config
@@ -50,6 +51,7 @@ class Front:
     facts: ModelFacts
     state: Callable[[], State]
     parsers: OutputParsers = field(default_factory=OutputParsers)
+    processors: frozenset[str] = frozenset()
     observers: tuple[Callable[[RequestRecord], object], ...] = ()
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 

@@ -174,7 +174,7 @@ class Generation:
         if self._ended:
             return
         if event.finish in (Finish.ERROR, Finish.ABORT):
-            self._fail(_as_error(event))
+            self._fail(_as_error(event, submit))
             return
         if self._first_token is None:
             self._first_token = time.monotonic() - self._started
@@ -252,8 +252,10 @@ class Generation:
         )
 
 
-def _as_error(event: ChoiceEvent) -> RequestError:
+def _as_error(event: ChoiceEvent, submit: Submit) -> RequestError:
     if event.error is None:
         return _CUT_OFF
     code, message = event.error
-    return RequestError(message, code=code, status=_STATUS.get(code, 500))
+    # The engine's messages begin with the field, which events do not carry.
+    fields = (call.param for call in submit.sampling.logits_processors if message.startswith(f"{call.param}:"))
+    return RequestError(message, param=next(fields, None), code=code, status=_STATUS.get(code, 500))

@@ -21,6 +21,7 @@ from llmcore.http.bridge import WireBridge
 from llmcore.http.front import Front, Route
 from llmcore.http.streaming import HttpServer
 from llmcore.plugins import build_registry, load
+from llmcore.processors import LogitsProcessorSpec
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import DialectSpec, OutputParserSpec, TokenizerSpec
@@ -71,6 +72,7 @@ def serve(launch: WorkerLaunch) -> int:
         facts=launch.facts,
         state=lambda: bridge.state,
         parsers=open_parsers([spec for spec, _ in registry.specs(OutputParserSpec)], launch.config.model, tokenizer),
+        processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
         observers=(bridge.report, partial(_notify, registry)),
     )
     app = build_app(dialect_routes(registry, front), launch.config.access)

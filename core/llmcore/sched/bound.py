@@ -123,7 +123,7 @@ class Bound:
                 raise ValueError("its mask allows no token")
             self.must_end = mask is not None and self._others is not None and not (mask & self._others).any()
             self.mask, self.bias = mask, bias
-        except BaseException as error:  # a native library's panic is no Exception, and must not end the thread
+        except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
             self._fail(self._asked, error)
         self._ready.set()
 

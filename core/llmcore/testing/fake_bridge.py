@@ -195,10 +195,12 @@ def fake_front(
     *,
     model_name: str | None = "fake",
     parsers: Iterable[OutputParserSpec] = (),
+    processors: Iterable[str] = (),
     config: Config | None = None,
     **facts: Any,
 ) -> FakeFront:
-    """A front on `bridge`. `parsers`: at most one of each kind. `config`: its settings, apart from the model's.
+    """A front on `bridge`. `parsers`: at most one of each kind. `processors`: names of logits processors.
+    `config`: its settings, apart from the model's.
     `facts`: of wire.ModelFacts, over a small model's.
     """
     known = {
@@ -220,6 +222,7 @@ def fake_front(
         facts=ModelFacts(**{**known, **facts}),
         state=lambda: State(ready=True),
         parsers=OutputParsers(**{spec.kind: open_parser(spec, tokenizer) for spec in parsers}),
+        processors=frozenset(processors),
     )
 
 

@@ -14,6 +14,7 @@ from llmcore.config import Model
 from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec
+from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.events import Event, TextDelta
 from llmcore.text.parser_choice import check_parsers
 
@@ -62,6 +63,13 @@ class ActiveParser:
     spec: OutputParserSpec
     make: MakeParser
     special_ids: frozenset[int]
+
+    def grammar(self, context: ParserContext) -> CallGrammar | None:
+        """How calls of the context's tools are written, or None where the parser does not say."""
+        if self.spec.grammar is None:
+            return None
+        grammar: CallGrammar = load(self.spec.grammar)(context)
+        return grammar
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ TagRule = Callable[[str], str | None]
 """A tag's text -> the number of the special token that it is, as Lark writes it; None where it is ordinary text."""
 
 _KINDS = ("json", "json_object", "regex", "grammar", "choice", "lark")
-_OPTIONS = frozenset({"lenient", "whitespace", "whitespace_pattern", "thought", "tags"})
+_OPTIONS = frozenset({"lenient", "whitespace", "whitespace_pattern", "thought", "tags", "calls"})
 _RULE = re.compile(r"[a-z][a-z0-9_]*")
 _OPTIONS_OF_LLGUIDANCE = '%llguidance {"no_forcing": true}'
 """Where the next bytes are known the model still chooses how to cut them: its tokenizer may add a space to a text."""
@@ -43,7 +43,7 @@ def wanted(args: Mapping[str, Any]) -> Wanted:
     -> text of a tag, for each of which there are a rule of that name and `before_NAME`, text up to and with the tag.
     `lenient`: ignore keywords of a schema that cannot be enforced. `whitespace`: false for none between JSON's
     members; `whitespace_pattern`: a regex for it. `thought`: {"open", "close": tags, "opened": whether the prompt
-    ends inside}: what may come before the answer.
+    ends inside}: what may come before the answer. `calls`: {"lark", "tags"}: what the answer may be instead.
     """
     kinds = [kind for kind in _KINDS if args.get(kind) is not None]
     unknown = set(args) - set(_KINDS) - _OPTIONS
@@ -57,14 +57,18 @@ def wanted(args: Mapping[str, Any]) -> Wanted:
 
 def grammar_text(want: Wanted, tag: TagRule) -> str:
     """All of it as one text for llguidance, which is the same for the same arguments."""
-    answer = _answer(want, tag)
-    thought = want.options.get("thought")
-    lark = [_OPTIONS_OF_LLGUIDANCE, "start: @answer"]
+    answers = {"answer": _answer(want, tag)}
+    calls, thought = want.options.get("calls"), want.options.get("thought")
+    if calls is not None:
+        answers["calls"] = _answer(wanted(calls), tag)
+    either = "(" + " | ".join(f"@{name}" for name in answers) + ")"
+    lark = [_OPTIONS_OF_LLGUIDANCE, f"start: {either}"]
     if thought is not None:
-        lark[1] = "start: thought space @answer" if thought["opened"] else "start: (open thought space)? @answer"
+        lark[1] = f"start: thought space {either}" if thought["opened"] else f"start: (open thought space)? {either}"
         before = _tag_rules("close", thought["close"], tag)[1].replace("before_close", "thought")
         lark += [f"space: {_SPACE}", _tag_rules("open", thought["open"], tag)[0], before]
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}, {**answer, "name": "answer"}]})
+    parts = [{**part, "name": name} for name, part in answers.items()]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}, *parts]})
 
 
 def _checked(kind: str, value: Any) -> Any:

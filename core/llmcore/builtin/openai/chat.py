@@ -14,6 +14,8 @@ from llmcore.api import Finish, RequestError
 from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, intake
 from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES, Event, ParserContext, RequestParsing
 from llmcore.builtin.openai import sampling
+from llmcore.builtin.openai.calls import chat_guide, choice_of
+from llmcore.builtin.openai.guide import with_guide
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
 from llmcore.builtin.openai.requests import ChatRequest, Message, Part
 from llmcore.builtin.openai.tools import (
@@ -111,7 +113,7 @@ class ChatCompletions:
             source="messages",
         )
         job = Job(
-            submits=submits,
+            submits=with_guide(submits, chat_guide(self._front, body, tools, prompt)),
             rules=rules,
             dialect="openai",
             request_id=request_id,
@@ -124,6 +126,7 @@ class ChatCompletions:
         """How the answers are parsed."""
         context = ParserContext(
             tools={tool["function"]["name"]: tool["function"] for tool in tools},
+            tool_choice=choice_of(body).mode,
             template_variables=body.chat_template_kwargs or {},
             prompt=prompt,
         )

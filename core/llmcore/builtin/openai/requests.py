@@ -37,6 +37,39 @@ class Processor(Struct, forbid_unknown_fields=True):
     args: dict[str, Any] = {}
 
 
+class JsonSchema(Struct):
+    """A schema as OpenAI wraps it. `strict` false: what of it cannot be enforced is left to the model."""
+
+    name: Text | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: Flag = None
+
+
+class ResponseFormat(Struct):
+    """What the answer has to be; `regex_schema` is LMDeploy's."""
+
+    type: Literal["text", "json_object", "json_schema", "regex_schema"]
+    json_schema: JsonSchema | None = None
+    regex_schema: str | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's; there is no other backend to fall back to, so `disable_fallback` changes nothing."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: Flag = None
+    disable_fallback: Flag = None
+    disable_any_whitespace: Flag = None
+    whitespace_pattern: str | None = None
+
+    disable_additional_properties: Any = None
+    structural_tag: Any = None
+
+
 class Sampled(Struct, kw_only=True):
     """What both completions endpoints take."""
 
@@ -64,6 +97,16 @@ class Sampled(Struct, kw_only=True):
     cache_salt: Text | None = None
     logits_processors: Annotated[list[Processor], Meta(max_length=16)] | None = None
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
     user: Annotated[str, Meta(max_length=1024)] | None = None
     metadata: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
     store: Flag = None
@@ -74,17 +117,8 @@ class Sampled(Struct, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     allowed_token_ids: Any = None
     bad_words: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    structured_outputs: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
     length_penalty: Any = None
     prompt_logprobs: Any = None
-    response_format: Any = None
     return_token_ids: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
@@ -120,6 +154,34 @@ class Tool(Struct):
 
     function: ToolFunction
     type: Literal["function"] = "function"
+
+
+class ToolName(Struct):
+    """A function by its name."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class NamedTool(Struct):
+    """A tool by its name."""
+
+    function: ToolName
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(Struct):
+    """The only tools that may be called (`mode` auto), or of which one must be (required)."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=1024)]
+
+
+class ToolChoice(Struct):
+    """`tool_choice` as an object."""
+
+    type: Literal["function", "allowed_tools"]
+    function: ToolName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class Part(Struct):
@@ -184,17 +246,8 @@ class CompletionRequest(Sampled, kw_only=True):
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "guided_json": ("",),
-    "guided_regex": ("",),
-    "structured_outputs": ({},),
-    "regex": ("",),
-    "ebnf": ("",),
-    "json_schema": ("",),
     "length_penalty": (1, 1.0),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),

@@ -13,6 +13,7 @@ import orjson
 from llmcore.api import RequestError
 from llmcore.api.http import Front
 from llmcore.api.text import Event, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, joined
+from llmcore.builtin.openai.calls import choice_of
 from llmcore.builtin.openai.requests import ChatRequest, Tool
 
 
@@ -21,24 +22,7 @@ def offered_tools(front: Front, body: ChatRequest) -> list[Mapping[str, Any]]:
 
     Raises RequestError for what this server cannot promise.
     """
-    choice = "auto" if body.tool_choice is None else body.tool_choice
-    if choice not in ("none", "auto"):
-        if not body.tools:
-            raise RequestError(
-                "tool_choice: it asks for a call, but there are no tools", param="tool_choice", code="invalid_value"
-            )
-        if choice != "required" and not isinstance(choice, dict):
-            raise RequestError(
-                f"tool_choice: {choice[:50]!r} is none of none, auto, required",
-                param="tool_choice",
-                code="invalid_value",
-            )
-        raise RequestError(
-            "tool_choice: forcing a call needs a grammar, which this version does not have; use auto or none",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
-    if choice == "none" or not body.tools:
+    if choice_of(body).mode == "none" or not body.tools:
         return []
     if front.parsers.tool is None:
         raise RequestError(
@@ -46,7 +30,7 @@ def offered_tools(front: Front, body: ChatRequest) -> list[Mapping[str, Any]]:
             param="tools",
             code="unsupported_parameter",
         )
-    return [_described(tool, f"tools[{i}].function") for i, tool in enumerate(body.tools)]
+    return [_described(tool) for tool in body.tools]
 
 
 def refuse_functions(body: ChatRequest) -> None:
@@ -91,14 +75,9 @@ def _short_id(given: str, size: int) -> str:
     return hashlib.sha256(given.encode()).hexdigest()[:size]
 
 
-def _described(tool: Tool, path: str) -> Mapping[str, Any]:
+def _described(tool: Tool) -> Mapping[str, Any]:
     function: dict[str, Any] = msgspec.to_builtins(tool.function)
-    if function.pop("strict"):
-        raise RequestError(
-            f"{path}.strict: it needs a grammar, which this version does not have; leave it out",
-            param=f"{path}.strict",
-            code="unsupported_parameter",
-        )
+    del function["strict"]  # no part of what models are shown
     return {"type": tool.type, "function": {name: value for name, value in function.items() if value is not None}}
 
 

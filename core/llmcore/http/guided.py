@@ -1,0 +1,39 @@
+"""Guided decoding as dialects ask for it: a logits processor called `guided`, which a plugin brings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llmcore.bridge import LogitsProcessor
+from llmcore.errors import RequestError
+from llmcore.http.front import Front
+
+NAME = "guided"
+"""The processor that takes what `guided` passes on."""
+
+
+def guided(front: Front, param: str, **args: Any) -> LogitsProcessor:
+    """The processor that makes answers fit; `param`: the client's field. None among `args` is left out.
+
+    One of `json` (a JSON schema or its text), `json_object` (True), `regex`, `grammar` (Lark or GBNF), `choice`
+    (texts) and `lark` (a parser's own, with `tags`) says what fits; the engine checks it before the request is
+    queued. Raises RequestError where no plugin brings such a processor.
+    """
+    if NAME not in front.processors:
+        raise RequestError(
+            f"{param}: this server has no guided decoding; it comes with pip install plugin-guided",
+            param=param,
+            code="unsupported_parameter",
+        )
+    return LogitsProcessor(NAME, {name: _carried(name, param, a) for name, a in args.items() if a is not None}, param)
+
+
+def _carried(name: str, param: str, value: Any) -> Any:
+    """A schema travels as text: it may hold numbers that no message can."""
+    if name != "json" or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except RecursionError as error:
+        raise RequestError(f"{param}: it is nested too deeply", param=param, code="invalid_value") from error

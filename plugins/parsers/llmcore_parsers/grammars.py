@@ -1,0 +1,72 @@
+"""How calls whose arguments are JSON are written, as grammars: what the parsers read, as models learn it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmcore.api.text import CallGrammar, ParserContext, lark_string
+
+from llmcore_parsers import deepseek_v3, llama3, mistral, qwen
+
+
+def qwen_calls(context: ParserContext) -> CallGrammar:
+    """`<tool_call>` and `</tool_call>` on lines of their own."""
+    objects = _either("called", [_object(name, "arguments", i) for i, name in enumerate(context.tools)])
+    rules = f'{objects}\none: "\\n" called "\\n" close\nmany: one ("\\n" open one)*'
+    return CallGrammar(rules=rules, opener="open", tags={"open": qwen.OPEN, "close": qwen.CLOSE})
+
+
+def llama3_calls(context: ParserContext) -> CallGrammar:
+    """An object, or several with a semicolon between them; the tag before them may be missing."""
+    objects = _either("one", [_object(name, "parameters", i) for i, name in enumerate(context.tools)])
+    return CallGrammar(rules=f'{objects}\nmany: one ("; " one)*', opener="open", tags={"open": llama3.TAG}, bare=True)
+
+
+def mistral_calls(context: ParserContext) -> CallGrammar:
+    """A list of objects, or a name and its arguments: releases differ, and the model knows its own."""
+    objects = _either("listed", [_object(name, "arguments", i) for i, name in enumerate(context.tools)])
+    named = _either("named", [f"{lark_string(name)} arguments args_{i}" for i, name in enumerate(context.tools)])
+    rules = (
+        f'{objects}\n{named}\none: " "? "[" listed "]" | named\n'
+        'many: " "? "[" listed (", " listed)* "]" | named (open named)*'
+    )
+    return CallGrammar(rules=rules, opener="open", tags={"open": mistral.TAG, "arguments": mistral.ARGUMENTS})
+
+
+def deepseek_v3_calls(context: ParserContext) -> CallGrammar:
+    """A name and a block of JSON per call."""
+    heads = [lark_string(f"{name}\n```json\n") for name in context.tools]
+    bodies = [f'"function" separator {head} args_{i} "\\n```"' for i, head in enumerate(heads)]
+    return _deepseek(bodies, "\\n")
+
+
+def deepseek_v31_calls(context: ParserContext) -> CallGrammar:
+    """A name and JSON per call."""
+    bodies = [f"{lark_string(name)} separator args_{i}" for i, name in enumerate(context.tools)]
+    return _deepseek(bodies, "")
+
+
+def _deepseek(bodies: Sequence[str], between: str) -> CallGrammar:
+    space = f'"{between}" ' if between else ""
+    rules = (
+        f"{_either('body', bodies)}\ncalled: call body call_end\n"
+        f"one: called calls_end\nmany: called ({space}called)* calls_end"
+    )
+    tags = {
+        "open": deepseek_v3.CALLS,
+        "call": deepseek_v3.CALL,
+        "separator": deepseek_v3.SEPARATOR,
+        "call_end": deepseek_v3.CALL_END,
+        "calls_end": deepseek_v3.CALLS_END,
+    }
+    return CallGrammar(rules=rules, opener="open", tags=tags)
+
+
+def _object(name: str, member: str, i: int) -> str:
+    """A call as an object, with the spaces that chat templates write."""
+    head = f'{{"name": {lark_string(name)}, "{member}": '
+    return f'{lark_string(head)} args_{i} "}}"'
+
+
+def _either(rule: str, ways: Sequence[str]) -> str:
+    return f"{rule}: " + " | ".join(ways)

@@ -1,0 +1,167 @@
+"""Grammars of tool calls: whatever is drawn is read as calls that fit; what models write is let through."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from llmcore.api import OutputParserSpec, ProcessorContext, Tokenizer
+from llmcore.api.text import (
+    CallGrammar,
+    Event,
+    ParserContext,
+    TextDelta,
+    ToolCallBegun,
+    ToolCallDelta,
+    joined,
+    load_tokenizer,
+)
+from llmcore.plugins import load
+from llmcore.testing import registry_of
+from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore_guided.processor import Guided, make
+
+VOCAB = 301
+SPECS = {spec.name: spec for spec, _ in registry_of("parsers").specs(OutputParserSpec) if spec.kind == "tool"}
+WITH = sorted(name for name, spec in SPECS.items() if spec.grammar is not None)
+TOOLS: dict[str, Any] = {
+    "weather": {
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "maxLength": 6}, "when": {"$ref": "#/$defs/When"}},
+            "required": ["place"],
+            "additionalProperties": False,
+            "$defs": {"When": {"enum": ["now", 'l"ater']}},
+        },
+        "strict": True,
+    },
+    "now": {"parameters": {"type": "object", "properties": {}, "additionalProperties": False, "minProperties": 0}},
+}
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> ProcessorContext:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+    @cache
+    def opened() -> Tokenizer:
+        return tokenizer
+
+    return ProcessorContext(VOCAB, (EOS,), opened, stop_ids=(EOS,))
+
+
+def grammar_of(name: str) -> CallGrammar:
+    grammar: CallGrammar = load(SPECS[name].grammar or "")(ParserContext(tools=TOOLS))
+    return grammar
+
+
+def events_of(name: str, text: str) -> list[Event]:
+    parser = load(SPECS[name].make)(ParserContext(tools=TOOLS))
+    return list(joined([*parser.feed(text), *parser.finish()]))
+
+
+def drawn(context: ProcessorContext, lark: str, grammar: CallGrammar, seed: int) -> str:
+    """A random answer, drawn until it ends."""
+    processor = make({"lark": lark, "tags": dict(grammar.tags)}, context)(np.zeros(1, np.int32))
+    random = np.random.default_rng(seed)
+    tokens: list[int] = []
+    while len(tokens) < 3000:
+        ids = allowed(processor)
+        token = EOS if EOS in ids and random.random() < 0.5 else int(random.choice(ids))
+        processor.accept(token)
+        if token != EOS:
+            tokens.append(token)
+        if processor.finished():
+            return b"".join(context.tokenizer().token_bytes(token) for token in tokens).decode()
+    raise AssertionError("no end")
+
+
+def allowed(processor: Guided) -> list[int]:
+    bits = np.unpackbits(processor.mask().view(np.uint8), bitorder="little")
+    return [int(bit) for bit in np.flatnonzero(bits)]
+
+
+def lets(context: ProcessorContext, lark: str, grammar: CallGrammar, text: str) -> bool:
+    processor = make({"lark": lark, "tags": dict(grammar.tags)}, context)(np.zeros(1, np.int32))
+    ended = False
+    for token in context.tokenizer().encode(text, add_special_tokens=False):
+        if ended or token not in allowed(processor):
+            return False
+        processor.accept(token)
+        ended = processor.finished()
+    return ended or EOS in allowed(processor)
+
+
+def check_arguments(events: list[Event]) -> int:
+    names = [event.name for event in events if isinstance(event, ToolCallBegun)]
+    arguments = [json.loads(event.arguments) for event in events if isinstance(event, ToolCallDelta)]
+    for name, given in zip(names, arguments, strict=True):
+        if name == "weather":
+            assert set(given) <= {"place", "when"} and isinstance(given["place"], str)
+            assert given.get("when", "now") in ("now", 'l"ater')
+        else:
+            assert given == {}
+    return len(names)
+
+
+@pytest.mark.parametrize("name", WITH)
+@pytest.mark.parametrize("single", [True, False])
+def test_forced_calls_are_calls_that_fit(context: ProcessorContext, name: str, single: bool) -> None:
+    grammar = grammar_of(name)
+    most = 0
+    for seed in range(12):
+        events = events_of(name, drawn(context, grammar.forced(TOOLS, single=single), grammar, seed))
+        assert not any(isinstance(event, TextDelta) for event in events)
+        calls = check_arguments(events)
+        assert calls == 1 if single else calls >= 1
+        most = max(most, calls)
+    assert single or most > 1
+
+
+def test_who_has_a_grammar() -> None:
+    assert {"qwen25", "llama3", "mistral", "deepseek_v3", "deepseek_v31"} <= set(WITH)
+
+
+WRITTEN = {
+    "qwen25": '<tool_call>\n{"name": "weather", "arguments": {"place": "R"}}\n</tool_call>',
+    "llama3": '<|python_tag|>{"name": "weather", "parameters": {"place": "R"}}',
+    "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"place": "R"}}]',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    '{"place": "R"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"place": "R"}'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_free_answers_are_text_or_calls_that_fit(context: ProcessorContext, name: str) -> None:
+    grammar = grammar_of(name)
+    for single in (True, False):
+        lark = grammar.free(TOOLS, single=single)
+        assert lets(context, lark, grammar, WRITTEN[name])
+        assert lets(context, lark, grammar, "Just text; a < b [3]")
+        assert lets(context, lark, grammar, f"Let me see.\n{WRITTEN[name]}")
+        assert not lets(context, lark, grammar, WRITTEN[name].replace("place", "plac"))
+        assert not lets(context, lark, grammar, "So: " + WRITTEN[name].replace("weather", "whether"))
+    forced = grammar.forced(TOOLS, single=True)
+    assert lets(context, forced, grammar, WRITTEN[name]) and not lets(context, forced, grammar, "Just text")
+    if grammar.bare:
+        bare = WRITTEN[name].partition(">")[2]
+        assert lets(context, forced, grammar, bare) and lets(context, grammar.free(TOOLS, single=True), grammar, bare)
+        assert not lets(context, grammar.free(TOOLS, single=True), grammar, bare.replace("place", "plac"))
+
+
+def test_a_strict_schema_that_cannot_be_enforced_is_refused(context: ProcessorContext) -> None:
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for strict in (False, True):
+        tools = {"f": {"parameters": unique, "strict": strict}}
+        grammar: CallGrammar = load(SPECS["qwen25"].grammar or "")(ParserContext(tools=tools))
+        args = {"lark": grammar.forced(tools, single=True), "tags": dict(grammar.tags)}
+        if strict:
+            with pytest.raises(ValueError, match="uniqueItems"):
+                make(args, context)
+        else:
+            make(args, context)

@@ -80,6 +80,9 @@ class Access:
 class Requests:
     """What becomes of requests before they reach the engine."""
 
+    beam_mode: bool = option(
+        False, "At /generate best_of is the number of beams of a beam search; without it num_beams asks for one."
+    )
     long_truncation_mode: str | None = option(
         None,
         "Cut a prompt that is too long beside its answer: head drops its beginning, center its middle.",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcore.bridge import SamplingParams, Submit
+from llmcore.bridge import BeamSearch, SamplingParams, Submit
 from llmcore.errors import RequestError
 from llmcore.http.front import Front
 from llmcore.text.stops import StopStrings
@@ -22,8 +22,14 @@ MAX_CHOICES = 1024
 """Most choices in one HTTP request: prompts times n."""
 
 
-def refuse(body: object, harmless: Mapping[str, tuple[Any, ...]], *, prefix: str = "") -> None:
-    """Refuse the fields of `body` that this server gives no meaning to but that would change the answer.
+def refuse(
+    body: object,
+    harmless: Mapping[str, tuple[Any, ...]],
+    *,
+    prefix: str = "",
+    why: str = "this server does not support it",
+) -> None:
+    """Refuse the fields of `body` that have no meaning here (`why`) but would change the answer.
 
     `harmless`: per field, the values beside null that change nothing. `prefix` is put before the field's name.
     """
@@ -31,10 +37,27 @@ def refuse(body: object, harmless: Mapping[str, tuple[Any, ...]], *, prefix: str
         value = getattr(body, name)
         if value is not None and value not in values:
             raise RequestError(
-                f"{prefix}{name}: this server does not support it; leave it out",
+                f"{prefix}{name}: {why}; leave it out",
                 param=prefix + name,
                 code="unsupported_parameter",
             )
+
+
+def beam_search(given: Any, width: int, penalties: Mapping[str, tuple[Any, ...]], *, prefix: str = "") -> BeamSearch:
+    """The search that `given` asks for, with its fields `length_penalty` and `early_stopping`.
+
+    `penalties`: what changes probabilities, as for `refuse`; a search takes them as they are.
+    """
+    refuse(given, penalties, prefix=prefix, why="a beam search compares the model's own probabilities")
+    return BeamSearch(
+        width,
+        1.0 if given.length_penalty is None else given.length_penalty,
+        None if given.early_stopping == "never" else bool(given.early_stopping),
+    )
+
+
+NO_SEARCH: Mapping[str, tuple[Any, ...]] = {"length_penalty": (1.0,), "early_stopping": (False,)}
+"""Fields that mean something in a beam search only, as for `refuse`."""
 
 
 def check_choices(prompts: int, n: int, *, param: str) -> None:
@@ -198,6 +221,7 @@ def submit(
     stop_ids: Sequence[int] = (),
     n: int = 1,
     cache_salt: bytes = b"",
+    beams: BeamSearch | None = None,
 ) -> Submit:
     """One prompt as the bridge takes it, under a fresh id."""
     return Submit(
@@ -210,4 +234,5 @@ def submit(
         sampling=sampling,
         salt=cache_salt,
         received=time.monotonic(),
+        beams=beams,
     )

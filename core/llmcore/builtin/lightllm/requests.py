@@ -1,4 +1,5 @@
-"""What LightLLM's clients send. Names, defaults and ranges are LightLLM's; `seed` and `min_p` are new.
+"""What LightLLM's clients send. Names, defaults and ranges are LightLLM's; `seed`, `min_p`, `num_beams` and what
+follows it are new.
 
 null means absent everywhere. A field that would change the answer and that this server gives no meaning to is typed
 `Any` and listed in `REFUSED`; one that changes nothing is checked and then ignored.
@@ -7,7 +8,7 @@ null means absent everywhere. A field that would change the answer and that this
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -43,6 +44,9 @@ class Parameters(Struct):
     add_special_tokens: Flag = None
     print_eos_token: Flag = None
     return_details: Flag = None
+    num_beams: Annotated[int, Meta(ge=1, le=128)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-5, le=5)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
     add_spaces_between_special_tokens: Flag = None
     group_request_id: int | None = None
@@ -53,11 +57,12 @@ class Parameters(Struct):
         tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], Annotated[float, Meta(ge=1, le=1000)]] | None
     ) = None
 
-    guided_grammar: Any = None
-    guided_json: Any = None
+    guided_grammar: str | None = None
+    guided_json: str | dict[str, Any] | None = None
+    regular_constraint: str | None = None
+
     image_max_patch_num: Any = None
     move_kv_to_decode_node: Any = None
-    regular_constraint: Any = None
 
 
 class GenerateRequest(Struct):
@@ -85,10 +90,20 @@ class TokensRequest(Struct):
 
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "guided_grammar": ("",),
-    "guided_json": ("",),
     "image_max_patch_num": (-1,),
     "move_kv_to_decode_node": (),
-    "regular_constraint": ("",),
 }
 """Fields of `parameters` that are refused, with the values beside null that change nothing."""
+
+PENALTIES: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "allowed_token_ids": ([],),
+    "exponential_decay_length_penalty": (),
+    "guided_grammar": ("",),
+    "guided_json": ("",),
+    "regular_constraint": ("",),
+}
+"""Fields of `parameters` that a beam search does not take, with the values beside null that change nothing."""

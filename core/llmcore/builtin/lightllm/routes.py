@@ -11,9 +11,17 @@ import msgspec
 import orjson
 
 from llmcore.api import ConfigError, LengthDecay, RequestError, SamplingParams
-from llmcore.api.http import Front, Generation, Job, Route, intake
+from llmcore.api.http import Front, Generation, Job, Route, fitting, intake
 from llmcore.api.text import TextRules
-from llmcore.builtin.lightllm.requests import REFUSED, GenerateRequest, Parameters, ScoreRequest, TokensRequest
+from llmcore.builtin.lightllm.guide import guide
+from llmcore.builtin.lightllm.requests import (
+    PENALTIES,
+    REFUSED,
+    GenerateRequest,
+    Parameters,
+    ScoreRequest,
+    TokensRequest,
+)
 from llmcore.builtin.lightllm.writers import ScoreWriter, StreamWriter, WholeWriter, encode_error
 
 
@@ -38,6 +46,7 @@ class Generate:
     def __init__(self, front: Front, *, stream: bool | None):
         self._front = front
         self._stream = stream
+        self._beam_mode = front.config.requests.beam_mode
         self._prompt_logprobs = bool(front.config.plugin_options.get("return_all_prompt_logprobs"))
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -56,7 +65,8 @@ class Generate:
         given = body.parameters
         intake.refuse(given, REFUSED, prefix="parameters.")
         refuse_media(body.multimodal_params)
-        n = check_copies(given, stream)
+        width = beams(given, beam_mode=self._beam_mode)
+        n = check_copies(given, stream, width)
         asked = given.max_new_tokens or 16
         prompt = intake.prompt_ids(
             self._front,
@@ -74,20 +84,26 @@ class Generate:
                 code="invalid_value",
             )
         rules = text_rules(self._front, given)
+        sampling, search = sampling_params(self._front, given, logprobs=stream or bool(given.return_details)), None
+        if width > 1:
+            search = intake.beam_search(given, width, PENALTIES, prefix="parameters.")
+            sampling = SamplingParams(temperature=0.0, logprobs=sampling.logprobs, seed=sampling.seed)
         submit = intake.submit(
             self._front,
             prompt,
-            sampling_params(self._front, given, logprobs=stream or bool(given.return_details)),
+            sampling,
             max_new_tokens=left,
             # LightLLM lets the last of the least tokens be the end token; the bridge counts those before it.
             min_new_tokens=(given.min_new_tokens or 1) - 1,
             stop_ids=sorted(rules.stop_ids),
             n=n,
+            beams=search,
         )
         check_allowed(given, submit.stop_ids)
         if self._prompt_logprobs and not stream:
             submit = msgspec.structs.replace(submit, prompt_logprobs=True)
-        return Job(submits=[submit], rules=rules, dialect="lightllm", request_id=request_id)
+        submits = fitting([submit], guide(self._front, given))
+        return Job(submits=submits, rules=rules, dialect="lightllm", request_id=request_id)
 
 
 class Score:
@@ -162,6 +178,13 @@ class ModelName:
     on_post = on_get
 
 
+def beams(given: Parameters, *, beam_mode: bool) -> int:
+    """How many beams search for the answers; 1: there is no search. With --beam_mode `best_of` says it."""
+    if given.num_beams is not None:
+        return given.num_beams
+    return (given.best_of or given.n or 1) if beam_mode else 1
+
+
 def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> SamplingParams:
     """How tokens are drawn: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
     temperature = 1.0 if given.temperature is None else given.temperature
@@ -218,13 +241,16 @@ def check_allowed(given: Parameters, stop_ids: Sequence[int]) -> None:
         )
 
 
-def check_copies(given: Parameters, stream: bool) -> int:
-    """n, which equals best_of; a stream carries one answer."""
-    best_of = given.best_of or given.n or 1
-    n = given.n or best_of
-    if n != best_of:
+def check_copies(given: Parameters, stream: bool, width: int) -> int:
+    """n, which equals best_of unless that is the number of beams; a stream carries one answer."""
+    if width == 1:
+        why = "only a beam search has it, which num_beams asks for"
+        intake.refuse(given, intake.NO_SEARCH, prefix="parameters.", why=why)
+    n = given.n or (1 if (given.num_beams or 1) > 1 else given.best_of) or 1
+    if given.best_of not in (None, n, width if width > 1 else n):
         raise RequestError(
-            "parameters.best_of: every answer that is generated is returned, so best_of must equal n",
+            "parameters.best_of: every answer that is generated is returned, so best_of must equal n"
+            + (", or the number of beams" if width > 1 else ""),
             param="parameters.best_of",
             code="unsupported_parameter",
         )

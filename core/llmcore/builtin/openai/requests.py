@@ -107,6 +107,11 @@ class Sampled(Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
 
+    use_beam_search: Flag = None
+    num_beams: Annotated[int, Meta(ge=1, le=128)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-5, le=5)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
     user: Annotated[str, Meta(max_length=1024)] | None = None
     metadata: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
     store: Flag = None
@@ -117,12 +122,9 @@ class Sampled(Struct, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     allowed_token_ids: Any = None
     bad_words: Any = None
-    length_penalty: Any = None
     prompt_logprobs: Any = None
     return_token_ids: Any = None
     truncate_prompt_tokens: Any = None
-    use_beam_search: Any = None
-    num_beams: Any = None
 
 
 class Function(Struct):
@@ -246,12 +248,9 @@ class CompletionRequest(Sampled, kw_only=True):
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "length_penalty": (1, 1.0),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "num_beams": (1,),
 }
 
 REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
@@ -268,3 +267,16 @@ REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
     CompletionRequest: {**_REFUSED, "suffix": ("",)},
 }
 """Fields that are refused, by kind of request, with the values beside null that change nothing."""
+
+PENALTIES: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_p": (1.0,),
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+}
+"""Fields that a beam search does not take, with the values beside null that change nothing."""

@@ -8,7 +8,7 @@ from typing import Any
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
 from llmcore.api.http import Front, intake
 from llmcore.api.text import TextRules
-from llmcore.builtin.openai.requests import REFUSED, Sampled
+from llmcore.builtin.openai.requests import PENALTIES, REFUSED, Sampled
 
 
 def check(front: Front, body: Sampled) -> None:
@@ -21,12 +21,28 @@ def check(front: Front, body: Sampled) -> None:
             code="model_not_found",
             status=404,
         )
-    if body.best_of is not None and body.best_of != (body.n or 1):
+    width = beams(body)
+    if width == 1:
+        intake.refuse(body, intake.NO_SEARCH, why="only a beam search has it, which use_beam_search asks for")
+        if body.use_beam_search:
+            raise RequestError(
+                "use_beam_search: num_beams (or best_of, or n) has to be 2 at least",
+                param="use_beam_search",
+                code="invalid_value",
+            )
+    if body.best_of is not None and body.best_of != (body.n or 1) and body.best_of != width:
         raise RequestError(
             "best_of: this server returns every choice it generates, so best_of must equal n",
             param="best_of",
             code="unsupported_parameter",
         )
+
+
+def beams(body: Sampled) -> int:
+    """How many beams search for the answers; 1: there is no search."""
+    if body.num_beams is not None:
+        return body.num_beams
+    return max(body.best_of or 1, body.n or 1) if body.use_beam_search else 1
 
 
 def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> SamplingParams:
@@ -78,7 +94,13 @@ def submits(
         raise RequestError(
             f"min_tokens: {body.min_tokens} is more than {name}, {asked}", param="min_tokens", code="invalid_value"
         )
-    sampling = sampling_params(front, body, logprobs)
+    sampling, search = sampling_params(front, body, logprobs), None
+    if beams(body) > 1:
+        search = intake.beam_search(body, beams(body), PENALTIES)
+        # the model's own defaults for draws have no part in a search either
+        sampling = SamplingParams(
+            temperature=0.0, logprobs=logprobs, seed=sampling.seed, logits_processors=sampling.logits_processors
+        )
     made = []
     for prompt in prompts:
         left = intake.room(front, prompt, asked, param=name, source=source)
@@ -92,6 +114,7 @@ def submits(
                 stop_ids=sorted(rules.stop_ids),
                 n=body.n or 1,
                 cache_salt=intake.salt(body.cache_salt),
+                beams=search,
             )
         )
     return made

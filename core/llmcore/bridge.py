@@ -7,7 +7,7 @@ Requests and events are msgspec structs; between processes they travel as msgpac
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -91,9 +91,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     unless the client ignores them) and are masked while fewer than `min_new_tokens` were produced. `n` choices share
     one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end. `score`: the prompt
     is scored, which models with such a head do and others cannot; nothing is produced, and `max_new_tokens` is 1.
-    `prompt_logprobs`: the prompt's own log-probabilities come with the first token of choice 0; the whole prompt is
-    computed for them. `beams`: the `n` best answers of a beam search, best first; each comes as a whole when the
-    search is over, and nothing of `sampling` counts but `logprobs`.
+    `prompt_logprobs`: the prompt's own log-probabilities come with the first token of choice 0, and those of the
+    `prompt_top` best tokens in the place of each; the whole prompt is computed for them. `pool`: nothing is produced,
+    and `max_new_tokens` is 1; what comes is the model's hidden state of the prompt, after its last norm: of the "last"
+    token or the "mean" of all. `beams`: the `n` best answers of a beam search, best first; each comes as a whole when
+    the search is over, and nothing of `sampling` counts but `logprobs`.
     """
 
     id: int
@@ -107,6 +109,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     received: float = 0.0
     score: bool = False
     prompt_logprobs: bool = False
+    prompt_top: int = 0
+    pool: str = ""
     beams: BeamSearch | None = None
 
 
@@ -158,7 +162,9 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     rows. `top[i]`: for row i, per token, the best (id, logprob) pairs. `finish[i]` is a Finish. `cached[i]`: prompt
     tokens that came from the prefix cache, sent with a choice's first token. `error[i]`: (code, message) of a row
     that ends with Finish.ERROR. `scores[i]`: the numbers that a row asked for; it has no tokens and ends.
-    `prompt_logprobs[i]`: natural logs, of every token of the row's prompt but the first.
+    `prompt_logprobs[i]`: natural logs, of every token of the row's prompt but the first; `prompt_top[i]`: for each of
+    these, the best (id, logprob) pairs in its place. `pooled[i]`: a hidden state, little-endian f32; the row has no
+    tokens and ends.
     """
 
     stamp: float
@@ -173,6 +179,8 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     error: dict[int, tuple[str, str]] = {}
     scores: dict[int, list[float]] = {}
     prompt_logprobs: dict[int, list[float]] = {}
+    prompt_top: dict[int, list[list[tuple[int, float]]]] = {}
+    pooled: dict[int, bytes] = {}
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +195,8 @@ class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
     error: tuple[str, str] | None = None
     scores: tuple[float, ...] = ()
     prompt_logprobs: tuple[float, ...] = ()
+    prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    pooled: bytes = b""
 
 
 Sink = Callable[[ChoiceEvent], None]
@@ -223,13 +233,19 @@ def explode(events: StepEvents) -> list[tuple[int, ChoiceEvent]]:
                     tokens=tuple(events.tokens[at:end]),
                     finish=Finish(events.finish[i]),
                     logprobs=tuple(events.logprobs[at:end]),
-                    top=tuple(tuple((t, p) for t, p in best) for best in events.top.get(i, ())),
+                    top=_pairs(events.top.get(i, ())),
                     cached=events.cached.get(i, -1),
                     error=events.error.get(i),
                     scores=tuple(events.scores.get(i, ())),
                     prompt_logprobs=tuple(events.prompt_logprobs.get(i, ())),
+                    prompt_top=_pairs(events.prompt_top.get(i, ())),
+                    pooled=events.pooled.get(i, b""),
                 ),
             )
         )
         at = end
     return rows
+
+
+def _pairs(top: Sequence[Sequence[tuple[int, float]]]) -> tuple[tuple[tuple[int, float], ...], ...]:
+    return tuple(tuple((token, logprob) for token, logprob in best) for best in top)

@@ -46,7 +46,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `eos_ids`: the operator's, else the model's. `generation`: its generation_config.json. `fingerprint`: of the
     resolved kernels. `report`: lines of the start-up summary, as (label, text). `scores`: numbers that the model gives
-    of a prompt, where it scores and produces nothing; else 0.
+    of a prompt, where it scores and produces nothing; else 0. `embedding_size`: of its hidden states, 0 where it
+    shows none.
     """
 
     architecture: str
@@ -60,6 +61,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     report: tuple[tuple[str, str], ...] = ()
     scores: int = 0
+    embedding_size: int = 0
 
     def end_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The ids that end an answer: `eos_ids`, or else the tokenizer's, as far as the model can produce them."""

@@ -241,6 +241,7 @@ def test_what_comes_once_survives_a_merge() -> None:
     assert (event.prompt_logprobs, event.scores, event.cached) == ((-1.0, -2.0), (0.5,), 3)
     # a field that a merge forgets would be lost only now and then
     known = {"choice", "tokens", "finish", "logprobs", "top", "cached", "error", "scores", "prompt_logprobs"}
+    known |= {"prompt_top", "pooled"}
     assert set(ChoiceEvent.__struct_fields__) == known
 
 

@@ -17,7 +17,7 @@ FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "a
 @dataclass
 class Answer:
     """One choice. `logprobs`: of its tokens; `top_logprobs`: per token the best (id, logprob) pairs, if asked for.
-    `scores`: of the prompt, where a score was asked for.
+    `scores`, `pooled` (f32): of the prompt, where they were asked for.
     """
 
     text: str = ""
@@ -26,19 +26,22 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     scores: tuple[float, ...] = ()
+    pooled: bytes = b""
 
 
 @dataclass(frozen=True)
 class Generated:
     """A prompt's answers; the properties are those of the first. `cached_tokens` of the prompt were not computed.
 
-    `prompt_logprobs`: of every prompt token but the first, if asked for.
+    `prompt_logprobs`: of every prompt token but the first, if asked for; `prompt_top`: the best (id, logprob) pairs in
+    the place of each.
     """
 
     prompt_ids: tuple[int, ...]
     cached_tokens: int
     answers: tuple[Answer, ...]
     prompt_logprobs: tuple[float, ...] = ()
+    prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property
     def text(self) -> str:
@@ -81,6 +84,7 @@ class Collector:
         self._running = submit.n
         self._cached = 0
         self._prompt_logprobs: tuple[float, ...] = ()
+        self._prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
         self._error: RequestError | None = None
         self._started = time.monotonic()
         self._first: float | None = None
@@ -104,6 +108,7 @@ class Collector:
         self._first = self._first or self._last
         self._cached = max(self._cached, event.cached)
         self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
+        self._prompt_top = event.prompt_top or self._prompt_top
         text, answer = self._texts[event.choice], self._answers[event.choice]
         before = text.tokens
         piece = "".join(text.feed(event))
@@ -115,7 +120,7 @@ class Collector:
         if self.submit.sampling.logprobs is not None:
             answer.logprobs.extend(event.logprobs[:new])
             answer.top_logprobs.extend(event.top[:new])
-        answer.scores = event.scores
+        answer.scores, answer.pooled = event.scores, event.pooled
         if text.must_finish:
             self._bridge.finish(self.submit.id, event.choice, text.tokens)
         if text.finish is not Finish.RUNNING:
@@ -131,7 +136,9 @@ class Collector:
 
     def result(self) -> Generated:
         """All answers; every choice must have ended."""
-        return Generated(self._prompt_ids(), self._cached, tuple(self._answers), self._prompt_logprobs)
+        return Generated(
+            self._prompt_ids(), self._cached, tuple(self._answers), self._prompt_logprobs, self._prompt_top
+        )
 
     def record(self) -> RequestRecord:
         """The figures for `on_request_finished`."""

@@ -155,6 +155,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         eos_ids=loaded.config.eos_ids,
         generation=loaded.generation,
         scores=loaded.config.scores,
+        embedding_size=loaded.config.hidden_size if hasattr(loaded.model, "normed") else 0,
         fingerprint=fingerprint,
         report=(
             *summary(loaded, device, budget.parameters, timings),

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from llmcore.bridge import Load, StepEvents, Submit
+from llmcore.engine.embedding import check_pool
 from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
 from llmcore.engine.refusals import refusal
@@ -213,6 +214,13 @@ class Engine:
             raise RequestError("a score is one: n and max_new_tokens have to be 1", param="n", code="invalid_value")
         if request.score and request.prompt_logprobs:
             raise RequestError("a score has no log-probabilities", param="prompt_logprobs", code="invalid_value")
+        check_pool(request, self.facts)
+        if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= vocabulary):
+            raise RequestError(
+                f"prompt_top: it needs prompt_logprobs and is at most {vocabulary}",
+                param="prompt_top",
+                code="invalid_value",
+            )
         if not request.prompt or len(request.prompt) % 4:
             raise RequestError("the prompt is empty", param="prompt", code="invalid_value")
         prompt = np.frombuffer(request.prompt, "<i4")

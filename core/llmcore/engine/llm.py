@@ -14,12 +14,14 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcore.bridge import BeamSearch, Load, SamplingParams, Submit
 from llmcore.config import Config, check_model_dir, make_config, settings, with_plugins
 from llmcore.config.setting import canonical, names
 from llmcore.engine.answers import Collector, Generated
 from llmcore.engine.build import build_engine
+from llmcore.engine.embedding import POOLINGS, normalized
 from llmcore.engine.local import LocalBridge
 from llmcore.engine.model import Progress
 from llmcore.errors import ConfigError, RequestError
@@ -32,13 +34,15 @@ from llmcore.text.stops import StopStrings
 from llmcore.text.stream import TextRules
 
 Prompt = str | Sequence[int]
+Float32 = NDArray[np.float32]
 Done = Callable[[int, int], None]
 """(finished, of how many) prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too.
+    """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too, and
+    `prompt_top` of the best tokens in the place of each.
 
     `num_beams` above 1: the `n` best answers of a beam search, best first; for the other two see bridge.BeamSearch.
     """
@@ -49,6 +53,7 @@ class Limits:
     keep_stop: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: bool = False
+    prompt_top: int = 0
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | None = False
@@ -135,6 +140,28 @@ class LLM:
         submits = [msgspec.structs.replace(submit, score=True) for submit in plain]
         return [list(found.answers[0].scores) for found in self._run(submits, rules, progress)]
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        progress: Done | None = None,
+    ) -> list[Float32]:
+        """The model's hidden state of every prompt, a text or token ids: of its last token, or the "mean" of all.
+
+        [hidden size] each, of length 1 unless `normalize` is False. Raises RequestError for a model without any.
+        """
+        if pooling not in POOLINGS:
+            raise RequestError(f"pooling is one of {', '.join(POOLINGS)}, not {pooling!r}", param="pooling")
+        limits, params = _sort_out({"temperature": 0.0}, None)
+        rules = self._rules(limits, ())
+        ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
+        plain = [self._submit(prompt, params, rules, limits, (1, 1)) for prompt in ids]
+        found = self._run([msgspec.structs.replace(submit, pool=pooling) for submit in plain], rules, progress)
+        states = [np.frombuffer(one.answers[0].pooled, "<f4") for one in found]
+        return [normalized(state) if normalize else state for state in states]
+
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None, **options: Any
     ) -> Generated:
@@ -218,6 +245,7 @@ class LLM:
             n=n,
             sampling=sampling,
             prompt_logprobs=limits.prompt_logprobs,
+            prompt_top=limits.prompt_top,
             beams=limits.beams,
         )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from llmcore.engine.frame import FramePacker, Packed
 from llmcore.engine.graphs import Frame, Graphs, frame_of
-from llmcore.engine.prompt_logprobs import put_probed, target_logprobs
+from llmcore.engine.probes import Asked, Probed, answered, put_probed
 from llmcore.engine.sampling import Draw, RowSampler
 from llmcore.engine.scoring import Scored
 from llmcore.engine.steer import Outcome, Pending, Steered, changed, put_outputs, settle
@@ -51,6 +51,9 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """[S, vocabulary] of any float type, of S tokens' hidden states."""
+
+    def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[S, hidden size], what `logits` are computed from. Without this the server has no embeddings."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class InFlight:
     event: Event
     outcome: Sampled | None
     pending: Pending | None = None
-    probed: Tensor | None = None
+    probed: Probed | None = None
 
 
 class Runner:
@@ -137,7 +140,8 @@ class Runner:
         self._eager = Upload(device, _CHANGES, turns)
         self._static = Upload(device, _FRAME, turns)
         self._drawing = Upload(device, _CHANGES, turns)
-        self._probed: Tensor | None = None
+        self._asked: Asked | None = None
+        self._probed: Probed | None = None
         # Graphs share their memory, so what the forward's leaves must be elsewhere before the draw's is replayed.
         self._logits: Tensor | None = None
         if steered and self._graph_rows:
@@ -212,8 +216,9 @@ class Runner:
         """Wait for a launched step. Raises what the device raises."""
         step.event.wait()
         out = step.outcome
+        probed = {} if step.probed is None else step.probed.arrays()
         if out is None:
-            return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_), probed=_array(step.probed))
+            return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_), **probed)
         read = out.tokens.numpy()
         finite = read >= 0
         return StepResult(
@@ -223,7 +228,7 @@ class Runner:
             top_ids=_array(out.top_ids),
             top_logprobs=_array(out.top_logprobs),
             scores=_array(out.scores) if isinstance(out, Scored) else None,
-            probed=_array(step.probed),
+            **probed,
         )
 
     def _change(self, plan: StepPlan, frame: Upload) -> None:
@@ -246,26 +251,24 @@ class Runner:
 
     def _frame(self, plan: StepPlan) -> Frame | None:
         """What the step is padded to; None if it is not to be captured."""
-        return None if self._graphs is None or plan.probes else frame_of(plan, self._graph_rows)
+        return None if self._graphs is None or plan.probes or plan.pools else frame_of(plan, self._graph_rows)
 
-    def _take_probed(self) -> Tensor | None:
+    def _take_probed(self) -> Probed | None:
         """What the forward's probes found, on its way to the host."""
         probed, self._probed = self._probed, None
-        return None if probed is None else self._device.to_host(probed)
+        return None if probed is None else probed.to_host(self._device.to_host)
 
     def _pack(self, plan: StepPlan, frame: Frame | None) -> tuple[Packed, Draw]:
         upload = self._eager if frame is None else self._static
         packed = self._packer.pack(plan, frame, upload)
-        if plan.probes:
-            put_probed(plan, upload)
+        self._asked = put_probed(plan, upload)
         return packed, self._sampler.pack(plan, upload, packed.n_samples)
 
     def _launch_forward(self, plan: StepPlan, bound: Sequence[Steered]) -> InFlight:
         """The forward alone: its key has no variant, because nobody knows yet how it will be drawn from."""
         frame = self._frame(plan)
         packed = self._packer.pack(plan, frame, self._eager if frame is None else self._static)
-        if plan.probes:
-            put_probed(plan, packed.upload)
+        self._asked = put_probed(plan, packed.upload)
         if frame is not None and not all(packed.keys):
             frame = None
             packed = self._packer.pack(plan, frame, self._eager)
@@ -322,11 +325,11 @@ class Runner:
     def _through(self, step: Step, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """(hidden, residual) of the sampled tokens; what probes ask for stays in `_probed`."""
         hidden, residual = self._model(step)
-        if not packed.upload.has("probed"):
+        if self._asked is None:
             return hidden, residual
         n = packed.n_samples
         beyond = None if residual is None else residual[n:]
-        self._probed = target_logprobs(self._model, hidden[n:], beyond, packed.upload.get("targets"))
+        self._probed = answered(self._model, hidden[n:], beyond, self._asked, packed.upload)
         return hidden[:n], None if residual is None else residual[:n]
 
     def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:

@@ -194,4 +194,6 @@ def _join(a: ChoiceEvent, b: ChoiceEvent) -> ChoiceEvent:
         error=b.error,
         scores=b.scores,
         prompt_logprobs=a.prompt_logprobs or b.prompt_logprobs,
+        prompt_top=a.prompt_top or b.prompt_top,
+        pooled=b.pooled,
     )

@@ -91,11 +91,15 @@ class Decoder(Layer):
 
     def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[S, vocab_size] (or `config.scores`) in the model's dtype, of the chosen rows' hidden and residual."""
-        assert self.norm is not None and self.lm_head is not None, "a slice without head has no logits"
-        rows = Rows(bucket_of(len(hidden)))
-        normed, _ = self.norm.add(hidden, residual, rows)
-        y: torch.Tensor = self.lm_head(normed, rows)
+        assert self.lm_head is not None, "a slice without head has no logits"
+        y: torch.Tensor = self.lm_head(self.normed(hidden, residual), Rows(bucket_of(len(hidden))))
         return y
+
+    def normed(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """[S, hidden_size] in the model's dtype: what the head reads."""
+        assert self.norm is not None, "a slice without norm has no last hidden states"
+        normed: torch.Tensor = self.norm.add(hidden, residual, Rows(bucket_of(len(hidden))))[0]
+        return normed
 
     def elsewhere(self, parameter: str) -> bool:
         """Whether a parameter of the whole model belongs to another slice, by its name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +70,7 @@ def add_answers(events: dict[int, StepEvents], job: Job, answers: Sequence[Ended
         if asked:
             mine.top[i] = [list(one.top) for one in path]
         if choice == 0 and job.prompt_logprobs is not None:
-            mine.prompt_logprobs[i] = job.prompt_logprobs.tolist()
+            _add_prompt(mine, i, job)
         mine.cached[i] = job.cached
         mine.request.append(job.submit.id)
         mine.choice.append(choice)
@@ -97,15 +98,37 @@ def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: 
     for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + 1):
         job = table.job(int(rows[i]))
         events.cached[int(i)] = job.cached
-        if job.prompt_logprobs is not None:
-            events.prompt_logprobs[int(i)] = job.prompt_logprobs.tolist()
-            job.prompt_logprobs = None
+        if int(rows[i]) in table.probing:
+            _add_prompt(events, int(i), job)
             table.probing.discard(int(rows[i]))
     if result.scores is not None:
         events.count, events.tokens = [0] * rows.size, []
         events.scores = dict(enumerate(result.scores[accepted.at].tolist()))
     if result.logprobs is not None:
         _add_logprobs(events, accepted.at, table.tops[rows], result.logprobs, result)
+    return _without_tokens(events) if events.pooled else events
+
+
+def _add_prompt(events: StepEvents, i: int, job: Job) -> None:
+    """Row `i` brings what its job wants of its prompt."""
+    if job.prompt_logprobs is not None:
+        events.prompt_logprobs[i] = job.prompt_logprobs.tolist()
+    if job.prompt_top is not None:
+        places = zip(*(column.tolist() for column in job.prompt_top), strict=True)
+        events.prompt_top[i] = [list(zip(ids, logprobs, strict=True)) for ids, logprobs in places]
+    if job.pooled is not None:
+        count = job.prompt.size if job.submit.pool == "mean" else 1
+        events.pooled[i] = (job.pooled / count).astype("<f4").tobytes()
+    job.prompt_logprobs = job.prompt_top = None
+
+
+def _without_tokens(events: StepEvents) -> StepEvents:
+    """The rows that bring a hidden state have been drawn for, too, but nobody asked for that."""
+    kept = [i not in events.pooled for i in range(len(events.count))]
+    events.tokens = list(compress(events.tokens, kept))
+    events.logprobs = list(compress(events.logprobs, kept))
+    events.count = [int(keep) for keep in kept]
+    events.finish = [finish if keep else Finish.STOP for finish, keep in zip(events.finish, kept, strict=True)]
     return events
 
 

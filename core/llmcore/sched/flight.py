@@ -11,7 +11,8 @@ from llmcore.kv.group import NO_GRANULES
 from llmcore.kv.space import Columns
 from llmcore.protocols import Int32, Int64
 from llmcore.sched.job import Job
-from llmcore.sched.plan import Admitted, Probe, StepPlan, TableWrites, Want
+from llmcore.sched.plan import Admitted, StepPlan, TableWrites, Want
+from llmcore.sched.probes import asked
 from llmcore.sched.state import State
 
 
@@ -69,9 +70,11 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Job]) ->
     table.length[sample_request] += 1
     want = np.zeros(rows.size, np.uint8)
     want[sample_row] = Want.SAMPLE
-    probes = _probes(state, rows, starts, ends) if table.probing else []
+    probes, pools = asked(table, rows, starts, ends) if table.probing else ([], [])
     for probe in probes:
         want[probe.row] |= Want.LOGPROBS
+    for pool in pools:
+        want[pool.row] |= Want.HIDDEN
     plan = StepPlan(
         number=state.step,
         request=rows,
@@ -85,21 +88,9 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Job]) ->
         writes=[_joined(columns) for columns in parts],
         copies=copies,
         probes=probes,
+        pools=pools,
     )
     return Flight(plan, table.epoch[rows], table.epoch[sample_request], entered)
-
-
-def _probes(state: State, rows: Int32, starts: Int32, ends: Int32) -> list[Probe]:
-    """Of rows whose prompts' log-probabilities are wanted, the prompt tokens that follow what they compute."""
-    table = state.table
-    probes = []
-    for r in np.flatnonzero(np.isin(rows, list(table.probing))).tolist():
-        row = int(rows[r])
-        last = min(int(ends[r]) + 1, int(table.prompt_len[row]))
-        targets = table.tokens[row, int(starts[r]) + 1 : last]
-        if targets.size:
-            probes.append(Probe(r, targets.copy()))
-    return probes
 
 
 def _admit(state: State, job: Job, parts: list[list[Columns]]) -> Admitted:

@@ -63,6 +63,16 @@ class Probe:
 
     row: int
     targets: Int32
+    top: int = 0
+    """How many of the best tokens in the place of each are wanted beside it."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The sum of the normed hidden states of row `row`'s new tokens from number `first` on."""
+
+    row: int
+    first: int
 
 
 @dataclass
@@ -87,6 +97,8 @@ class StepPlan:
     """Per KV group, granules (src, dst) to copy before the forward, because somebody else still holds src."""
     probes: list[Probe] = field(default_factory=list)
     """What is wanted of prompts beside samples."""
+    pools: list[Pool] = field(default_factory=list)
+    """Whose hidden states are wanted."""
 
     @property
     def n_tokens(self) -> int:
@@ -101,7 +113,8 @@ class StepResult:
     `finite[s]`: False where the row's logits held NaN or infinity and its token means nothing. `logprobs`: the
     drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k]. `scores`
     [S, n]: of a model that scores; its tokens stand for nothing, and each ends its request. `probed`: what the
-    plan's probes asked for, one after the other.
+    plan's probes asked for, one after the other; `probed_top_ids`, `probed_top_logprobs` [, k]: the best tokens in
+    these places, best first, as many as the probe that wants most. `pooled` [pools, hidden size]: of the plan's pools.
     """
 
     tokens: Int32
@@ -111,3 +124,6 @@ class StepResult:
     top_logprobs: NDArray[np.float32] | None = None
     scores: NDArray[np.float32] | None = None
     probed: NDArray[np.float32] | None = None
+    probed_top_ids: Int32 | None = None
+    probed_top_logprobs: NDArray[np.float32] | None = None
+    pooled: NDArray[np.float32] | None = None

@@ -13,7 +13,8 @@ from llmcore.sched.departures import Departures
 from llmcore.sched.events import Accepted, add_errors, by_owner
 from llmcore.sched.flight import Flight
 from llmcore.sched.job import Job
-from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.plan import StepResult
+from llmcore.sched.probes import note
 from llmcore.sched.search import Searches
 from llmcore.sched.state import State
 from llmcore.sched.table import LEAVING
@@ -38,8 +39,8 @@ class Results:
         self._state.totals.steps += 1
         alive = table.epoch[plan.request] == flight.row_epoch
         table.settled[plan.request[alive]] = (plan.start + plan.n_query)[alive]
-        if plan.probes and result.probed is not None:
-            self._note_probed(plan, alive, result.probed)
+        if plan.probes or plan.pools:
+            note(table, plan, alive, result)
         rejected = self._reject(flight, result) if not result.finite.all() else []
         at = np.flatnonzero((table.epoch[plan.sample_request] == flight.sample_epoch) & result.finite)
         if table.bound:
@@ -59,18 +60,6 @@ class Results:
         for job, message in failed:
             add_errors(events, [job], ("internal_error", message), stamp)
         return rows, events
-
-    def _note_probed(self, plan: StepPlan, alive: NDArray[np.bool_], probed: NDArray[np.float32]) -> None:
-        """Put log-probabilities where their prompts' others are."""
-        at = 0
-        for probe in plan.probes:
-            end = at + probe.targets.size
-            if alive[probe.row]:
-                logprobs = self._state.table.job(int(plan.request[probe.row])).prompt_logprobs
-                if logprobs is not None:
-                    start = int(plan.start[probe.row])
-                    logprobs[start : start + probe.targets.size] = probed[at:end]
-            at = end
 
     def _tell(
         self, at: NDArray[np.intp], rows: Int32, tokens: Int32
@@ -121,6 +110,8 @@ class Results:
         finish[stops] = STOP
         self._state.totals.output_tokens += rows.size if result.scores is None else 0
         events = by_owner(Accepted(rows, tokens, finish, at), table, result, stamp)
+        if result.pooled is not None:
+            self._state.totals.output_tokens -= sum(len(mine.pooled) for mine in events.values())
         for i in np.flatnonzero(finish):
             self._state.estimator.observe(int(produced[i]))
             self._departures.end(table.job(int(rows[i])))

@@ -63,7 +63,7 @@ class RequestTable:
         self.renewed: dict[int, bool] = {}
         """Rows whose tokens the device does not know, and whether their table row is new as well."""
         self.probing: set[int] = set()
-        """Rows whose prompt's log-probabilities are wanted."""
+        """Rows of whose prompt log-probabilities or hidden states are wanted."""
         self.jobs: list[Job | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._running: Int32 | None = None
@@ -149,7 +149,7 @@ class RequestTable:
             self.bound[row] = job.bound
         if job.beams is not None:
             self.beams[row] = job.beams
-        if job.prompt_logprobs is not None:
+        if job.prompt_logprobs is not None or submit.pool:
             self.probing.add(row)
         self.status[row] = RUNNING
         self.arrival[row] = job.arrival

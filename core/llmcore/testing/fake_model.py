@@ -67,6 +67,10 @@ class FakeModel(nn.Module):
         scores.scatter_(1, (hashes % _ANSWERS)[:, None], 11.0)
         return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)
 
+    def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """There is no norm."""
+        return hidden
+
     def _hashes(self, kv: tuple[Tensor, ...], meta: Mapping[str, Tensor]) -> Tensor:
         """[R] int64 of each row's whole content, as the tables and the layout give it back."""
         length = meta["kv_len"].long()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from llmcore.api.text import ParserContext
 from llmcore.builtin.openai.routes import routes
+from llmcore.builtin.tgi.routes import routes as tgi_routes
+from llmcore.config import Config
 from llmcore.plugins import load
 from llmcore.specs import OutputParserSpec
 from llmcore.testing import registry_of
@@ -241,3 +244,60 @@ def test_thoughts_may_come_first(openai: Callable[..., Side]) -> None:
             found = asked(openai("qwen25", thinking=True), chat_template_kwargs={"tail": tail}, **more)
             assert found is not None and found[1].get("thought") == expected
     assert "thought" not in (asked(openai("qwen25"), regex="a") or ("", {}))[1]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "args"),
+    [
+        ({"regular_constraint": "a+"}, "parameters.regular_constraint", {"regex": "a+"}),
+        ({"guided_grammar": "root ::= x"}, "parameters.guided_grammar", {"grammar": "root ::= x"}),
+        ({"guided_json": json.dumps(SCHEMA)}, "parameters.guided_json", {"json": json.dumps(SCHEMA)}),
+        ({"guided_json": SCHEMA}, "parameters.guided_json", {"json": json.dumps(SCHEMA)}),
+        ({"guided_json": "", "guided_grammar": "", "regular_constraint": ""}, None, {}),
+    ],
+)
+def test_lightllms_words(
+    lightllm: Callable[..., Side], parameters: dict[str, Any], param: str | None, args: dict[str, Any]
+) -> None:
+    side = lightllm("ok", facts={"processors": ["guided"]})
+    side.ok("/generate", inputs="hi", parameters=parameters)
+    calls = side.bridge.submitted[-1].sampling.logits_processors
+    assert [(call.name, call.param, call.args) for call in calls] == ([("guided", param, args)] if param else [])
+    refused = lightllm("ok").post("/generate", inputs="hi", parameters=parameters)
+    assert refused.status_code == (400 if param else 200)
+    assert not param or "pip install plugin-guided" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"regular_constraint": "a", "guided_json": "{}"}, "cannot be combined with regular_constraint"),
+        ({"guided_grammar": "a", "allowed_token_ids": [1]}, "cannot be combined with guided_grammar"),
+        ({"guided_json": 3}, "guided_json"),
+    ],
+)
+def test_lightllms_exclusions(lightllm: Callable[..., Side], parameters: dict[str, Any], words: str) -> None:
+    side = lightllm("ok", facts={"processors": ["guided"]})
+    result = side.post("/generate", inputs="hi", parameters=parameters)
+    assert result.status_code == 400 and words in result.text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "args"),
+    [
+        ({"type": "regex", "value": "a+"}, {"regex": "a+"}),
+        ({"type": "json", "value": SCHEMA}, {"json": json.dumps(SCHEMA)}),
+        ({"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}, {"json": json.dumps(SCHEMA)}),
+        ({"type": "json_schema", "value": SCHEMA}, None),
+        ({"type": "xml", "value": ""}, None),
+        ({"type": "regex"}, None),
+    ],
+)
+def test_tgis_words(tokenizer: FastTokenizer, grammar: dict[str, Any], args: dict[str, Any] | None) -> None:
+    config = replace(Config(), plugin_options={"use_tgi_api": True})
+    side = Side.of(tgi_routes, tokenizer, "ok", facts={"processors": ["guided"], "config": config})
+    result = side.post("/generate", inputs="hi", parameters={"grammar": grammar})
+    assert result.status_code == (400 if args is None else 200), result.text
+    if args is not None:
+        (call,) = side.bridge.submitted[-1].sampling.logits_processors
+        assert (call.name, call.param, call.args) == ("guided", "parameters.grammar.value", args)

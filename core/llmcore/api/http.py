@@ -8,7 +8,7 @@ from llmcore.http import intake
 from llmcore.http.errors import EncodeError, as_request_error, openai_error
 from llmcore.http.front import Front, Route
 from llmcore.http.generation import FINISH_REASONS, Choice, Generation, Job, Usage, Writer
-from llmcore.http.guided import guided
+from llmcore.http.guided import fitting, guided
 from llmcore.http.reply import Reply
 from llmcore.wire import ModelFacts, State
 
@@ -26,6 +26,7 @@ __all__ = [
     "Usage",
     "Writer",
     "as_request_error",
+    "fitting",
     "guided",
     "intake",
     "openai_error",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from llmcore.bridge import LogitsProcessor
+import msgspec
+
+from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.errors import RequestError
 from llmcore.http.front import Front
 
@@ -27,6 +30,25 @@ def guided(front: Front, param: str, **args: Any) -> LogitsProcessor:
             code="unsupported_parameter",
         )
     return LogitsProcessor(NAME, {name: _carried(name, param, a) for name, a in args.items() if a is not None}, param)
+
+
+def fitting(submits: Sequence[Submit], processor: LogitsProcessor | None) -> list[Submit]:
+    """The same, with answers that `processor` makes fit; None changes nothing. Raises RequestError for beams."""
+    if processor is None:
+        return list(submits)
+    if any(submit.beams is not None for submit in submits):
+        raise RequestError(
+            f"{processor.param}: a beam search cannot be guided; leave one of the two out",
+            param=processor.param,
+            code="unsupported_parameter",
+        )
+    return [_with(submit, processor) for submit in submits]
+
+
+def _with(submit: Submit, processor: LogitsProcessor) -> Submit:
+    sampling = submit.sampling
+    processors = (*sampling.logits_processors, processor)
+    return msgspec.structs.replace(submit, sampling=msgspec.structs.replace(sampling, logits_processors=processors))
 
 
 def _carried(name: str, param: str, value: Any) -> Any:

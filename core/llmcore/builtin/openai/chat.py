@@ -11,11 +11,10 @@ import msgspec
 import orjson
 
 from llmcore.api import Finish, RequestError
-from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, intake
+from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, fitting, intake
 from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES, Event, ParserContext, RequestParsing
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.calls import chat_guide, choice_of
-from llmcore.builtin.openai.guide import with_guide
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
 from llmcore.builtin.openai.requests import ChatRequest, Message, Part
 from llmcore.builtin.openai.tools import (
@@ -113,7 +112,7 @@ class ChatCompletions:
             source="messages",
         )
         job = Job(
-            submits=with_guide(submits, chat_guide(self._front, body, tools, prompt)),
+            submits=fitting(submits, chat_guide(self._front, body, tools, prompt)),
             rules=rules,
             dialect="openai",
             request_id=request_id,

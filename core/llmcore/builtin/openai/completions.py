@@ -9,10 +9,10 @@ import falcon
 import orjson
 
 from llmcore.api import RequestError
-from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, intake
+from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, fitting, intake
 from llmcore.api.text import Event
 from llmcore.builtin.openai import sampling
-from llmcore.builtin.openai.guide import guide, with_guide
+from llmcore.builtin.openai.guide import guide
 from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
 from llmcore.builtin.openai.requests import CompletionRequest
 from llmcore.builtin.openai.writers import Shown, StreamWriter, WholeWriter
@@ -103,8 +103,8 @@ class Completions:
             limit=("max_tokens", body.max_tokens),
             source="prompt",
         )
-        fitting = with_guide(submits, guide(self._front, body))
-        return Job(submits=fitting, rules=rules, dialect="openai", request_id=request_id)
+        submits = fitting(submits, guide(self._front, body))
+        return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id)
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._front.tokenizer.decode(prompt)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from llmcore.api import LogitsProcessor, RequestError, Submit
+from llmcore.api import LogitsProcessor, RequestError
 from llmcore.api.http import Front, guided
 from llmcore.builtin.openai.requests import ResponseFormat, Sampled, StructuredOutputs
 
@@ -29,25 +27,6 @@ def guide(front: Front, body: Sampled, **more: Any) -> LogitsProcessor | None:
             code="invalid_value",
         )
     return guided(front, asked[0][0], **asked[0][1], **more) if asked else None
-
-
-def with_guide(submits: Sequence[Submit], processor: LogitsProcessor | None) -> Sequence[Submit]:
-    """The same, with answers that `processor` makes fit. Raises RequestError for a beam search."""
-    if processor is None:
-        return submits
-    if any(submit.beams is not None for submit in submits):
-        raise RequestError(
-            f"{processor.param}: a beam search cannot be guided; leave one of the two out",
-            param=processor.param,
-            code="unsupported_parameter",
-        )
-    return [_guided(submit, processor) for submit in submits]
-
-
-def _guided(submit: Submit, processor: LogitsProcessor) -> Submit:
-    sampling = submit.sampling
-    processors = (*sampling.logits_processors, processor)
-    return msgspec.structs.replace(submit, sampling=msgspec.structs.replace(sampling, logits_processors=processors))
 
 
 def _asked(body: Sampled) -> list[Asked]:

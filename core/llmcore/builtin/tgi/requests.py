@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -14,6 +14,13 @@ MAX_TOP = 20
 
 Flag = bool | None
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None
+
+
+class Grammar(Struct):
+    """What an answer has to be. `value`: a JSON schema, a regular expression, or {"name", "schema"}."""
+
+    type: Literal["json", "regex", "json_schema"]
+    value: str | dict[str, Any]
 
 
 class Parameters(Struct):
@@ -38,9 +45,9 @@ class Parameters(Struct):
     truncate: Count = None
     typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     watermark: Flag = None
+    grammar: Grammar | None = None
 
     adapter_id: Any = None
-    grammar: Any = None
 
     @property
     def sampled(self) -> bool:
@@ -59,7 +66,6 @@ class GenerateRequest(Struct):
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "adapter_id": (),
-    "grammar": (),
     "typical_p": (1.0,),
     "watermark": (False,),
 }

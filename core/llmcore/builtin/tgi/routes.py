@@ -10,10 +10,10 @@ import falcon
 import msgspec
 import orjson
 
-from llmcore.api import RequestError, SamplingParams, Submit
-from llmcore.api.http import Front, Generation, Job, Route, intake
+from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
+from llmcore.api.http import Front, Generation, Job, Route, fitting, guided, intake
 from llmcore.api.text import TextRules
-from llmcore.builtin.tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
+from llmcore.builtin.tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Grammar, Parameters
 from llmcore.builtin.tgi.writers import Shape, StreamWriter, WholeWriter, encode_error
 
 
@@ -56,7 +56,8 @@ class Generate:
             # / answers with a list of one, /generate with an object
             listed=self._stream is None,
         )
-        job = Job(submits=[submit], rules=rules, dialect="tgi", request_id=front.request_id(req))
+        submits = fitting([submit], guide(front, given.grammar))
+        job = Job(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req))
         generation = Generation(front, front.detach(req, resp), job)
         generation.start(StreamWriter(generation, shape) if stream else WholeWriter(generation, shape))
 
@@ -102,6 +103,20 @@ def check(given: Parameters, stream: bool) -> None:
         raise _refusal("best_of", "a stream carries one answer; use /generate")
     if given.decoder_input_details and stream:
         raise _refusal("decoder_input_details", "a stream does not carry the prompt's tokens; use /generate")
+
+
+def guide(front: Front, grammar: Grammar | None) -> LogitsProcessor | None:
+    """The processor that makes answers fit, or None where all do."""
+    if grammar is None:
+        return None
+    param, value = "parameters.grammar.value", grammar.value
+    if grammar.type == "regex":
+        return guided(front, param, regex=value)
+    if grammar.type == "json_schema":
+        if not isinstance(value, dict) or not isinstance(value.get("schema"), dict):
+            raise _refusal("grammar.value", "of type json_schema it has a schema, an object")
+        value = value["schema"]
+    return guided(front, param, json=value)
 
 
 def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:

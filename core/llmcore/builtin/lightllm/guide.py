@@ -1,0 +1,23 @@
+"""LightLLM's constraints of an answer: one at a time, as with LightLLM."""
+
+from __future__ import annotations
+
+from llmcore.api import LogitsProcessor, RequestError
+from llmcore.api.http import Front, guided
+from llmcore.builtin.lightllm.requests import Parameters
+
+_KINDS = {"regular_constraint": "regex", "guided_grammar": "grammar", "guided_json": "json"}
+
+
+def guide(front: Front, given: Parameters) -> LogitsProcessor | None:
+    """The processor that makes answers fit, or None where all do. Raises RequestError for several constraints."""
+    asked = [name for name in (*_KINDS, "allowed_token_ids") if getattr(given, name)]
+    if not set(asked) & set(_KINDS):
+        return None
+    if len(asked) > 1:
+        raise RequestError(
+            f"parameters.{asked[1]}: it cannot be combined with {asked[0]}",
+            param=f"parameters.{asked[1]}",
+            code="invalid_value",
+        )
+    return guided(front, f"parameters.{asked[0]}", **{_KINDS[asked[0]]: getattr(given, asked[0])})

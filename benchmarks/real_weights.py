@@ -35,8 +35,8 @@ DTYPES = ("fp32", "bf16")
 LENGTHS = (12, 130, 600, 900)
 """Tokens of the prompts; Gemma's window is 512."""
 
-WINDOW, SCORED, WINDOWS = 768, 256, 4
-"""Tokens of a window of text, how many at its end are scored, and how many windows."""
+WINDOW, SCORED = 768, 256
+"""Tokens of a window of text, and how many at its end are scored."""
 
 Prompts = Sequence[list[int]]
 
@@ -48,13 +48,13 @@ def tokenizer_of(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
 
-def documentation(tokenizer: Tokenizer) -> list[list[int]]:
+def documentation(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     """Pieces of the documentation as the model reads texts, WINDOW tokens and more each."""
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
     first = tokenizer.encode("").ids
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
     size = max(*LENGTHS, WINDOW)
-    return [first + tokens[start : start + size] for start in range(0, size * WINDOWS, size)]
+    return [first + tokens[start : start + size] for start in range(0, size * count, size)]
 
 
 class Measured:
@@ -101,10 +101,11 @@ def ours(path: Path, data_type: str, prompts: Prompts, pieces: Prompts, new: int
     return Measured(ids, logits, pieces)
 
 
-def compare(path: Path, new: int) -> Iterator[tuple[str, str, str, str, str]]:
+def compare(path: Path, new: int, windows: int) -> Iterator[tuple[str, str, str, str, str]]:
     """Lines of the table."""
-    pieces = documentation(tokenizer_of(path))
-    prompts = [piece[:length] for piece, length in zip(pieces, LENGTHS, strict=True)]
+    pieces = documentation(tokenizer_of(path), max(windows, len(LENGTHS)))
+    prompts = [piece[:length] for piece, length in zip(pieces, LENGTHS, strict=False)]
+    pieces = pieces[:windows]
     exact = theirs(path, "fp32", prompts, pieces, new)
     for who, measure, data_type in (
         ("transformers", None, "fp32"),
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the models are kept")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--new", type=int, default=24, help="tokens of an answer")
+    parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} tokens of text, the last {SCORED} scored")
     parser.add_argument("--vectors", type=Path, help="folder `models` of llama.cpp's sources")
     parser.add_argument("--only-tokenizers", action="store_true")
     options = parser.parse_args()
@@ -155,7 +157,7 @@ def main() -> None:
         print("| model | who | dtype | greedy ids as transformers' f32 | logits, L2 error | perplexity |")
         print("| --- | --- | --- | --- | --- | --- |")
         for name, path in paths.items():
-            for line in compare(path, options.new):
+            for line in compare(path, options.new, options.windows):
                 print(f"| {name} | {' | '.join(line)} |", flush=True)
     if options.vectors is not None:
         print("| tokenizer | strings |\n| --- | --- |")

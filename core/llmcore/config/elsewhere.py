@@ -53,7 +53,6 @@ OPTIONS = (
     Elsewhere("cache_capacity", _NO_MEDIA),
     Elsewhere("cache_reserved_ratio", _NO_MEDIA),
     Elsewhere("vision_max_batch_size", _NO_MEDIA),
-    Elsewhere("token_healing_mode", "a prompt's last token is taken as it is", flag=True),
     Elsewhere("proxy_url", "a server registers nowhere; put a reverse proxy in front of it"),
     Elsewhere("revision", _LOCAL),
     Elsewhere("download_dir", _LOCAL),

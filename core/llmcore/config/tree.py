@@ -83,6 +83,10 @@ class Requests:
     beam_mode: bool = option(
         False, "At /generate best_of is the number of beams of a beam search; without it num_beams asks for one."
     )
+    token_healing_mode: bool = option(
+        False,
+        "Make the end of every prompt anew: its last tokens become the beginning of the answer, which is not shown.",
+    )
     long_truncation_mode: str | None = option(
         None,
         "Cut a prompt that is too long beside its answer: head drops its beginning, center its middle.",

@@ -107,7 +107,8 @@ class _Parts:
             ops,
             graph_rows=0 if kernels.disable_cudagraph else kernels.graph_max_batch_size,
             graph_bytes=graph_bytes,
-            steered=any(spec.kind != "device" for spec, _ in self.registry.specs(LogitsProcessorSpec)),
+            steered=self.config.requests.token_healing_mode
+            or any(spec.kind != "device" for spec, _ in self.registry.specs(LogitsProcessorSpec)),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +23,13 @@ from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.sched.bound import Bound
 from llmcore.specs import ModelConfig, TokenizerSpec
+from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare
 
 logger = logging.getLogger(__name__)
 
-_THREADS = 4
+_THREADS = min(16, max(4, len(os.sched_getaffinity(0)) // 2))
+"""A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them."""
 
 Ids = tuple[int, ...]
 
@@ -45,7 +48,10 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
 
     converted = tempfile.TemporaryDirectory(prefix="llmcore-")
     context = ProcessorContext(model.vocab_size, model.eos_ids, tokenizer)
-    processors = Processors({spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)}, context)
+    specs = {spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)}
+    if config.requests.token_healing_mode:
+        specs[HEALING.name] = HEALING
+    processors = Processors(specs, context)
     processors.warm()
     return processors
 

@@ -96,7 +96,8 @@ class RowSampler:
     def bound(self, plan: StepPlan) -> list[tuple[int, Bound]]:
         """Host: the sampled rows that have logits processors, by their number among the sampled."""
         steered = np.flatnonzero(self._steered[plan.sample_request]).tolist()
-        return [(s, self._bound[int(plan.sample_request[s])]) for s in steered]
+        found = [(s, self._bound[int(plan.sample_request[s])]) for s in steered]
+        return [(s, bound) for s, bound in found if not bound.free]
 
     def pack(self, plan: StepPlan, upload: Upload, rows: int, bound: Sequence[tuple[int, Bound]] = ()) -> Draw:
         """Host: what kind of draw the step needs; puts biases, masks and rises of the sampled rows.

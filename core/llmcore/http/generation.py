@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from llmcore.http.front import Front
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
+from llmcore.text.healing import Healing, heal
 from llmcore.text.parsing import OutputParser, RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
 
@@ -118,19 +119,25 @@ class Generation:
     """The state of one HTTP request between its submission and its end."""
 
     def __init__(self, front: Front, reply: Reply, job: Job):
-        self.job = job
         self.reply = reply
+        healings: list[Healing | None] = [None] * len(job.submits)
+        if front.config.requests.token_healing_mode:
+            most = front.facts.max_total_len
+            healed = [heal(submit, front.tokenizer, most) for submit in job.submits]
+            job, healings = replace(job, submits=[one for one, _ in healed]), [healing for _, healing in healed]
+        self.job = job
         self.choices = [
             Choice(
                 prompt * submit.n + i,
                 prompt,
-                ChoiceText(front.tokenizer, job.rules),
+                ChoiceText(front.tokenizer, job.rules, healings[prompt]),
                 job.parsing,
             )
             for prompt, submit in enumerate(job.submits)
             for i in range(submit.n)
         ]
         self._front = front
+        self._removed = sum(healing.tokens for healing in healings if healing is not None)
         self._cached = [0] * len(job.submits)
         self._running = len(self.choices)
         self._first_token: float | None = None
@@ -163,7 +170,7 @@ class Generation:
         """Tokens so far."""
         thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
         return Usage(
-            prompt=sum(len(submit.prompt) // 4 for submit in self.job.submits),
+            prompt=sum(len(submit.prompt) // 4 for submit in self.job.submits) + self._removed,
             cached=sum(self._cached),
             output=sum(choice.text.tokens for choice in self.choices),
             reasoning=sum(thoughts) if thoughts else None,

@@ -25,6 +25,7 @@ from llmcore.processors import LogitsProcessorSpec
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import DialectSpec, OutputParserSpec, TokenizerSpec
+from llmcore.text.healing import check_healing
 from llmcore.text.parsing import open_parsers
 from llmcore.text.source import open_tokenizer
 from llmcore.wire import WorkerLaunch
@@ -63,6 +64,8 @@ def serve(launch: WorkerLaunch) -> int:
     sources = [spec for spec, _ in registry.specs(TokenizerSpec)]
     model = launch.config.model
     tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template)
+    if launch.config.requests.token_healing_mode:
+        check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     bridge = WireBridge(launch, on_shutdown=stop)
     front = Front(

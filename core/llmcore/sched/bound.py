@@ -32,6 +32,7 @@ class Bound:
 
     `run` gets a function and calls it, now or on another thread. `mask`, `bias`: valid while `ready`. `error`: why the
     choice must end, None if nothing is wrong. `late`: answers in a row that came too late. `ended`: nobody will ask.
+    `free`: they allow everything from now on.
     `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else.
     """
 
@@ -50,6 +51,7 @@ class Bound:
         self.error: str | None = None
         self.late = 0
         self.ended = False
+        self.free = False
         self.must_end = False
         self._vocab_size = vocab_size
         self._others = None if not banned else ~mask_of(banned, vocab_size)
@@ -81,16 +83,22 @@ class Bound:
 
     def accept(self, token: int) -> bool:
         """Tell every host processor of a token that was read; whether one of them is finished. See `error`."""
-        finished = False
+        finished, free = False, not self.devices
+        if self.free:
+            return False
         for name, _, processor in self.hosts:
             try:
                 processor.accept(token)
                 finished = bool(processor.finished()) or finished
+                free = free and bool(getattr(processor, "free", bool)())
             except Exception as error:  # noqa: BLE001 - whatever it raises, _fail logs it
                 self._fail(name, error)
                 return False
         self.late = 0
-        if not finished:
+        self.free = free
+        if free:
+            self.mask, self.bias = None, {}
+        elif not finished:
             self._start()
         return finished
 

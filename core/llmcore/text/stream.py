@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from llmcore.bridge import ChoiceEvent, Finish
 from llmcore.protocols import Tokenizer
 from llmcore.text.detokenizer import detokenizer
+from llmcore.text.healing import Healing
 from llmcore.text.stops import StopMatcher, StopStrings
 
 
@@ -40,10 +41,11 @@ class ChoiceText:
     `finish`: why it ended, RUNNING until it has. `tokens`: how many it has so far; what comes after a stop text does
     not count. `must_finish`: the engine does not know yet that the choice ended, so the caller tells the bridge
     (`finish(request, choice, tokens)`). `released`: characters given out. `starts`: where in the choice's text each
-    token of the last event begins, counted in characters before stop strings cut it.
+    token of the last event begins, counted in characters before stop strings cut it. With `healing` the text repeats
+    the end of the prompt first: that is left out, and the tokens asked for are counted behind it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, rules: TextRules):
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules, healing: Healing | None = None):
         self.finish = Finish.RUNNING
         self.tokens = 0
         self.must_finish = False
@@ -57,6 +59,8 @@ class ChoiceText:
         self._decoded = 0
         self._special_ids = tokenizer.special_ids if rules.space_special_tokens else None
         self._after_special = False
+        self._unseen = 0 if healing is None else healing.characters
+        self._left = None if healing is None else healing.most
         self._recent: deque[int] = deque(maxlen=max(map(len, rules.stop_tokens), default=0))
 
     def end(self) -> None:
@@ -78,6 +82,9 @@ class ChoiceText:
             self.starts.append(self._decoded)
             ends_by_id = i == last and event.finish is Finish.STOP and token_id in self._rules.stop_ids
             texts.append(self._take(token_id, ends_by_id))
+            if self._left == 0 and self.finish is Finish.RUNNING and (i < last or event.finish is Finish.RUNNING):
+                self.finish = Finish.LENGTH
+                texts[-1] += self._flush()
             if self.finish is not Finish.RUNNING:
                 self.must_finish = event.finish is Finish.RUNNING
                 self._count(texts)
@@ -96,6 +103,8 @@ class ChoiceText:
         if ends_by_id and not self._rules.keep_stop_id:
             return ""
         text = self._detokenizer.add(token_id)
+        if self._left is not None:
+            text = self._healed(text)
         if text and self._special_ids is not None:
             special = token_id in self._special_ids
             text = " " + text if self._decoded and (special or self._after_special) else text
@@ -111,6 +120,14 @@ class ChoiceText:
         if self._rules.stop_tokens and self._ends_with_stop_tokens(token_id):
             self.finish = Finish.STOP
             text += self._flush()
+        return text
+
+    def _healed(self, text: str) -> str:
+        """What of a token's text is not the prompt's; counts the token if it stands behind that."""
+        behind = not self._unseen
+        text, self._unseen = text[self._unseen :], max(0, self._unseen - len(text))
+        if self._left is not None and (behind or text):
+            self._left -= 1
         return text
 
     def _ends_with_stop_tokens(self, token_id: int) -> bool:

@@ -97,7 +97,7 @@ def test_native_refuses(lightllm: MakeSide, param: str, parameters: dict[str, An
         ("top_k", {"num_beams": 2, "top_k": 7}),
         ("logit_bias", {"num_beams": 2, "logit_bias": {"1": 2}}),
         ("best_of", {"num_beams": 4, "best_of": 3}),
-        ("best_of", {"best_of": 3}),
+        ("best_of", {"best_of": 3, "stream": True}),
     ],
 )
 def test_openai_refuses(openai: MakeSide, param: str, body: dict[str, Any]) -> None:

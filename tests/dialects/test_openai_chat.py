@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.builtin.openai.routes import routes
 from llmcore.errors import RequestError
 from llmcore.testing.dialect import Side
-from llmcore.testing.tokenizer import EOS
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -275,3 +277,49 @@ def test_context_length(openai: Callable[..., Side]) -> None:
     for length in (70, 10_000):
         error = side.post(CHAT, messages=[{"role": "user", "content": "x" * length}]).json["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def prompt_of(side: Side, tokenizer: FastTokenizer) -> str:
+    (submit,) = side.bridge.submitted
+    return tokenizer.decode(memoryview(submit.prompt).cast("i").tolist(), skip_special_tokens=False)
+
+
+def test_a_message_is_continued(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
+    side = openai("ab")
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    side.ok(CHAT, messages=messages, continue_final_message=True)
+    assert prompt_of(side, tokenizer) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
+
+
+def test_no_generation_prompt(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
+    side = openai("ab")
+    side.ok(CHAT, messages=[{"role": "user", "content": "hi"}], add_generation_prompt=False)
+    assert prompt_of(side, tokenizer).endswith("<|im_end|>\n")
+
+
+def write_template(tmp_path: Path, text: str) -> FastTokenizer:
+    directory = write_tokenizer(tmp_path)
+    (directory / "chat_template.jinja").write_text(text)
+    return load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "prompt"),
+    [
+        ("{{ reasoning_effort }}", "xhigh", "xhigh"),
+        ("x{% if enable_thinking %}think{% endif %}", "low", "xthink"),
+        ("x{% if enable_thinking is not defined or enable_thinking %}think{% endif %}", "none", "x"),
+        ("plain", "medium", "plain"),
+    ],
+)
+def test_how_much_to_think(tmp_path: Path, template: str, effort: str, prompt: str) -> None:
+    tokenizer = write_template(tmp_path, template)
+    side = Side.of(routes, tokenizer, "ab")
+    side.ok(CHAT, messages=[{"role": "user", "content": "hi"}], reasoning_effort=effort)
+    assert prompt_of(side, tokenizer) == prompt
+
+
+def test_a_template_that_hides_the_message_to_continue(tmp_path: Path) -> None:
+    side = Side.of(routes, write_template(tmp_path, "always this"), "ab")
+    result = side.post(CHAT, messages=[{"role": "assistant", "content": "hi"}], continue_final_message=True)
+    assert (result.status_code, result.json["error"]["param"]) == (400, "continue_final_message")

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from llmcore.builtin.openai.routes import routes as openai_routes
 from llmcore.testing.dialect import Side
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore.testing.tokenizer import write_tokenizer
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 PATH = "/v1/completions"
 
@@ -85,10 +89,92 @@ def test_logprobs(openai: Callable[..., Side]) -> None:
     assert logprobs["top_logprobs"][0] == {"`": -1.0, "a": -0.125}
 
 
-def test_echo_with_logprobs_is_refused(openai: Callable[..., Side]) -> None:
-    result = openai().post(PATH, prompt="x", echo=True, logprobs=1)
-    assert result.status_code == 400
-    assert (result.json["error"]["code"], result.json["error"]["param"]) == ("unsupported_parameter", "logprobs")
+def test_echo_with_logprobs(openai: Callable[..., Side]) -> None:
+    body: dict[str, Any] = {"prompt": "xyz", "echo": True, "logprobs": 1, "n": 2}
+    answer = openai("ab<|im_end|>").ok(PATH, **body)
+    expected = {
+        "tokens": ["x", "y", "z", "a", "b", "<|im_end|>"],
+        "token_logprobs": [None, -0.5, -0.75, -0.125, -0.25, -0.375],
+        "text_offset": [0, 1, 2, 3, 4, 5],
+    }
+    for choice in answer["choices"]:
+        top = choice["logprobs"].pop("top_logprobs")
+        assert choice["logprobs"] == expected
+        assert top[:3] == [None, {"x": -1.0, "y": -0.5}, {"y": -1.0, "z": -0.75}]
+    chunks = [chunk["choices"][0] for chunk in openai("ab<|im_end|>").events(PATH, **body, stream=True)[:-1]]
+    for index in (0, 1):
+        mine = [chunk["logprobs"] for chunk in chunks if chunk["index"] == index and chunk["logprobs"]]
+        for name, column in expected.items():
+            assert [value for logprobs in mine for value in logprobs[name]] == column
+
+
+def test_a_prompt_of_one_token_has_its_entry(openai: Callable[..., Side]) -> None:
+    logprobs = openai("a").ok(PATH, prompt=[[64], "x"], echo=True, logprobs=0)["choices"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in logprobs] == [[None, -0.125]] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_alone(openai: Callable[..., Side], stream: bool) -> None:
+    body: dict[str, Any] = {"prompt": "xyz", "echo": True, "logprobs": 0, "max_tokens": 0}
+    if stream:
+        options = {"include_usage": True}
+        *chunks, last, _ = openai("ab").events(PATH, **body, stream=True, stream_options=options)
+        assert [chunk["choices"][0]["text"] for chunk in chunks] == ["xyz", ""]
+        assert chunks[0]["choices"][0]["logprobs"]["tokens"] == ["x", "y", "z"]
+        assert chunks[1]["choices"][0]["finish_reason"] == "length"
+    else:
+        last = openai("ab").ok(PATH, **body)
+        (choice,) = last["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("xyz", "length")
+        assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.75]
+    assert last["usage"]["completion_tokens"] == 0
+
+
+def test_the_best_of_several(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
+    # a token's log-probability falls with its place, so short answers are better ones
+    side = openai()
+    side.bridge.answer = lambda prompt, choice: [*tokenizer.encode("abcd"[choice:]), 257]
+    answer = side.ok(PATH, prompt=["x", "y"], n=2, best_of=4, temperature=1)
+    found = [(choice["index"], choice["text"], choice["logprobs"]) for choice in answer["choices"]]
+    assert found == [(0, "d", None), (1, "cd", None), (2, "d", None), (3, "cd", None)]
+    assert answer["usage"]["completion_tokens"] == 2 * (5 + 4 + 3 + 2)
+
+
+def test_texts_and_ids_in_one_request(openai: Callable[..., Side]) -> None:
+    answer = openai().ok(PATH, prompt=["ab", [66]], max_tokens=2)
+    assert [choice["text"] for choice in answer["choices"]] == ["ab", "cc"]
+
+
+def test_the_last_tokens_of_a_prompt(openai: Callable[..., Side]) -> None:
+    for keep, text in ((2, "yzyz"), (-1, "xyzx")):
+        answer = openai().ok(PATH, prompt="xyz", truncate_prompt_tokens=keep, max_tokens=4)
+        assert answer["choices"][0]["text"] == text
+    long = openai().ok(PATH, prompt="x" * 300, truncate_prompt_tokens=-1, max_tokens=4)
+    assert long["usage"]["prompt_tokens"] == 200
+
+
+def test_fill_in_the_middle(tmp_path: Path) -> None:
+    directory = write_tokenizer(tmp_path)
+    described = orjson.loads((directory / "tokenizer.json").read_bytes())
+    for i, name in enumerate(("prefix", "suffix", "middle")):
+        added = {"id": 275 + i, "content": f"<|fim_{name}|>", "special": False, "normalized": False}
+        described["added_tokens"].append({**added, "single_word": False, "lstrip": False, "rstrip": False})
+    (directory / "tokenizer.json").write_bytes(orjson.dumps(described))
+    side = Side.of(openai_routes, load_tokenizer(directory), "ab")
+    answer = side.ok(PATH, prompt="x", suffix="y", echo=True)
+    assert memoryview(side.bridge.submitted[0].prompt).cast("i").tolist() == [275, 87, 276, 88, 277]
+    assert answer["choices"][0]["text"] == "xab"
+
+
+def test_only_some_tokens(openai: Callable[..., Side]) -> None:
+    side = openai("ab")
+    side.ok(PATH, prompt="x", allowed_token_ids=[64, 65])
+    assert side.bridge.submitted[0].sampling.allowed_ids == (64, 65)
+
+
+def test_the_fingerprint(openai: Callable[..., Side]) -> None:
+    assert "system_fingerprint" not in openai("ab").ok(PATH, prompt="x")
+    assert openai("ab", facts={"fingerprint": "abc"}).ok(PATH, prompt="x")["system_fingerprint"] == "fp_abc"
 
 
 def test_one_prompt_too_long_refuses_all(openai: Callable[..., Side]) -> None:

@@ -41,7 +41,8 @@ class FakeBridge:
 
     `error`: (code, message) that ends each choice after `error_after` tokens. `refuse`: raised by `submit`. `group`:
     tokens per event. Token i of an answer has the log-probability -(i + 1) / 8, and `top` lists the ids before it.
-    Token i of a prompt has -(i + 1) / 4. Who asks for a score gets `scores`.
+    Token i of a prompt has -(i + 1) / 4, and the ids before it as its best. Who asks for a score gets `scores`, who
+    asks for a hidden state `state` of the prompt's ids.
     """
 
     answer: Answer = echo
@@ -51,6 +52,7 @@ class FakeBridge:
     error_after: int = 0
     refuse: RequestError | None = None
     scores: tuple[float, ...] = (0.5,)
+    state: Callable[[Sequence[int]], Sequence[float]] = lambda ids: (ids[0], ids[-1], len(ids))
     submitted: list[Submit] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     finished: list[tuple[int, int, int]] = field(default_factory=list)
@@ -90,10 +92,17 @@ class FakeBridge:
             if self.error is not None and script.done >= self.error_after:
                 event = ChoiceEvent(choice=script.choice, tokens=(), finish=Finish.ERROR, error=self.error)
             else:
-                event = script.next(self.group) if not script.request.score else script.scored(self.scores)
+                event = self._event(script)
             if event.finish is not Finish.RUNNING:
                 del self._open[key]
             script.sink(event)
+
+    def _event(self, script: _Script) -> ChoiceEvent:
+        request = script.request
+        if request.pool:
+            state = np.array(self.state(np.frombuffer(request.prompt, "<i4").tolist()), "<f4")
+            return ChoiceEvent(choice=script.choice, tokens=(), finish=Finish.STOP, pooled=state.tobytes())
+        return script.scored(self.scores) if request.score else script.next(self.group)
 
 
 @dataclass
@@ -129,6 +138,7 @@ class _Script:
             top=best if wanted else (),
             cached=0 if first == 0 else -1,
             prompt_logprobs=self._prompt_logprobs() if first == 0 else (),
+            prompt_top=self._prompt_top() if first == 0 else (),
         )
 
     def scored(self, scores: tuple[float, ...]) -> ChoiceEvent:
@@ -139,6 +149,12 @@ class _Script:
         if not self.request.prompt_logprobs or self.choice:
             return ()
         return tuple(-(i + 1) / 4 for i in range(1, len(self.request.prompt) // 4))
+
+    def _prompt_top(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        if not self.request.prompt_top or self.choice:
+            return ()
+        ids = np.frombuffer(self.request.prompt, "<i4").tolist()[1:]
+        return tuple(tuple((token - 1 - j, -1.0 - j) for j in range(self.request.prompt_top)) for token in ids)
 
 
 @dataclass

@@ -88,6 +88,11 @@ class Templated:
         self._template = _compiled(chosen, tokens)
         self.stop_words = chosen.stop_words
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template reads."""
+        return self._template.variables
+
     def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt that the operator's template renders; raises RequestError with the template's message."""
         return self._template.render(messages, **variables)

@@ -71,6 +71,11 @@ class SlowTokenizer:
             return bytes([int(text[3:-1], 16)])
         return text.replace("▁", " ").encode("utf-8", "replace")
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template reads."""
+        return self._template.variables
+
     def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt that the chat template renders."""
         return self._template.render(messages, **variables)

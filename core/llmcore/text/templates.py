@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import orjson
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -102,7 +102,7 @@ class ChatTemplate:
 
     `sources`: Jinja text by name; "default" is used unless there is a "tool_use" one and tools are given.
     `tokens`: the special tokens' text by name (`bos_token`, ...), which templates may use as variables. `origin`:
-    the option they come from, where they are not the model's.
+    the option they come from, where they are not the model's. `variables`: all that the templates read.
     """
 
     def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, Any], *, origin: str = ""):
@@ -116,6 +116,9 @@ class ChatTemplate:
                 f"{what} cannot be compiled: {error}; correct {'it' if origin else 'chat_template.jinja'}"
             ) from error
         self._tokens = dict(tokens)
+        self.variables = frozenset[str]().union(
+            *(meta.find_undeclared_variables(environment.parse(source)) for source in sources.values())
+        )
 
     def __bool__(self) -> bool:
         return bool(self._templates)

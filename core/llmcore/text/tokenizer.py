@@ -93,6 +93,11 @@ class FastTokenizer:
             self._pieces[skip_special_tokens] = Pieces(self._backend, self._rule, skip)
         return self._pieces[skip_special_tokens]
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template reads."""
+        return self._template.variables
+
     def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt that the chat template renders; raises RequestError with the template's message."""
         return self._template.render(messages, **variables)

@@ -6,49 +6,74 @@ from collections.abc import Sequence
 from typing import Any
 
 import falcon
+import msgspec
 import orjson
 
-from llmcore.api import RequestError
+from llmcore.api import ChoiceEvent, RequestError, Submit
 from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, fitting, intake
 from llmcore.api.text import Event
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.guide import guide
 from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
+from llmcore.builtin.openai.prompts import Echoes, Prompt, filled, split_prompts
 from llmcore.builtin.openai.requests import CompletionRequest
-from llmcore.builtin.openai.writers import Shown, StreamWriter, WholeWriter
+from llmcore.builtin.openai.writers import Shown, StreamWriter, whole_writer
 
 
 class CompletionShape:
-    """How completions show a choice. `echo`: the prompts' texts where they come before the answers."""
+    """How completions show a choice. `echoes`: the prompts where they come before the answers."""
 
     id_prefix = "cmpl"
     object = "text_completion"
     chunk_object = "text_completion"
     closing = b'"text":""'
 
-    def __init__(self, front: Front, echo: Sequence[str] | None):
+    def __init__(self, front: Front, echoes: Echoes | None, *, answers: bool = True):
         self._names = TokenNames(front.tokenizer, "bytes:")
-        self._echo = echo
+        self._echoes = echoes
+        self.answers = answers
+        # Who reads log-probabilities of prompts finds where they end by counting the answer's.
+        self.every_token = echoes is not None
+
+    def hear(self, choice: Choice, event: ChoiceEvent) -> None:
+        """The prompt's log-probabilities."""
+        if self._echoes is not None:
+            self._echoes.hear(choice.prompt, event)
 
     def opening(self, choice: Choice) -> bytes | None:
         """The prompt, where it was asked for."""
-        return None if self._echo is None else b'"text":%b' % orjson.dumps(self._echo[choice.prompt])
+        return None if self._echoes is None else b'"text":%b' % orjson.dumps(self._echoes.texts[choice.prompt])
 
     def pieces(self, choice: Choice, text: str) -> Sequence[bytes]:
         """A piece of the answer."""
-        return (b'"text":%b' % orjson.dumps(text),) if text else ()
+        return (b'"text":%b' % orjson.dumps(text),) if text and self.answers else ()
+
+    def opened(self, choice: Choice) -> Any:
+        """The prompt's columns."""
+        return None if self._echoes is None else self._echoes.columns(choice.prompt)
 
     def logprobs(self, choice: Choice, shown: Shown) -> Any:
         """Columns over tokens."""
-        return completion_entries(self._names, shown)
+        columns = completion_entries(self._names, shown)
+        if self._echoes is not None:
+            before = len(self._echoes.texts[choice.prompt])
+            columns["text_offset"] = [before + start for start in columns["text_offset"]]
+        return columns
+
+    def all_logprobs(self, choice: Choice, shown: Shown) -> Any:
+        """Those of the prompt first, where it is shown."""
+        mine = self.logprobs(choice, shown)
+        first = self.opened(choice)
+        return mine if first is None else {name: [*column, *mine[name]] for name, column in first.items()}
 
     def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
         """The answer."""
-        return {"text": text if self._echo is None else self._echo[choice.prompt] + text}
+        shown = text if self.answers else ""
+        return {"text": shown if self._echoes is None else self._echoes.texts[choice.prompt] + shown}
 
     def finish_reason(self, choice: Choice) -> str:
         """As the engine or a stop says."""
-        return FINISH_REASONS[choice.text.finish]
+        return FINISH_REASONS[choice.text.finish] if self.answers else "length"
 
 
 class Completions:
@@ -59,68 +84,65 @@ class Completions:
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
-        body = self._front.read(req, CompletionRequest)
+        front = self._front
+        body = front.read(req, CompletionRequest)
+        check(front, body)
         given = split_prompts(body.prompt)
-        job = self._job(body, given, self._front.request_id(req))
-        shape = CompletionShape(self._front, [self._text(prompt) for prompt in given] if body.echo else None)
-        generation = Generation(self._front, self._front.detach(req, resp), job)
+        intake.check_choices(len(given), sampling.drawn(body), param="prompt")
+        prompts = [self._ids(body, prompt) for prompt in given]
+        job = self._job(body, prompts, front.request_id(req))
+        special = body.skip_special_tokens is False
+        echoes = Echoes(front, given, prompts, special=special) if body.echo else None
+        shape = CompletionShape(front, echoes, answers=body.max_tokens != 0)
+        generation = Generation(front, front.detach(req, resp), job)
         logprobs = body.logprobs is not None
         if body.stream:
-            generation.start(
-                StreamWriter(self._front, generation, shape, logprobs=logprobs, options=body.stream_options)
-            )
+            generation.start(StreamWriter(front, generation, shape, logprobs=logprobs, options=body.stream_options))
         else:
-            generation.start(WholeWriter(self._front, generation, shape, logprobs=logprobs))
+            generation.start(whole_writer(front, generation, shape, logprobs=logprobs, n=body.n or 1))
 
-    def _job(self, body: CompletionRequest, given: list[str] | list[list[int]], request_id: str) -> Job:
-        sampling.check(self._front, body)
-        if body.echo and body.logprobs is not None:
-            raise RequestError(
-                "logprobs: with echo they would include the prompt's, which this server does not compute; "
-                "leave one of the two out",
-                param="logprobs",
-                code="unsupported_parameter",
-            )
-        intake.check_choices(len(given), body.n or 1, param="prompt")
+    def _ids(self, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
+        """The tokens of one prompt."""
+        return sampling.prompt_ids(
+            self._front,
+            filled(self._front, prompt, body.suffix) if body.suffix else prompt,
+            body.truncate_prompt_tokens,
+            param="prompt",
+            special=body.add_special_tokens is not False,
+            most=body.max_tokens,
+        )
+
+    def _job(self, body: CompletionRequest, prompts: Sequence[Sequence[int]], request_id: str) -> Job:
         rules = sampling.text_rules(self._front, body)
-        special = body.add_special_tokens is not False
-        prompts = [
-            intake.prompt_ids(
-                self._front,
-                prompt,
-                param="prompt",
-                add_special_tokens=special,
-                max_new_tokens=body.max_tokens,
-            )
-            for prompt in given
-        ]
-        submits = sampling.submits(
+        made: Sequence[Submit] = sampling.submits(
             self._front,
             body,
             prompts,
             rules,
             logprobs=body.logprobs,
-            limit=("max_tokens", body.max_tokens),
+            # The engine needs a token to end with; nobody will see it.
+            limit=("max_tokens", 1 if body.max_tokens == 0 else body.max_tokens),
             source="prompt",
         )
-        submits = fitting(submits, guide(self._front, body))
+        if body.echo and body.logprobs is not None:
+            top = body.logprobs
+            made = [msgspec.structs.replace(one, prompt_logprobs=True, prompt_top=top) for one in made]
+        submits = fitting(made, guide(self._front, body))
         return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id)
 
-    def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._front.tokenizer.decode(prompt)
+
+def check(front: Front, body: CompletionRequest) -> None:
+    """Refuse what cannot be honoured."""
+    sampling.check(front, body)
+    if body.max_tokens == 0 and not body.echo:
+        raise _refusal("max_tokens", "0 asks for the prompt alone, so set echo to true; else it is 1 or more")
+    if body.max_tokens == 0 and body.min_tokens:
+        raise _refusal("min_tokens", f"{body.min_tokens} is more than max_tokens, 0")
+    if body.echo and body.truncate_prompt_tokens is not None:
+        raise _refusal("echo", "it shows the whole prompt; leave truncate_prompt_tokens out")
+    if body.echo and body.suffix and body.logprobs is not None:
+        raise _refusal("logprobs", "with echo they would tell of the tokens around suffix; leave one of the three out")
 
 
-def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
-    """The prompts of a request: one text, texts, one list of ids, or lists of ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    for kind in (str, list):
-        if all(isinstance(item, kind) for item in prompt):
-            return prompt
-    if all(isinstance(item, int) for item in prompt):
-        return [prompt]
-    raise RequestError(
-        "prompt: a list holds only texts, only token ids, or only lists of token ids",
-        param="prompt",
-        code="invalid_type",
-    )
+def _refusal(name: str, why: str) -> RequestError:
+    return RequestError(f"{name}: {why}", param=name, code="invalid_value")

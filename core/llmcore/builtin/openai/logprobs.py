@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from llmcore.api import ChoiceEvent, Tokenizer
+from llmcore.api import ChoiceEvent, Finish, Tokenizer
 from llmcore.api.http import Choice
 
 LOWEST = -9999.0
@@ -44,18 +44,25 @@ class TokenNames:
 
 
 class Pending:
-    """The tokens of one choice whose text has not been released: (start, id, logprob, best)."""
+    """The tokens of one choice whose text has not been released: (start, id, logprob, best).
 
-    def __init__(self) -> None:
+    `whole`: at the end of the choice those that have no text are shown, too. `none`: nothing ever is.
+    """
+
+    def __init__(self, *, whole: bool = False, none: bool = False) -> None:
+        self._whole, self._none = whole, none
         self._waiting: deque[tuple[int, int, float, Best]] = deque()
 
     def take(self, choice: Choice, event: ChoiceEvent) -> list[tuple[int, int, float, Best]]:
         """The tokens whose text `event` released."""
+        if self._none:
+            return []
+        ended = self._whole and choice.text.finish is not Finish.RUNNING
         for i, start in enumerate(choice.text.starts):
             logprob = event.logprobs[i] if event.logprobs else 0.0
             self._waiting.append((start, event.tokens[i], logprob, event.top[i] if event.top else ()))
         shown = []
-        while self._waiting and self._waiting[0][0] < choice.text.released:
+        while self._waiting and (ended or self._waiting[0][0] < choice.text.released):
             shown.append(self._waiting.popleft())
         return shown
 

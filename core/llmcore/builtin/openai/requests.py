@@ -120,11 +120,12 @@ class Sampled(Struct, kw_only=True):
     spaces_between_special_tokens: Flag = None
 
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
-    allowed_token_ids: Any = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+
     bad_words: Any = None
     prompt_logprobs: Any = None
     return_token_ids: Any = None
-    truncate_prompt_tokens: Any = None
 
 
 class Function(Struct):
@@ -214,6 +215,7 @@ class ChatRequest(Sampled, kw_only=True):
     logprobs: Flag = None
     top_logprobs: BestTokens = None
     add_generation_prompt: Flag = None
+    continue_final_message: Flag = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Text | None = None
     tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
@@ -227,7 +229,6 @@ class ChatRequest(Sampled, kw_only=True):
 
     audio: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
     documents: Any = None
     echo: Any = None
     function_call: Any = None
@@ -237,20 +238,20 @@ class ChatRequest(Sampled, kw_only=True):
 
 
 class CompletionRequest(Sampled, kw_only=True):
-    """POST /v1/completions. `prompt`: text, ids, or a list of either."""
+    """POST /v1/completions. `prompt`: text, ids, or a list of either. `max_tokens` 0: only with `echo`."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     echo: Flag = None
     logprobs: BestTokens = None
-    suffix: Any = None
+    suffix: str | None = None
 
 
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
     "bad_words": ([],),
+    "priority": (0,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
-    "truncate_prompt_tokens": (),
 }
 
 REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
@@ -258,13 +259,12 @@ REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
         **_REFUSED,
         "audio": (),
         "chat_template": (),
-        "continue_final_message": (False,),
         "documents": ([],),
         "echo": (False,),
         "modalities": (["text"],),
         "web_search_options": (),
     },
-    CompletionRequest: {**_REFUSED, "suffix": ("",)},
+    CompletionRequest: _REFUSED,
 }
 """Fields that are refused, by kind of request, with the values beside null that change nothing."""
 
@@ -278,5 +278,6 @@ PENALTIES: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0.0,),
     "logit_bias": ({},),
     "logits_processors": ([],),
+    "allowed_token_ids": ([],),
 }
 """Fields that a beam search does not take, with the values beside null that change nothing."""

@@ -30,12 +30,45 @@ def check(front: Front, body: Sampled) -> None:
                 param="use_beam_search",
                 code="invalid_value",
             )
-    if body.best_of is not None and body.best_of != (body.n or 1) and body.best_of != width:
+    check_stream(body)
+    if body.best_of is None:
+        return
+    if width > 1 and body.best_of not in (body.n or 1, width):
         raise RequestError(
-            "best_of: this server returns every choice it generates, so best_of must equal n",
+            f"best_of: a search with {width} beams finds so many answers; leave best_of out",
             param="best_of",
-            code="unsupported_parameter",
+            code="invalid_value",
         )
+    if body.best_of < (body.n or 1):
+        raise RequestError(
+            f"best_of: {body.best_of} answers are less than n, {body.n}", param="best_of", code="invalid_value"
+        )
+    if body.stream and drawn(body) > (body.n or 1):
+        raise RequestError(
+            "best_of: which answers are best is known at their end; leave stream out, or best_of",
+            param="best_of",
+            code="invalid_value",
+        )
+
+
+def check_stream(body: Sampled) -> None:
+    """What only a stream has, and what of its options this server has."""
+    options = body.stream_options
+    if options is None:
+        return
+    if not body.stream:
+        raise RequestError(
+            "stream_options: only a stream has them; set stream to true, or leave them out",
+            param="stream_options",
+            code="invalid_value",
+        )
+    if options.continuous_usage_stats and not options.include_usage:
+        raise RequestError(
+            "stream_options.continuous_usage_stats: set include_usage as well",
+            param="stream_options.continuous_usage_stats",
+            code="invalid_value",
+        )
+    intake.refuse(options, {"include_obfuscation": (False,)}, prefix="stream_options.")
 
 
 def beams(body: Sampled) -> int:
@@ -45,9 +78,16 @@ def beams(body: Sampled) -> int:
     return max(body.best_of or 1, body.n or 1) if body.use_beam_search else 1
 
 
+def drawn(body: Sampled) -> int:
+    """How many answers are generated for each prompt; more than `n` only for `best_of`."""
+    return (body.n or 1) if beams(body) > 1 else max(body.n or 1, body.best_of or 1)
+
+
 def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> SamplingParams:
     """How tokens are drawn; what the client leaves open comes from the model's generation_config.json."""
     model = front.facts.generation
+    allowed = tuple(body.allowed_token_ids or ())
+    intake.check_ids(front, allowed, param="allowed_token_ids")
     return SamplingParams(
         temperature=_default(body.temperature, model, "temperature", 1.0),
         top_p=_default(body.top_p, model, "top_p", 1.0),
@@ -59,8 +99,27 @@ def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> Sampli
         logit_bias=intake.logit_bias(front, body.logit_bias or {}),
         logprobs=logprobs,
         seed=intake.draw_seed() if body.seed is None else body.seed,
+        allowed_ids=allowed,
         logits_processors=tuple(LogitsProcessor(given.name, given.args) for given in body.logits_processors or ()),
     )
+
+
+def prompt_ids(
+    front: Front, prompt: str | Sequence[int], keep: int | None, *, param: str, special: bool, most: int | None
+) -> Sequence[int]:
+    """The last `keep` tokens of a prompt; -1: as many as leave room for `most`, None: all."""
+    if keep is not None:
+        longest = front.facts.max_input_len
+        if keep == 0 or keep > longest:
+            raise RequestError(
+                f"truncate_prompt_tokens: it is -1 or 1 to {longest}, the longest prompt",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
+        room = max(1, min(longest, front.facts.max_total_len - (most or 1)))
+        ids = front.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+        prompt = ids[-(room if keep == -1 else keep) :]
+    return intake.prompt_ids(front, prompt, param=param, add_special_tokens=special, max_new_tokens=most)
 
 
 def text_rules(front: Front, body: Sampled) -> TextRules:
@@ -74,6 +133,7 @@ def text_rules(front: Front, body: Sampled) -> TextRules:
         keep_stop=bool(body.include_stop_str_in_output),
         keep_stop_id=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
+        space_special_tokens=bool(body.spaces_between_special_tokens),
         min_tokens=body.min_tokens or 0,
     )
 
@@ -94,6 +154,14 @@ def submits(
         raise RequestError(
             f"min_tokens: {body.min_tokens} is more than {name}, {asked}", param="min_tokens", code="invalid_value"
         )
+    if body.allowed_token_ids and body.min_tokens and set(body.allowed_token_ids) <= rules.stop_ids:
+        raise RequestError(
+            "allowed_token_ids: only tokens that end the answer are allowed, which min_tokens forbids",
+            param="allowed_token_ids",
+            code="invalid_value",
+        )
+    if drawn(body) > (body.n or 1) and logprobs is None:
+        logprobs = 0  # by which answers are compared
     sampling, search = sampling_params(front, body, logprobs), None
     if beams(body) > 1:
         search = intake.beam_search(body, beams(body), PENALTIES)
@@ -112,7 +180,7 @@ def submits(
                 max_new_tokens=left,
                 min_new_tokens=min(body.min_tokens or 0, left),
                 stop_ids=sorted(rules.stop_ids),
-                n=body.n or 1,
+                n=drawn(body),
                 cache_salt=intake.salt(body.cache_salt),
                 beams=search,
             )

@@ -12,7 +12,7 @@ import orjson
 from llmcore.api import ChoiceEvent, Finish, RequestError
 from llmcore.api.http import Choice, Front, Generation, openai_error
 from llmcore.api.text import Event
-from llmcore.builtin.openai.logprobs import Pending
+from llmcore.builtin.openai.logprobs import Pending, clamped
 from llmcore.builtin.openai.requests import StreamOptions
 
 Shown = list[tuple[int, int, float, tuple[tuple[int, float], ...]]]
@@ -27,14 +27,29 @@ class Shape(Protocol):
     object: str
     chunk_object: str
 
+    answers: bool
+    """Whether what is generated is shown; a prompt alone may have been asked for."""
+
+    every_token: bool
+    """Whether tokens without text have logprobs, too."""
+
+    def hear(self, choice: Choice, event: ChoiceEvent) -> None:
+        """What an event brings beside tokens."""
+
     def opening(self, choice: Choice) -> bytes | None:
         """The members of the first chunk of a choice, if it has one of its own."""
 
     def pieces(self, choice: Choice, text: str) -> Sequence[bytes]:
         """The members of the chunks that hold what is new: `text`, or what parsers made of it."""
 
+    def opened(self, choice: Choice) -> Any:
+        """The logprobs of what the opening shows."""
+
     def logprobs(self, choice: Choice, shown: Shown) -> Any:
         """The logprobs of some tokens."""
+
+    def all_logprobs(self, choice: Choice, shown: Shown) -> Any:
+        """The logprobs of a whole choice."""
 
     def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
         """The members of a whole choice that hold its text, or what parsers made of it."""
@@ -53,19 +68,23 @@ class Envelope:
         self.id = f"{shape.id_prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model = front.model_name
+        self._fingerprint = {"system_fingerprint": f"fp_{front.facts.fingerprint}"} if front.facts.fingerprint else {}
         self._generation = generation
+        self._answers = shape.answers
 
     def members(self, kind: str) -> dict[str, Any]:
-        """id, object, created, model."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        """id, object, created, model, and a name for all that decides what a seed gives."""
+        members = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**members, **self._fingerprint}
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
         usage = self._generation.usage()
+        output = usage.output if self._answers else 0
         members: dict[str, Any] = {
             "prompt_tokens": usage.prompt,
-            "completion_tokens": usage.output,
-            "total_tokens": usage.prompt + usage.output,
+            "completion_tokens": output,
+            "total_tokens": usage.prompt + output,
             "prompt_tokens_details": {"cached_tokens": usage.cached},
         }
         if usage.reasoning is not None:
@@ -83,10 +102,11 @@ class WholeWriter:
         self._texts: list[list[str]] = [[] for _ in generation.choices]
         self._events: list[list[Event]] = [[] for _ in generation.choices]
         self._shown: list[Shown] = [[] for _ in generation.choices]
-        self._pending = [Pending() for _ in generation.choices] if logprobs else None
+        self._pending = pending(generation, shape) if logprobs else None
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Collect."""
+        self._shape.hear(choice, event)
         self._texts[choice.index] += texts
         self._events[choice.index] += choice.events or ()
         if self._pending is not None:
@@ -95,7 +115,7 @@ class WholeWriter:
     def done(self) -> None:
         """Answer."""
         answer = self._envelope.members(self._shape.object)
-        answer["choices"] = [self._choice(choice) for choice in self._generation.choices]
+        answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(self.chosen())]
         answer["usage"] = self._envelope.usage()
         self._generation.reply.respond(200, orjson.dumps(answer))
 
@@ -103,14 +123,42 @@ class WholeWriter:
         """Answer with the error."""
         respond_error(self._generation, error)
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
-        shown = None if self._pending is None else self._shape.logprobs(choice, self._shown[choice.index])
+    def chosen(self) -> Sequence[Choice]:
+        """What is sent."""
+        return self._generation.choices
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        shown = None if self._pending is None else self._shape.all_logprobs(choice, self._shown[choice.index])
         return {
-            "index": choice.index,
+            "index": index,
             **self._shape.whole(choice, "".join(self._texts[choice.index]), self._events[choice.index]),
             "logprobs": shown,
             "finish_reason": self._shape.finish_reason(choice),
         }
+
+
+class BestWriter(WholeWriter):
+    """Of every prompt's answers, sends the `n` with the highest log-probability per token, best first."""
+
+    def __init__(self, front: Front, generation: Generation, shape: Shape, *, logprobs: bool, n: int):
+        super().__init__(front, generation, shape, logprobs=logprobs)
+        self._n = n
+        self._sums = [0.0 for _ in generation.choices]
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        """Collect."""
+        super().write(choice, event, texts)
+        self._sums[choice.index] += sum(map(clamped, event.logprobs[: len(choice.text.starts)]))
+
+    def chosen(self) -> Sequence[Choice]:
+        """In the order of the prompts."""
+        best: dict[int, list[Choice]] = {}
+        for choice in sorted(self._generation.choices, key=self._mean, reverse=True):
+            best.setdefault(choice.prompt, []).append(choice)
+        return [choice for prompt in sorted(best) for choice in best[prompt][: self._n]]
+
+    def _mean(self, choice: Choice) -> float:
+        return self._sums[choice.index] / max(1, choice.text.tokens)
 
 
 class StreamWriter:
@@ -126,7 +174,7 @@ class StreamWriter:
         head = orjson.dumps(self._envelope.members(shape.chunk_object))[:-1]
         self._heads = [b'data: %b,"choices":[{"index":%d,' % (head, choice.index) for choice in generation.choices]
         self._opened = [False for _ in generation.choices]
-        self._pending = [Pending() for _ in generation.choices] if logprobs else None
+        self._pending = pending(generation, shape) if logprobs else None
         self._include_usage = bool(options and options.include_usage)
         self._running_usage = self._include_usage and bool(options and options.continuous_usage_stats)
         self._streaming = False
@@ -134,11 +182,13 @@ class StreamWriter:
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Send what `texts` and the choice's end come to."""
         out: list[bytes] = []
+        self._shape.hear(choice, event)
         if not self._opened[choice.index]:
             self._opened[choice.index] = True
             opening = self._shape.opening(choice)
             if opening is not None:
-                out.append(self._chunk(choice, opening))
+                known = None if self._pending is None else self._shape.opened(choice)
+                out.append(self._chunk(choice, opening, orjson.dumps(known)))
         shown = None if self._pending is None else self._pending[choice.index].take(choice, event)
         pieces = self._shape.pieces(choice, "".join(texts))
         logprobs = b"null" if shown is None else orjson.dumps(self._shape.logprobs(choice, shown))
@@ -185,6 +235,18 @@ class StreamWriter:
     def _send(self, parts: Sequence[bytes]) -> None:
         self._streaming = True
         self._reply.stream(b"".join(parts))
+
+
+def whole_writer(front: Front, generation: Generation, shape: Shape, *, logprobs: bool, n: int) -> WholeWriter:
+    """The writer of a whole answer with `n` choices for each prompt, of which there may be more."""
+    if len(generation.choices) > n * len(generation.job.submits):
+        return BestWriter(front, generation, shape, logprobs=logprobs, n=n)
+    return WholeWriter(front, generation, shape, logprobs=logprobs)
+
+
+def pending(generation: Generation, shape: Shape) -> list[Pending]:
+    """What keeps every choice's tokens until they are shown."""
+    return [Pending(whole=shape.every_token, none=not shape.answers) for _ in generation.choices]
 
 
 def respond_error(generation: Generation, error: RequestError) -> None:

@@ -1,0 +1,96 @@
+"""The prompts of a completions request: several at once, text before a gap, and what an echo shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
+from llmcore.api.http import Front
+from llmcore.api.text import ChoiceText, TextRules
+from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
+
+Prompt = str | list[int]
+
+FILLS: tuple[tuple[str, str, str], ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+"""Tokens that stand before the text, between it and what follows the gap, and after both, as models are trained."""
+
+
+def split_prompts(prompt: str | list[Any]) -> list[Prompt]:
+    """The prompts of a request: one text, one list of ids, or a list in which each is either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(item, str | list) for item in prompt):
+        return prompt
+    if all(isinstance(item, int) for item in prompt):
+        return [prompt]
+    raise RequestError(
+        "prompt: a list holds token ids, or prompts that are texts or lists of token ids",
+        param="prompt",
+        code="invalid_type",
+    )
+
+
+def filled(front: Front, prompt: Prompt, suffix: str) -> str:
+    """The prompt that makes a model fill the gap between `prompt` and `suffix`. Raises RequestError."""
+    if not isinstance(prompt, str):
+        raise _refusal("it goes with prompts that are texts, not token ids")
+    for before, between, after in FILLS:
+        if all(_is_token(front.tokenizer, token) for token in (before, between, after)):
+            return f"{before}{prompt}{between}{suffix}{after}"
+    raise _refusal("this model's tokenizer has no tokens to fill in the middle with; leave it out")
+
+
+def _is_token(tokenizer: Tokenizer, text: str) -> bool:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return len(ids) == 1 and tokenizer.token(ids[0]) == text
+
+
+def _refusal(why: str) -> RequestError:
+    return RequestError(f"suffix: {why}", param="suffix", code="unsupported_parameter")
+
+
+class Echoes:
+    """What is shown of a request's prompts: texts, and columns of log-probabilities, once the engine has sent them.
+
+    `ids`: the prompts' tokens, as they were submitted.
+    """
+
+    def __init__(self, front: Front, given: Sequence[Prompt], ids: Sequence[Sequence[int]], *, special: bool):
+        self._tokenizer = front.tokenizer
+        self._names = TokenNames(front.tokenizer, "bytes:")
+        self._ids = ids
+        self._skip = not special
+        self._known: dict[int, dict[str, list[Any]]] = {}
+        self.texts = [
+            one if isinstance(one, str) else front.tokenizer.decode(one, skip_special_tokens=self._skip)
+            for one in given
+        ]
+
+    def hear(self, prompt: int, event: ChoiceEvent) -> None:
+        """Keep what an event says of prompt number `prompt`."""
+        if event.prompt_logprobs:
+            self._known[prompt] = self._columns(self._ids[prompt], event)
+
+    def columns(self, prompt: int) -> dict[str, list[Any]]:
+        """`logprobs` of a prompt: nobody says how likely its first token is."""
+        if prompt not in self._known:  # of one token
+            self._known[prompt] = self._columns(self._ids[prompt], None)
+        return self._known[prompt]
+
+    def _columns(self, ids: Sequence[int], event: ChoiceEvent | None) -> dict[str, list[Any]]:
+        text = ChoiceText(self._tokenizer, TextRules(skip_special_tokens=self._skip))
+        text.feed(ChoiceEvent(choice=0, tokens=tuple(ids), finish=Finish.RUNNING))
+        rest = len(ids) - 1
+        logprobs = event.prompt_logprobs if event is not None else ()
+        top = (event.prompt_top if event is not None else ()) or ((),) * rest
+        columns = completion_entries(self._names, list(zip(text.starts[1:], ids[1:], logprobs, top, strict=True)))
+        first = {"tokens": self._names.text(ids[0]), "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+        return {name: [first[name], *column] for name, column in columns.items()}

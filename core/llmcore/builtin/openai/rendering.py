@@ -1,0 +1,119 @@
+"""Conversations through the model's chat template."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from llmcore.api import RequestError
+from llmcore.api.http import Front
+from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
+from llmcore.builtin.openai.requests import ChatRequest, Message, Part
+from llmcore.builtin.openai.tools import with_short_ids
+
+_MAY_BE_EMPTY = frozenset({"assistant", "function"})
+
+
+def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
+    """The template's variables that a request sets. Raises RequestError."""
+    variables = dict(body.chat_template_kwargs or {})
+    reserved = RESERVED_TEMPLATE_VARIABLES & variables.keys()
+    if reserved:
+        param = f"chat_template_kwargs.{min(reserved)}"
+        raise _refusal(param, "a request cannot set it")
+    for name in ("reasoning_effort", "verbosity"):
+        value = getattr(body, name)
+        if value is not None and value != "medium":
+            _set(front, variables, name, value)
+        elif value is not None:  # every model's own measure, as far as there is another
+            variables.setdefault(name, value)
+    if body.add_generation_prompt is not None:
+        variables["add_generation_prompt"] = body.add_generation_prompt
+    if body.continue_final_message:
+        if variables.get("add_generation_prompt"):
+            raise RequestError(
+                "continue_final_message: an answer continues a message or begins one; leave add_generation_prompt out",
+                param="continue_final_message",
+                code="invalid_value",
+            )
+        variables["add_generation_prompt"] = False
+    return variables
+
+
+def _set(front: Front, variables: dict[str, Any], name: str, value: str) -> None:
+    """Raises RequestError where the template would not notice."""
+    known = getattr(front.tokenizer, "template_variables", None)  # tokenizers of plugins need not say
+    if known is None or name in known:
+        variables.setdefault(name, value)
+    elif name == "reasoning_effort" and "enable_thinking" in known:
+        variables.setdefault("enable_thinking", value not in ("none", "minimal"))
+    else:
+        raise _refusal(name, f"this model's chat template does not know {value[:50]!r}; leave it out")
+
+
+def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """The prompt of a request's messages and `tools`."""
+    messages = [as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+    parser = front.parsers.tool
+    if parser is not None and parser.spec.call_id_size is not None:
+        messages = [with_short_ids(message, parser.spec.call_id_size) for message in messages]
+    given = {**variables, "tools": tools} if tools else variables
+    if not body.continue_final_message:
+        return front.tokenizer.chat(messages, **given)
+    last = messages[-1]
+    if not last.get("content"):
+        raise RequestError(
+            "continue_final_message: the last message has no content to continue",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    # Templates trim messages and add to them; whatever follows the mark is theirs and not the message's.
+    mark = uuid.uuid4().hex
+    rendered = front.tokenizer.chat([*messages[:-1], {**last, "content": last["content"] + mark}], **given)
+    prompt, found, _ = rendered.rpartition(mark)
+    if not found:
+        raise _refusal("continue_final_message", "the model's chat template does not show the last message as it is")
+    return prompt
+
+
+def _refusal(name: str, why: str) -> RequestError:
+    return RequestError(f"{name}: {why}", param=name, code="unsupported_parameter")
+
+
+def as_template_message(message: Message, path: str) -> dict[str, Any]:
+    """A message as chat templates read it: content as one text, absent members left out."""
+    members: dict[str, Any] = msgspec.to_builtins(message)
+    if isinstance(message.content, list):
+        members["content"] = "\n".join(
+            _text_of(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)
+        )
+    elif message.content is None:
+        if message.role not in _MAY_BE_EMPTY:
+            raise RequestError(
+                f"{path}.content: a {message.role} message needs content",
+                param=f"{path}.content",
+                code="missing_required_parameter",
+            )
+        members["content"] = None
+    reasoning = members.pop("reasoning", None)
+    if reasoning is not None:
+        # The name that templates know; some servers and clients have only the shorter one.
+        members.setdefault("reasoning_content", reasoning)
+    return members
+
+
+def _text_of(part: Part, path: str) -> str:
+    if part.type != "text":
+        raise RequestError(
+            f"{path}: content of type {part.type[:50]!r} is not supported; this server takes text",
+            param=path,
+            code="unsupported_parameter",
+        )
+    if part.text is None:
+        raise RequestError(
+            f"{path}.text: this field is required", param=f"{path}.text", code="missing_required_parameter"
+        )
+    return part.text

@@ -38,6 +38,9 @@ LENGTHS = (12, 130, 600, 900)
 WINDOW, SCORED = 768, 256
 """Tokens of a window of text, and how many at its end are scored."""
 
+MARK = "\n__ggml_vocab_test__\n"
+"""What is between two of llama.cpp's strings."""
+
 Prompts = Sequence[list[int]]
 
 
@@ -122,7 +125,8 @@ def compare(path: Path, new: int, windows: int) -> Iterator[tuple[str, str, str,
 def conform(tokenizer: Tokenizer, vectors: Path, name: str) -> str:
     """How many of llama.cpp's strings have its ids, and how many come back as they were."""
     base = vectors / f"ggml-vocab-{name}.gguf"
-    texts = Path(f"{base}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    # some files end in the mark, some do not
+    texts = Path(f"{base}.inp").read_text(encoding="utf-8").removesuffix(MARK).split(MARK)
     wanted = [[int(token) for token in line.split()] for line in Path(f"{base}.out").read_text().splitlines()]
     got = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     equal = sum(a == b for a, b in zip(got, wanted, strict=True))

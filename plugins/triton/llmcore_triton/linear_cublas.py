@@ -22,7 +22,8 @@ Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 
 
 ALIGNED = 8
-"""Half numbers in 16 bytes: rows of results that start at other places cost cuBLAS its fast kernels."""
+"""Half numbers in 16 bytes: other counts of outputs, and rows of results that start elsewhere, cost cuBLAS its fast
+kernels. A head of 49,155 outputs takes it 458 us on an H200 for 64 rows, where reading its weight takes 95."""
 
 
 def make(context: OpContext) -> Linear:
@@ -30,15 +31,18 @@ def make(context: OpContext) -> Linear:
     outputs = context.shape.get("outputs")
     if context.dtype == "f32" or not isinstance(outputs, int) or outputs < ALIGNED or outputs % ALIGNED == 0:
         return F.linear
-    return partial(_aligned, -(-outputs // ALIGNED) * ALIGNED)
+    return partial(_in_two, outputs // ALIGNED * ALIGNED)
 
 
-def _aligned(room: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """F.linear whose result is a part of rows of `room` numbers."""
-    y = x.new_empty(x.shape[0], room)[:, : len(weight)]
-    if bias is None:
-        return torch.mm(x, weight.t(), out=y)
-    return torch.addmm(bias, x, weight.t(), out=y)
+def _in_two(border: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """F.linear, the outputs from `border` on by themselves; the result is a part of wider, aligned rows."""
+    y = x.new_empty(x.shape[0], border + ALIGNED)[:, : len(weight)]
+    for part in (slice(0, border), slice(border, len(weight))):
+        if bias is None:
+            torch.mm(x, weight[part].t(), out=y[:, part])
+        else:
+            torch.addmm(bias[part], x, weight[part].t(), out=y[:, part])
+    return y
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Linear:

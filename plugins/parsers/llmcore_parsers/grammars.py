@@ -11,20 +11,20 @@ from llmcore_parsers import deepseek_v3, llama3, mistral, qwen
 
 def qwen_calls(context: ParserContext) -> CallGrammar:
     """`<tool_call>` and `</tool_call>` on lines of their own."""
-    objects = _either("called", [_object(name, "arguments", i) for i, name in enumerate(context.tools)])
+    objects = _either("called", [_call(name, "arguments", i) for i, name in enumerate(context.tools)])
     rules = f'{objects}\none: "\\n" called "\\n" close\nmany: one ("\\n" open one)*'
     return CallGrammar(rules=rules, opener="open", tags={"open": qwen.OPEN, "close": qwen.CLOSE})
 
 
 def llama3_calls(context: ParserContext) -> CallGrammar:
     """An object, or several with a semicolon between them; the tag before them may be missing."""
-    objects = _either("one", [_object(name, "parameters", i) for i, name in enumerate(context.tools)])
+    objects = _either("one", [_call(name, "parameters", i) for i, name in enumerate(context.tools)])
     return CallGrammar(rules=f'{objects}\nmany: one ("; " one)*', opener="open", tags={"open": llama3.TAG}, bare=True)
 
 
 def mistral_calls(context: ParserContext) -> CallGrammar:
     """A list of objects, or a name and its arguments: releases differ, and the model knows its own."""
-    objects = _either("listed", [_object(name, "arguments", i) for i, name in enumerate(context.tools)])
+    objects = _either("listed", [_call(name, "arguments", i) for i, name in enumerate(context.tools)])
     named = _either("named", [f"{lark_string(name)} arguments args_{i}" for i, name in enumerate(context.tools)])
     rules = (
         f'{objects}\n{named}\none: " "? "[" listed "]" | named\n'
@@ -62,7 +62,7 @@ def _deepseek(bodies: Sequence[str], between: str) -> CallGrammar:
     return CallGrammar(rules=rules, opener="open", tags=tags)
 
 
-def _object(name: str, member: str, i: int) -> str:
+def _call(name: str, member: str, i: int) -> str:
     """A call as an object, with the spaces that chat templates write."""
     head = f'{{"name": {lark_string(name)}, "{member}": '
     return f'{lark_string(head)} args_{i} "}}"'

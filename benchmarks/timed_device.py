@@ -1,0 +1,47 @@
+"""A plugin: the CPU as a device that is one step ahead and whose forwards take a given time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from llmcore.api import DeviceSpec, hookimpl
+from llmcore.builtin.devices.cpu import CPU
+
+
+class Timed:
+    """protocols.Event: passed at a time."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def done(self) -> bool:
+        """Whether it is past."""
+        return time.perf_counter() >= self.at
+
+    def wait(self) -> None:
+        """Until it is."""
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+
+
+class TimedCPU(CPU):
+    """A device whose forward takes `seconds` from its launch."""
+
+    ahead = 1
+    seconds = 0.0
+    launching = False
+
+    def event(self) -> Any:
+        """That of a forward is passed later; everything else is done when the host has done it."""
+        return Timed(time.perf_counter() + (self.seconds if TimedCPU.launching else 0.0))
+
+
+@hookimpl
+def register_devices() -> Iterable[DeviceSpec]:
+    """`cpu-timed`."""
+    yield DeviceSpec(name="cpu-timed", make=f"{__name__}:TimedCPU", available=f"{__name__}:available")
+
+
+def available() -> None:
+    """Always."""

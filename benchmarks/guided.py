@@ -114,8 +114,15 @@ class Meter:
             meter._computed += (time.thread_time() - began) * 1e3
             meter._until = time.perf_counter()
 
-        Runner._launch_forward, Runner.draw, RowSampler.pack = launched, drawn, packed  # type: ignore[method-assign]
-        Bound.accept, Bound._prepare = accepted, prepared  # type: ignore[method-assign]
+        changed: list[tuple[type, str, Any]] = [
+            (Runner, "_launch_forward", launched),
+            (Runner, "draw", drawn),
+            (RowSampler, "pack", packed),
+            (Bound, "accept", accepted),
+            (Bound, "_prepare", prepared),
+        ]
+        for owner, name, function in changed:
+            setattr(owner, name, function)
 
     _ready = 0.0
 

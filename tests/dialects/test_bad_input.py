@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from llmcore.builtin.lightllm.requests import REFUSED as LIGHTLLM_REFUSED
 from llmcore.builtin.lightllm.requests import GenerateRequest, Parameters, ScoreRequest, TokensRequest
+from llmcore.builtin.openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
 from llmcore.builtin.openai.requests import REFUSED, ChatRequest, CompletionRequest, Message, StreamOptions
+from llmcore.builtin.openai.token_routes import DetokenizeRequest, TokenizeRequest
 from llmcore.testing.dialect import Side
 from llmcore.testing.tokenizer import EOS
 
@@ -93,6 +95,11 @@ OPENAI = [
     *(("/v1/chat/completions", CHAT, *case) for case in refused(REFUSED[ChatRequest])),
     *(("/v1/completions", COMPLETION, *case) for case in cases(CompletionRequest)),
     *(("/v1/completions", COMPLETION, *case) for case in refused(REFUSED[CompletionRequest])),
+    *(("/tokenize", COMPLETION, *case) for case in cases(TokenizeRequest)),
+    *(("/detokenize", {"tokens": [1]}, *case) for case in cases(DetokenizeRequest)),
+    *(("/v1/embeddings", {"input": "x"}, *case) for case in cases(EmbeddingRequest)),
+    *(("/v1/score", {"text_1": "x", "text_2": "x"}, *case) for case in cases(CompareRequest)),
+    *(("/v1/rerank", {"query": "x", "documents": ["x"]}, *case) for case in cases(RerankRequest)),
 ]
 LIGHTLLM = [
     *(("/generate", NATIVE, *case) for case in cases(GenerateRequest) if case[0] != "stream"),
@@ -106,7 +113,37 @@ LIGHTLLM = [
 def test_the_openai_table(openai: MakeSide) -> None:
     assert len(OPENAI) > 300
     for url, body, path, value in OPENAI:
-        check(openai(), url, put(body, path, value), path)
+        check(openai(facts={"embedding_size": 3}), url, put(body, path, value), path)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", **CHAT}, "prompt"),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ("/tokenize", {**CHAT, "chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs.tokenize"),
+        ("/detokenize", {"tokens": [275]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": ["x", 1]}, "input"),
+        ("/v1/embeddings", {"input": [[]]}, "input"),
+        ("/v1/embeddings", {"input": [275]}, "input"),
+        ("/v1/embeddings", {"input": ["x"] * 2049}, "input"),
+        ("/v1/embeddings", {"input": "x" * 300}, "input"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 4}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "x", "pooling": "cls"}, "pooling"),
+        ("/v1/score", {"text_1": ["x", "y"], "text_2": "z"}, "text_1"),
+        ("/v1/score", {"text_1": "x", "text_2": ""}, "text_2"),
+        ("/v1/rerank", {"query": "x", "documents": ["y", ""]}, "documents[1]"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"], "rank_fields": ["a"]}, "rank_fields"),
+    ],
+)
+def test_odd_texts(openai: MakeSide, url: str, body: dict[str, Any], param: str) -> None:
+    check_exact(openai(facts={"embedding_size": 3}), url, body, param)
 
 
 def test_the_lightllm_table(lightllm: MakeSide) -> None:

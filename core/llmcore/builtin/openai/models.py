@@ -8,8 +8,8 @@ from typing import Any
 import falcon
 import orjson
 
-from llmcore.api import RequestError
 from llmcore.api.http import Front
+from llmcore.builtin.openai.sampling import check_model
 
 
 class Models:
@@ -46,12 +46,6 @@ class Model:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, model: str) -> None:
         """The model, or 404."""
-        if model not in self._front.model_names:
-            raise RequestError(
-                f"The model `{model[:100]}` does not exist; this server has `{self._front.model_name}`.",
-                param="model",
-                code="model_not_found",
-                status=404,
-            )
+        check_model(self._front, model)
         resp.content_type = "application/json"
         resp.data = orjson.dumps(self._models.entry(model))

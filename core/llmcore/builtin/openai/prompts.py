@@ -23,7 +23,7 @@ FILLS: tuple[tuple[str, str, str], ...] = (
 """Tokens that stand before the text, between it and what follows the gap, and after both, as models are trained."""
 
 
-def split_prompts(prompt: str | list[Any]) -> list[Prompt]:
+def split_prompts(prompt: str | list[Any], *, param: str = "prompt") -> list[Prompt]:
     """The prompts of a request: one text, one list of ids, or a list in which each is either."""
     if isinstance(prompt, str):
         return [prompt]
@@ -32,8 +32,8 @@ def split_prompts(prompt: str | list[Any]) -> list[Prompt]:
     if all(isinstance(item, int) for item in prompt):
         return [prompt]
     raise RequestError(
-        "prompt: a list holds token ids, or prompts that are texts or lists of token ids",
-        param="prompt",
+        f"{param}: a list holds token ids, or prompts that are texts or lists of token ids",
+        param=param,
         code="invalid_type",
     )
 

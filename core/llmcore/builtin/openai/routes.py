@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from llmcore.api.http import Front, Route
 from llmcore.builtin.openai.chat import ChatCompletions
 from llmcore.builtin.openai.completions import Completions
+from llmcore.builtin.openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
+from llmcore.builtin.openai.embeddings import Embeddings, Rerank, Scores, Vectors
 from llmcore.builtin.openai.models import Model, Models
 from llmcore.builtin.openai.requests import ChatRequest, CompletionRequest
+from llmcore.builtin.openai.token_routes import Detokenize, DetokenizeRequest, Tokenize, TokenizeRequest
 
 
 def routes(front: Front) -> Iterable[Route]:
@@ -18,3 +21,11 @@ def routes(front: Front) -> Iterable[Route]:
     yield Route("/v1/models/{model:path}", Model(front, models))
     yield Route("/v1/chat/completions", ChatCompletions(front), body=ChatRequest)
     yield Route("/v1/completions", Completions(front), body=CompletionRequest)
+    yield Route("/tokenize", Tokenize(front), body=TokenizeRequest)
+    yield Route("/detokenize", Detokenize(front), body=DetokenizeRequest)
+    vectors = Vectors(front)
+    yield Route("/v1/embeddings", Embeddings(vectors), body=EmbeddingRequest)
+    for path in ("/v1/score", "/score"):
+        yield Route(path, Scores(vectors), body=CompareRequest)
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        yield Route(path, Rerank(vectors), body=RerankRequest)

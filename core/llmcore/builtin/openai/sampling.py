@@ -14,13 +14,7 @@ from llmcore.builtin.openai.requests import PENALTIES, REFUSED, Sampled
 def check(front: Front, body: Sampled) -> None:
     """Refuse what cannot be honoured: fields without a meaning here, contradictions, another model."""
     intake.refuse(body, REFUSED[type(body)])
-    if body.model and body.model not in front.model_names:
-        raise RequestError(
-            f"The model `{body.model[:100]}` does not exist; this server has `{front.model_name}`.",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
+    check_model(front, body.model)
     width = beams(body)
     if width == 1:
         intake.refuse(body, intake.NO_SEARCH, why="only a beam search has it, which use_beam_search asks for")
@@ -48,6 +42,17 @@ def check(front: Front, body: Sampled) -> None:
             "best_of: which answers are best is known at their end; leave stream out, or best_of",
             param="best_of",
             code="invalid_value",
+        )
+
+
+def check_model(front: Front, name: str | None) -> None:
+    """Refuse another model's name."""
+    if name and name not in front.model_names:
+        raise RequestError(
+            f"The model `{name[:100]}` does not exist; this server has `{front.model_name}`.",
+            param="model",
+            code="model_not_found",
+            status=404,
         )
 
 

@@ -1,0 +1,107 @@
+"""POST /tokenize and /detokenize: what a prompt's tokens are, and what text tokens stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import falcon
+import orjson
+from msgspec import Meta, Struct
+
+from llmcore.api import RequestError
+from llmcore.api.http import Front, intake
+from llmcore.builtin.openai import sampling
+from llmcore.builtin.openai.rendering import render, variables_of
+from llmcore.builtin.openai.requests import ChatRequest, Flag, Message, Text, TokenId, Tool
+from llmcore.builtin.openai.tools import offered_tools
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """`prompt`, or `messages` with what belongs to them."""
+
+    model: Text | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: Flag = None
+    return_token_strs: Flag = None
+    add_generation_prompt: Flag = None
+    continue_final_message: Flag = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """`tokens`: ids."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=2**20)]
+    model: Text | None = None
+
+
+class Tokenize:
+    """/tokenize: a prompt's tokens, as generation would count them."""
+
+    def __init__(self, front: Front):
+        self._front = front
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Count and list."""
+        front = self._front
+        body = front.read(req, TokenizeRequest)
+        sampling.check_model(front, body.model)
+        ids = self._ids(body)
+        resp.content_type = "application/json"
+        resp.data = orjson.dumps(
+            {
+                "count": len(ids),
+                "max_model_len": front.facts.max_total_len,
+                "tokens": ids,
+                "token_strs": [front.tokenizer.token(i) for i in ids] if body.return_token_strs else None,
+            }
+        )
+
+    def _ids(self, body: TokenizeRequest) -> Sequence[int]:
+        encode = self._front.tokenizer.encode
+        if body.messages is None:
+            if body.prompt is None:
+                raise RequestError(
+                    "prompt: give a prompt, or messages", param="prompt", code="missing_required_parameter"
+                )
+            names = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+            intake.refuse(body, {name: (False, {}, []) for name in names}, why="it belongs to messages, not to prompt")
+            return encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        if body.prompt is not None:
+            raise RequestError("prompt: give a prompt or messages, not both", param="prompt", code="invalid_value")
+        chat = ChatRequest(
+            messages=body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+            tools=body.tools,
+        )
+        variables = variables_of(self._front, chat)
+        text = render(self._front, chat, offered_tools(self._front, chat), variables)
+        return encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+
+class Detokenize:
+    """/detokenize: the text of tokens, special ones included."""
+
+    def __init__(self, front: Front):
+        self._front = front
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Decode."""
+        body = self._front.read(req, DetokenizeRequest)
+        sampling.check_model(self._front, body.model)
+        size = self._front.tokenizer.vocab_size
+        for token in body.tokens:
+            if token >= size:
+                raise RequestError(
+                    f"tokens: token id {token} is not in the vocabulary; ids are 0 to {size - 1}",
+                    param="tokens",
+                    code="invalid_value",
+                )
+        resp.content_type = "application/json"
+        text = self._front.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        resp.data = orjson.dumps({"prompt": text})

@@ -22,7 +22,7 @@ PLUGINS = sorted(
 )
 
 RANKS = (
-    ("specs",),
+    ("specs", "models"),
     (
         *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget", "wire"),
         "child",
@@ -50,7 +50,7 @@ PUBLIC = ("api", "layers", "testing")
 """What builtin and plugins may import."""
 
 TORCH_FREE = (
-    *("specs", "api", "sched", "text", "http", "cli", "supervisor", *RANKS[1], *RANKS[2]),
+    *(*RANKS[0], "api", "sched", "text", "http", "cli", "supervisor", *RANKS[1], *RANKS[2]),
     *(f"bench.{name}" for name in ("workloads", "stats", "machine", "client", "load", "svg")),
 )
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from llmcore.budget import GRAPH_BYTES, Machine, predict, total_len
 from llmcore.config import make_config
-from llmcore.specs import DeviceInfo, KVGroupSpec, ModelConfig
+from llmcore.models import KVGroupSpec, ModelConfig
+from llmcore.specs import DeviceInfo
 
 GIB = 1 << 30
 MODEL = ModelConfig(

@@ -21,10 +21,11 @@ from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDe
 from llmcore.config import Config, make_config
 from llmcore.hookspecs import HOOKS
 from llmcore.inspect import hook_rows
+from llmcore.models import LayerInfo
 from llmcore.plugins import load
 from llmcore.registry import CONTRIBUTIONS, Registry
 from llmcore.resolve import candidates_for, resolve
-from llmcore.specs import DeviceInfo, LayerInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 from llmcore.testing import check_plugin, registry_of
 from llmcore.testing.conformance_observing import CONFIG, RECORD
 from llmcore.testing.fake_bridge import FakeBridge, dialect_client, fake_front

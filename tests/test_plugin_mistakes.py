@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from llmcore.config import Config, Plugins, make_config
 from llmcore.errors import PluginError
+from llmcore.models import LayerInfo
 from llmcore.plugins import collect, made
 from llmcore.registry import Registry
-from llmcore.specs import LayerInfo, OptionSpec, Requires, SchedulerSpec
+from llmcore.specs import OptionSpec, Requires, SchedulerSpec
 from llmcore.testing import check_plugin, registry_of
 
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"

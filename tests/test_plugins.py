@@ -11,6 +11,7 @@ import pytest
 from llmcore import plugins
 from llmcore.config import Config, Plugins
 from llmcore.errors import ConfigError, PluginError
+from llmcore.models import LayerInfo
 from llmcore.modes import apply_modes
 from llmcore.plugins import Registry, available, build_registry, collect, discover, load
 from llmcore.registry import Failure
@@ -18,7 +19,6 @@ from llmcore.specs import (
     DeviceInfo,
     KernelSpec,
     KVLayoutSpec,
-    LayerInfo,
     ModeSpec,
     OpSpec,
     PluginInfo,

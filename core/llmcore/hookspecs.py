@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from llmcore.config import Config
+    from llmcore.models import LayerInfo, ModelReport
     from llmcore.processors import LogitsProcessorSpec
     from llmcore.protocols import RequestRecord
     from llmcore.specs import (
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
         KernelSpec,
         KVLayoutSpec,
         KVManagerSpec,
-        LayerInfo,
         LengthEstimatorSpec,
         MetricSinkSpec,
-        ModelReport,
         ModelSpec,
         ModeSpec,
         OpSpec,

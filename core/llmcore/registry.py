@@ -21,8 +21,9 @@ import pluggy
 from llmcore import hookspecs, specs
 from llmcore.config import plugin_settings
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean
+from llmcore.models import LayerInfo
 from llmcore.processors import LogitsProcessorSpec
-from llmcore.specs import API_VERSION, LayerInfo, ModelSpec, PluginInfo, Spec
+from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
 
 log = logging.getLogger("llmcore.plugins")
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from llmcore.cli.kernels import command
+from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm
 from llmcore.ops.attention import attend, shape_of
 from llmcore.ops.check import compare
 from llmcore.ops.invariance import check_invariance
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 
 SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from llmcore.engine.granules import DryBuild, settle_granules
+from llmcore.models import AttnSpec
 from llmcore.modes import Pins
-from llmcore.specs import AttnSpec, DeviceInfo
+from llmcore.specs import DeviceInfo
 from llmcore.testing import fake_config, registry_of
 
 KERNELS = """

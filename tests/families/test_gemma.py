@@ -10,8 +10,8 @@ import pytest
 import torch
 from llmcore.errors import ConfigError
 from llmcore.layers import Rows
+from llmcore.models import ModelConfig
 from llmcore.plugins import load
-from llmcore.specs import ModelConfig
 from llmcore.testing.family import (
     SMALL,
     LoadedModel,

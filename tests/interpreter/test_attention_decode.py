@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llmcore.models import AttnSpec
 from llmcore.ops import attention, attn_gqa_decode
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.attention.scratch import reserve

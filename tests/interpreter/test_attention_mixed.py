@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llmcore.models import AttnSpec
 from llmcore.ops import attention, attn_gqa_mixed
 from llmcore.ops.attention import AttnCase, Uploads
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import unified
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import Config

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_prefill
 from llmcore.ops.attention import AttnCase, Uploads, case, reference, shape_of
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import prefill
 from llmcore_triton.attention.prefill_work import tiles_of
 

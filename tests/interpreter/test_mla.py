@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llmcore.models import AttnSpec
 from llmcore.ops import (
     attention,
     attn_merge,
@@ -21,7 +22,7 @@ from llmcore.ops import (
 )
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import listed
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.mla import decode, head_linear_cublas, merge, unified, varlen

@@ -10,8 +10,9 @@ from llmcore.errors import ConfigError
 from llmcore.layers import Attention, Build, Linear, QKVLinear, RMSNorm
 from llmcore.layers.rope import Rope, RopeConfig
 from llmcore.layers.step import KVStep, Step
+from llmcore.models import AttnSpec, KVGroupSpec, ModelConfig
 from llmcore.ops import rms_norm, rope, rope_angles
-from llmcore.specs import AttnSpec, DeviceInfo, KVGroupSpec, ModelConfig
+from llmcore.specs import DeviceInfo
 from llmcore.testing import registry_of
 
 HEADS, KV_HEADS, SIZE, TOKENS = 4, 2, 8, 5

@@ -13,11 +13,12 @@ from llmcore.api import KernelSpec, OpContext, OpSpec, PluginInfo, WeightMap, ho
 from llmcore.errors import ConfigError
 from llmcore.layers import MLA, MLA_FUSE, Build, KVStep, LatentSpec, Linear, Mesh, Rope, RopeConfig, Step, latent
 from llmcore.layers.latent import LatentSizes, Room
+from llmcore.models import KVGroupSpec, ModelConfig
 from llmcore.modes import Pins
 from llmcore.ops.attention import Uploads
 from llmcore.protocols import AttnLimits, AttnRows
 from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, KVGroupSpec, ModelConfig, bucket_of
+from llmcore.specs import DeviceInfo, bucket_of
 from llmcore.testing import registry_of
 from llmcore.testing.family import registry_for_tests
 from llmcore.weights.load import finish, load_weights

@@ -10,7 +10,8 @@ import torch
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.layers.rope import Rope, read_rope, scaled
-from llmcore.specs import DeviceInfo, KVGroupSpec, ModelConfig
+from llmcore.models import KVGroupSpec, ModelConfig
+from llmcore.specs import DeviceInfo
 from llmcore.testing import registry_of
 from llmcore.testing.family import SMALL
 from transformers import LlamaConfig

@@ -9,10 +9,11 @@ import pytest
 from llmcore.builtin.cpu import attention_prefill
 from llmcore.builtin.kernels_cpu import register_kernels
 from llmcore.builtin.ops import register_ops
+from llmcore.models import AttnSpec
 from llmcore.ops.check import check
 from llmcore.plugins import load
 from llmcore.resolve import why_not
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 
 CPU = DeviceInfo("cpu")
 OPS = {spec.name: spec for spec in register_ops() if spec.name != "sample"}

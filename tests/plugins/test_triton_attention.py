@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from llmcore.errors import ResolveError
+from llmcore.models import AttnSpec
 from llmcore.ops.attention import shape_of
 from llmcore.resolve import Resolution, candidates_for, resolve
-from llmcore.specs import AttnSpec, DeviceInfo, OpContext
+from llmcore.specs import DeviceInfo, OpContext
 from llmcore.testing import registry_of
 from llmcore_triton.specs import attention as specs
 

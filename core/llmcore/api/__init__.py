@@ -12,6 +12,7 @@ from llmcore.bridge import (
 )
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
 from llmcore.hookspecs import hookimpl
+from llmcore.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
 from llmcore.processors import (
     BiasProcessor,
     DeviceProcessor,
@@ -37,20 +38,15 @@ from llmcore.protocols import (
 from llmcore.specs import (
     API_VERSION,
     TOKEN_BUCKETS,
-    AttnSpec,
     CommandSpec,
     DeviceInfo,
     DeviceSpec,
     DialectSpec,
     KernelSpec,
-    KVGroupSpec,
     KVLayoutSpec,
     KVManagerSpec,
-    LayerInfo,
     LengthEstimatorSpec,
     MetricSinkSpec,
-    ModelConfig,
-    ModelReport,
     ModelSpec,
     ModeSpec,
     OpContext,
@@ -60,7 +56,6 @@ from llmcore.specs import (
     PluginInfo,
     QuantMethodSpec,
     Requires,
-    RouteSpec,
     SchedulerSpec,
     TemplateMarks,
     TokenizerSpec,

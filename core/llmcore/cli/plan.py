@@ -16,10 +16,11 @@ from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import check_model_dir
 from llmcore.errors import ConfigError
 from llmcore.inspect import find_device
+from llmcore.models import ModelConfig
 from llmcore.modes import apply_modes
 from llmcore.plugins import Registry, load
 from llmcore.protocols import Device
-from llmcore.specs import DeviceSpec, KVLayoutSpec, ModelConfig
+from llmcore.specs import DeviceSpec, KVLayoutSpec
 from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint
 from llmcore.weights.stretch import read_model_as_set

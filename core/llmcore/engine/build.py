@@ -27,13 +27,14 @@ from llmcore.engine.tables import Tables
 from llmcore.errors import ConfigError
 from llmcore.kv.group import KVGroup
 from llmcore.layers.layout import Layout
+from llmcore.models import ModelReport
 from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import Made, made
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
 from llmcore.sched.scheduler import Scheduler
-from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, ModelReport, SchedulerSpec
+from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 from llmcore.wire import ModelFacts
 
 logger = logging.getLogger(__name__)

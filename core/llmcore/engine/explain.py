@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from llmcore.engine.granules import DryBuild, settle_granules
+from llmcore.models import ModelConfig
 from llmcore.modes import Pins
 from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import load
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, Resolution, candidates_for
-from llmcore.specs import DeviceInfo, ModelConfig, ModelSpec, OpSpec
+from llmcore.specs import DeviceInfo, ModelSpec, OpSpec
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of
 from llmcore.weights.source import open_checkpoint, read_model
 

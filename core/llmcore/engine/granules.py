@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from llmcore.layers.build import Build
+from llmcore.models import ModelConfig
 from llmcore.ops.attention import shape_of
 from llmcore.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
-from llmcore.specs import ModelConfig, OpContext
+from llmcore.specs import OpContext
 
 
 @dataclass(kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from llmcore.budget import total_len
 from llmcore.config import Config, Memory
 from llmcore.errors import ConfigError
+from llmcore.models import ModelConfig
 from llmcore.protocols import Device, SchedulerLimits
-from llmcore.specs import ModelConfig
 
 log = logging.getLogger(__name__)
 

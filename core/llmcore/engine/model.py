@@ -14,11 +14,12 @@ from llmcore.engine.generation import sampling_defaults
 from llmcore.engine.granules import DryBuild, settle_granules
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
+from llmcore.models import ModelConfig
 from llmcore.modes import apply_modes
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device
 from llmcore.registry import Registry
-from llmcore.specs import DeviceSpec, ModelConfig, ModelSpec
+from llmcore.specs import DeviceSpec, ModelSpec
 from llmcore.weights.load import dummy_weights, load_weights, stored_shapes
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
 from llmcore.weights.source import open_checkpoint

@@ -17,12 +17,13 @@ from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.threads import Threads
 from llmcore.errors import LlmcoreError, RequestError, did_you_mean
+from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext
 from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.sched.bound import Bound
-from llmcore.specs import ModelConfig, TokenizerSpec
+from llmcore.specs import TokenizerSpec
 from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare
 

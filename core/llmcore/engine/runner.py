@@ -26,11 +26,12 @@ from llmcore.engine.tables import Tables, Upload
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
+from llmcore.models import ModelConfig
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.sample import Sampled, with_logprobs
 from llmcore.protocols import Device, Event
 from llmcore.sched.plan import StepPlan, StepResult
-from llmcore.specs import ModelConfig, bucket_of
+from llmcore.specs import bucket_of
 
 _CHANGES, _FRAME = 1 << 14, 1 << 16
 """Numbers in an upload to begin with. A captured step's should never have to grow: graphs would be captured again."""

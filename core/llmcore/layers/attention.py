@@ -13,7 +13,7 @@ from llmcore.layers.linear import Linear, QKVLinear
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Step
-from llmcore.specs import AttnSpec
+from llmcore.models import AttnSpec
 from llmcore.weights.map import Shard
 
 

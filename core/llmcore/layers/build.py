@@ -14,6 +14,7 @@ from llmcore.errors import ConfigError, LlmcoreError, PluginError
 from llmcore.layers.layout import Layout
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import LinearMethod, Unquantized
+from llmcore.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig
 from llmcore.modes import Pins
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.attention import shape_of
@@ -21,17 +22,7 @@ from llmcore.plugins import load
 from llmcore.protocols import AttentionKernel
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, Resolution, candidates_for, describe, resolve
-from llmcore.specs import (
-    TOKEN_BUCKETS,
-    AttnSpec,
-    DeviceInfo,
-    KVGroupSpec,
-    KVLayoutSpec,
-    LayerInfo,
-    ModelConfig,
-    OpContext,
-    OpSpec,
-)
+from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, KVLayoutSpec, OpContext, OpSpec
 
 
 class AttentionKernels(NamedTuple):

@@ -13,7 +13,8 @@ from llmcore.layers.embedding import Embedding
 from llmcore.layers.layer import Layer
 from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.step import Bucketed, Rows, Step
-from llmcore.specs import ModelConfig, bucket_of
+from llmcore.models import ModelConfig
+from llmcore.specs import bucket_of
 
 Hidden = tuple[torch.Tensor, torch.Tensor | None]
 """(hidden, residual), both [T, hidden_size]; their sum is what a block is about to normalize."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmcore.errors import ConfigError
 from llmcore.layers.rope import RopeConfig, read_rope
-from llmcore.specs import KVGroupSpec, ModelConfig
+from llmcore.models import KVGroupSpec, ModelConfig
 from llmcore.weights.dtypes import read_dtype
 from llmcore.weights.map import WeightMap
 

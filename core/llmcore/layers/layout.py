@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from llmcore.models import KVGroupSpec
 from llmcore.ops import DTYPES
-from llmcore.specs import DType, KVGroupSpec
+from llmcore.specs import DType
 
 _LINE = 64
 """Bytes of a cache line."""

@@ -17,9 +17,10 @@ from llmcore.layers.methods import Unquantized
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Bucketed, Rows, Step
+from llmcore.models import AttnSpec
 from llmcore.ops.attention import shape_of
 from llmcore.protocols import AttentionKernel
-from llmcore.specs import AttnSpec, bucket_of
+from llmcore.specs import bucket_of
 from llmcore.weights.map import Shard
 
 MLA_FUSE: Mapping[str, tuple[str, ...]] = {"q_kv_a_proj": ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")}

@@ -10,8 +10,8 @@ from torch import nn
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.layers.step import Bucketed
+from llmcore.models import RouteSpec
 from llmcore.ops.moe import shape_of
-from llmcore.specs import RouteSpec
 from llmcore.weights.map import Placement, Shard
 
 

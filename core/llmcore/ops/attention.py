@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from llmcore.errors import ConfigError
+from llmcore.models import AttnSpec
 from llmcore.ops import DTYPES, Shape, draw, draws_on, size
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import AttnSpec, OpContext
+from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 

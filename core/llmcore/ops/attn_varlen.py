@@ -11,9 +11,10 @@ from itertools import pairwise
 
 import torch
 
+from llmcore.models import AttnSpec
 from llmcore.ops import Op, Shape, draw, draws_on, size
 from llmcore.ops.attention import TOLERANCE, attend, shape_of, spec_of
-from llmcore.specs import AttnSpec, OpContext
+from llmcore.specs import OpContext
 
 __all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "meaning", "samples", "timed"]
 

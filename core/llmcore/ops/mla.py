@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from llmcore.models import AttnSpec
 from llmcore.ops import Shape, size
 from llmcore.ops.attention import AttnCase, shape_of
-from llmcore.specs import AttnSpec, OpContext
+from llmcore.specs import OpContext
 
 LAYOUTS = ("mla-latent",)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from llmcore.models import RouteSpec
 from llmcore.ops import Shape, draw, size
-from llmcore.specs import OpContext, RouteSpec
+from llmcore.specs import OpContext
 
 
 @dataclass

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
+from llmcore.models import RouteSpec
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, moe, size
-from llmcore.specs import OpContext, RouteSpec
+from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
 """Everything is f32 whatever the model's dtype."""

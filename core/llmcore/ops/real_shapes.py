@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from llmcore.models import AttnSpec, RouteSpec
 from llmcore.ops import Shape
 from llmcore.ops.attention import shape_of
 from llmcore.ops.moe import shape_of as route_shape
 from llmcore.ops.sample import VARIANTS
-from llmcore.specs import AttnSpec, RouteSpec
 
 
 class Sizes(NamedTuple):

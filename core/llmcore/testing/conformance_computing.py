@@ -14,13 +14,14 @@ import torch
 
 from llmcore import specs
 from llmcore.layers.layout import Layout
+from llmcore.models import KVGroupSpec
 from llmcore.ops import Shape
 from llmcore.ops.check import check
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device, QuantMethod
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, why_not
-from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, KVGroupSpec, OpContext, OpSpec
+from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, OpContext, OpSpec
 from llmcore.testing.conformance import contributed, loaded
 from llmcore.testing.conformance_contributions import check_checkpoint
 from llmcore.testing.conformance_observing import CONFIG

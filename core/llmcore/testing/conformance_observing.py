@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmcore.config import Config
+from llmcore.models import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
 from llmcore.registry import Registry
-from llmcore.specs import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
 from llmcore.testing.conformance_contributions import RECORD
 
 CONFIG = ModelConfig(

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcore.errors import ConfigError, PluginError
+from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, QuantMethod
 from llmcore.registry import Registry
-from llmcore.specs import ModelConfig, PluginInfo, QuantMethodSpec
+from llmcore.specs import PluginInfo, QuantMethodSpec
 
 if TYPE_CHECKING:
     from llmcore.layers.methods import LinearMethod

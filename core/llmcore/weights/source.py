@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcore.errors import ConfigError
+from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint
 from llmcore.registry import Registry
-from llmcore.specs import ModelConfig, ModelSpec, WeightLoaderSpec
+from llmcore.specs import ModelSpec, WeightLoaderSpec
 from llmcore.weights.dtypes import data_type
 from llmcore.weights.safetensors import read_json
 

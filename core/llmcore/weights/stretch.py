@@ -8,8 +8,9 @@ from typing import Any
 
 from llmcore.config import Config
 from llmcore.errors import ConfigError
+from llmcore.models import ModelConfig
 from llmcore.registry import Registry
-from llmcore.specs import ModelConfig, ModelSpec
+from llmcore.specs import ModelSpec
 from llmcore.weights.source import read_model
 
 

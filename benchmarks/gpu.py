@@ -188,7 +188,8 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
     for name, value in limits.items():
         print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip][name]})")
     print("\n".join(table(rows, found, peers)), flush=True)
-    print("\n".join(gpu_floor.text(line) for line in shares), flush=True)
+    for line in shares:
+        print(gpu_floor.text(line), flush=True)
     if options.json:
         content = {
             "model": options.model,

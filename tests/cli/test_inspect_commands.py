@@ -38,7 +38,7 @@ def plugin(tmp_path: Path, code: str, name: str = "mine") -> str:
 def test_plugins_lists_built_ins_and_installed_ones() -> None:
     found = {row["name"]: row for row in rows("plugins")}
     assert found["llama"]["dist"] == "plugin-llama"
-    assert found["llama"]["brings"] == {"model": ["llama"]}
+    assert found["llama"]["brings"] == {"model": ["llama", "llama_score"]}
     assert found["radix"]["dist"] == "llmcore-engine"
     assert all(row["state"] == "active" for row in found.values())
     assert "plugin-llama 0.1.0" in run("plugins").output

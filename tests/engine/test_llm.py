@@ -141,7 +141,7 @@ def test_the_pool_can_be_measured(make_llm: MakeLLM) -> None:
     assert llm.facts.kv_tokens == 10_000
     assert llm.generate([[3] * 50], temperature=0.0)[0].token_ids == fake_answer([3] * 50, 16)
     labels = [label for label, _ in llm.facts.report]
-    assert labels == ["model", "device", "kernels", "start", "predicted", "measured"]
+    assert labels == ["model", "device", "kernels", "start", "sampling", "predicted", "measured"]
 
 
 @pytest.mark.parametrize(

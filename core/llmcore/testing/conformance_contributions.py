@@ -212,7 +212,11 @@ def check_checkpoint(checkpoint: Checkpoint, name: str) -> None:
 
 
 def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """No two routes want one path; broken bodies are 4xx, in JSON; what can be got is answered."""
+    """No two routes want one path; broken bodies are 4xx, in JSON; what can be got is answered.
+
+    A dialect that serves nothing by itself is tried with the plugin's flags given.
+    """
+    from llmcore.config import Config
     from llmcore.testing.fake_bridge import FakeBridge, fake_front
     from llmcore.testing.tokenizer import write_tokenizer
     from llmcore.text.tokenizer import load_tokenizer
@@ -220,9 +224,15 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
     dialects = contributed(registry, plugin, specs.DialectSpec)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(write_tokenizer(Path(folder)))
+    flags = {spec.name: True for spec in contributed(registry, plugin, specs.OptionSpec) if spec.type is bool}
     for spec in dialects:
         make = loaded(spec.make, f"make of {spec.name}")
-        _check_routes(list(make(fake_front(FakeBridge(), tokenizer))), spec.name)
+        fronts = (
+            fake_front(FakeBridge(), tokenizer, config=config)
+            for config in (Config(), Config(plugin_options={**Config().plugin_options, **flags}))
+        )
+        routes = next(filter(None, (list(make(front)) for front in fronts)), [])
+        _check_routes(routes, spec.name)
     return len(dialects)
 
 

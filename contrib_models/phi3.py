@@ -1,6 +1,7 @@
 """Phi3ForCausalLM: a Llama block whose checkpoints hold q, k, v and gate, up as one tensor each.
 
-Heads may turn in part, attention may see a sliding window only. Phi-3, Phi-3.5 and Phi-4 with the usual rope.
+Heads may turn in part, attention may see a sliding window only. Phi-3 and Phi-4 with the usual rope: not longrope,
+which Phi-3's 128k models, Phi-3.5 and Phi-4-mini have.
 """
 
 from __future__ import annotations

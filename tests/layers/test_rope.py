@@ -80,7 +80,12 @@ def test_lengths() -> None:
 
 @pytest.mark.parametrize(
     ("scaling", "says"),
-    [({"rope_type": "spiral"}, "'spiral' is not known"), ({"rope_type": "linear"}, "needs factor")],
+    [
+        ({"rope_type": "spiral"}, "'spiral' is not known"),
+        ({"rope_type": "linear"}, "needs factor"),
+        ({"rope_type": "linear", "factor": 0}, "with factor 0 is no scaling"),
+        ({"rope_type": "dynamic", "factor": -2.0}, "with factor -2.0 is no scaling"),
+    ],
 )
 def test_errors(scaling: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -105,3 +110,5 @@ def test_angles_that_depend_on_the_prompt_must_be_declared() -> None:
         Rope(build, dynamic)
     build.config = replace(config, fixed_angles_up_to=dynamic.fixed_angles_up_to)
     Rope(build, dynamic)
+    with pytest.raises(ConfigError, match="rope turns pairs of elements, not 3"):
+        Rope(build, read_rope({"partial_rotary_factor": 0.4}, 8))

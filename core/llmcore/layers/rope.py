@@ -59,6 +59,10 @@ def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
     missing = [name for name in KINDS[kind].needs if scaling.get(name) is None]
     if missing:
         raise ConfigError(f"rope type {kind!r} needs {', '.join(missing)} in rope_parameters (or rope_scaling)")
+    if "factor" in KINDS[kind].needs and float(scaling["factor"]) <= 0:
+        raise ConfigError(
+            f"rope type {kind!r} with factor {scaling['factor']} is no scaling; check the model's config"
+        )
     if kind in ("yarn", "llama3"):
         outside = hf.get("original_max_position_embeddings")
         trained = int(outside or scaling.get("original_max_position_embeddings") or trained)
@@ -71,7 +75,7 @@ class Rope(Layer):
     """cos and sin of each token's angles, as op `rope` takes them.
 
     Raises ConfigError where angles depend on the prompt's length and the ModelConfig does not say so: prompts of other
-    lengths would get cached keys that are not theirs.
+    lengths would get cached keys that are not theirs. And where elements do not turn in pairs.
     """
 
     def __init__(self, build: Build, config: RopeConfig) -> None:
@@ -82,6 +86,8 @@ class Rope(Layer):
                 f"the angles of rope {config.kind!r} depend on a prompt's length beyond {fixed} tokens; the family's "
                 "read_config must say so: ModelConfig(fixed_angles_up_to=rope.fixed_angles_up_to)"
             )
+        if config.rotated % 2:
+            raise ConfigError(f"rope turns pairs of elements, not {config.rotated}; check the model's config")
         self.rotated = config.rotated
         self._angles = KINDS[config.kind].make(config, build)
 

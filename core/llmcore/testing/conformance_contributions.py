@@ -224,7 +224,8 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
     dialects = contributed(registry, plugin, specs.DialectSpec)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(write_tokenizer(Path(folder)))
-    flags = {spec.name: True for spec in contributed(registry, plugin, specs.OptionSpec) if spec.type is bool}
+    own = (spec for spec, owner in registry.specs(specs.OptionSpec) if owner.name == plugin)
+    flags = {spec.name: True for spec in own if spec.type is bool}
     for spec in dialects:
         make = loaded(spec.make, f"make of {spec.name}")
         fronts = (

@@ -1,4 +1,4 @@
-"""The OpenAI dialect: models, chat completions, completions."""
+"""The OpenAI dialect: models, chat completions, completions, embeddings, and what its servers added."""
 
 from __future__ import annotations
 

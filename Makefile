@@ -16,7 +16,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type fp32 --port $(PORT)
 
 .PHONY: serve test setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels \
-	docs clean
+	clients docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -51,7 +51,7 @@ type: setup
 	@$(TIMED) type $(BIN)/mypy
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) tests --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/test_docs.py
+	@$(TIMED) unit $(PYTEST) tests --ignore=tests/clients --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/test_docs.py
 
 test-interpreter: setup
 	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
@@ -67,6 +67,14 @@ test-docs: setup
 
 test-wheels: setup
 	@$(TIMED) wheels $(BIN)/python scripts/check_wheels.py
+
+# Other people's clients and their suites, in an environment of their own (tox.ini); not part of `make test`.
+clients: build/tox/bin/tox
+	@$(TIMED) clients build/tox/bin/tox -q -e clients
+
+build/tox/bin/tox:
+	@"$(PYTHON)" -m venv build/tox
+	@build/tox/bin/python -m pip install --quiet --disable-pip-version-check 'tox>=4.11'
 
 docs: setup
 	@$(BIN)/python scripts/generate_docs.py

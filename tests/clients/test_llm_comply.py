@@ -1,0 +1,25 @@
+"""llm-comply's cases for chat completions, which hold answers against OpenAI's published document."""
+
+from __future__ import annotations
+
+import json
+
+from llmcore.testing.server import RunningServer
+
+from .conftest import NAME, Tool
+
+REFUSED = {
+    "chat-image-input": "the demo model reads text only, and the server says so with a 400",
+    "chat-error-handling": "it takes a request without `model` to be wrong; here that is the served model",
+}
+"""Cases that do not pass, and why."""
+
+
+def test_chat_completions(server: RunningServer, tool: Tool) -> None:
+    where = ("-u", f"{server.url}/v1", "-k", "none", "-m", NAME)
+    done = tool.start("llm-comply", "--format", "openai-chat", *where, "--json", "--timeout", "240", timeout=590)
+    results = json.loads(done.stdout)["results"]
+    statuses = {case["id"]: case["status"] for case in results}
+    failed = {case["id"]: case["errors"] for case in results if case["status"] == "failed"}
+    assert failed.keys() == REFUSED.keys(), failed
+    assert list(statuses.values()).count("passed") == 6

@@ -26,6 +26,7 @@ from llmcore.testing.family import (
     registry_for_tests,
     small_model,
 )
+from llmcore.weights.source import read_model
 from llmcore_deepseek.deepseek import DeepseekConfig
 from safetensors.torch import load_file, save_file
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
@@ -165,3 +166,10 @@ def test_v2_lite_with_two_layers_generates(tmp_path: Path) -> None:
             answers.append([out.token_ids for out in llm.generate(prompts, temperature=0.0, max_new_tokens=5)])
     assert answers[0] == answers[1]
     assert [len(ids) for ids in answers[0]] == [5, 5, 5]
+
+
+def test_a_null_that_is_no_answer_is_named() -> None:
+    registry = registry_for_tests()
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 8, "hidden_size": 8, "n_group": None}
+    with pytest.raises(ConfigError, match="null here: n_group"):
+        read_model(registry, {"num_attention_heads": 2, "num_hidden_layers": 1, **config})

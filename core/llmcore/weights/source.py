@@ -75,9 +75,10 @@ def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = No
     except KeyError as error:
         raise ConfigError(f"the model's config lacks {error}, which {architectures[0]} needs") from error
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        empty = ", ".join(sorted(name for name, value in hf.items() if value is None))
         raise ConfigError(
             f"the model's config.json does not suit {architectures[0]} ({type(error).__name__}: {error}); "
-            "download it again"
+            f"compare it with the original{f', above all what is null here: {empty}' if empty else ''}"
         ) from error
     _check_sizes(config)
     return spec, config if dtype is None else replace(config, dtype=data_type(dtype))

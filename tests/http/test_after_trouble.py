@@ -207,7 +207,7 @@ def test_the_edge_of_the_context(house: House) -> None:
 BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt": (
         *([token] for token in (-1, VOCABULARY, 2**31, 2**64, True, 1.5, None, [300])),
-        *("", [], [[]], ["a", 1], [[1], "a"], ["a"] * 300),
+        *("", [], [[]], ["a", 1], [[1], 2], ["a"] * 300),
     ),
     "repetition_penalty": (0, 1e-38, 101),
     "logit_bias": tuple({key: 1} for key in ("-1", str(VOCABULARY), "1.5", "x", "", "9" * 40)),

@@ -8,6 +8,9 @@ from llmcore.testing.tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
 folder = write_tokenizer(Path(sys.argv[1]))
+template = folder / "chat_template.jinja"
+# tools that a template leaves out are refused
+template.write_text("{% for tool in tools or () %}{{ tool | tojson }}\n{% endfor %}" + template.read_text())
 words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
 sizes = {"vocab_size": words, "num_attention_heads": 4, "hidden_size": 32, "max_position_embeddings": 512}
 small_model("GPTNeoXForCausalLM", head_dim=8, **sizes).save_pretrained(folder)

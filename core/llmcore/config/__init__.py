@@ -19,6 +19,7 @@ from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settin
 from llmcore.config.tree import (
     DATA_TYPES,
     Access,
+    Admission,
     Config,
     Kernels,
     Memory,
@@ -34,6 +35,7 @@ __all__ = [
     "DATA_TYPES",
     "RETIRED",
     "Access",
+    "Admission",
     "Config",
     "Kernels",
     "Memory",

@@ -11,7 +11,18 @@ from functools import cache
 from typing import Any
 
 from llmcore.config import elsewhere
-from llmcore.config.tree import Access, Kernels, Memory, Model, Plugins, Reports, Requests, Scheduling, Server
+from llmcore.config.tree import (
+    Access,
+    Admission,
+    Kernels,
+    Memory,
+    Model,
+    Plugins,
+    Reports,
+    Requests,
+    Scheduling,
+    Server,
+)
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.specs import OptionSpec
 
@@ -22,6 +33,7 @@ GROUPS: Mapping[str, type] = {
     "server": Server,
     "access": Access,
     "requests": Requests,
+    "admission": Admission,
     "reports": Reports,
     "memory": Memory,
     "scheduling": Scheduling,

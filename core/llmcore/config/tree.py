@@ -47,11 +47,20 @@ class Server:
     )
     disable_log_stats: bool = option(False, "Do not log throughput.")
     log_stats_interval: int = option(10, "Seconds between throughput lines.", low=1)
+    drain_timeout: float = option(30.0, "Seconds that open requests may go on after SIGTERM.", low=0)
     watchdog_timeout: int = option(
-        30, "Seconds without a finished step, work pending, until the engine is killed.", low=1
+        30,
+        "Seconds without a finished step, work pending, until the engine is killed; and of silence, until a worker is.",
+        low=1,
     )
     health_monitor: bool = option(
         False, "Start a new engine, after a pause, when it has died or hangs; without it the server ends."
+    )
+    restart_pause: float = option(
+        1.0, "Seconds until a dead engine is replaced; doubled by every further death within ten minutes.", low=0
+    )
+    restart_limit: int = option(
+        5, "How often within ten minutes an engine is replaced before the server ends instead (0: always).", low=0
     )
 
 
@@ -92,6 +101,41 @@ class Requests:
         "Cut a prompt that is too long beside its answer: head drops its beginning, center its middle.",
         choices=("head", "center"),
         unset="None",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """How many requests may wait, and how long they may take. Every answer of a request counts (`n`, beams)."""
+
+    max_waiting_requests: int | None = option(
+        None,
+        "Most requests that wait for a place; one more is refused with 429 (default: running_max_req_size; 0: any).",
+        unit="requests",
+        low=0,
+    )
+    max_waiting_tokens: int | None = option(
+        None,
+        "Most tokens of prompts that wait; beyond that 429 (default: 4 times the KV slots; 0: any).",
+        unit="tokens",
+        low=0,
+    )
+    max_requests_per_key: int | None = option(
+        None,
+        "Most requests of one API key that wait or run; beyond that 429 (default: with several keys half of what may "
+        "wait and run in all; 0: any).",
+        unit="requests",
+        low=0,
+    )
+    queue_timeout: float = option(0.0, "Seconds a request may wait before it runs, else 503 (0: any).", low=0)
+    first_token_timeout: float = option(
+        0.0, "Seconds from a request's arrival to its first token, else 504 (0: any).", low=0
+    )
+    request_timeout: float = option(
+        0.0,
+        "Seconds from a request's arrival to its end, else 504, or an error in the stream (0: any). The header "
+        "x-request-timeout can only shorten it.",
+        low=0,
     )
 
 
@@ -270,6 +314,7 @@ class Config:
     server: Server = Server()
     access: Access = Access()
     requests: Requests = Requests()
+    admission: Admission = Admission()
     reports: Reports = Reports()
     model: Model = Model()
     memory: Memory = Memory()

@@ -276,7 +276,8 @@ class LLM:
 
 def _refuse_server_settings(given: Iterable[str]) -> None:
     """There is no server, so these would do nothing."""
-    server = names(setting for setting in settings() if setting.group in ("server", "access", "requests", "reports"))
+    groups = ("server", "access", "requests", "admission", "reports")
+    server = names(setting for setting in settings() if setting.group in groups)
     if idle := [name for name in given if canonical(name) in server]:
         raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 

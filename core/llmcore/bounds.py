@@ -1,0 +1,42 @@
+"""How many requests a server takes before it refuses more. No torch: the engine and the HTTP workers both ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcore.config import Config
+
+WAITING_POOLS = 4
+"""Default of `--max_waiting_tokens`, in KV pools."""
+
+NO_BOUND = 1 << 62
+"""What an option of 0 stands for."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Most choices that wait, most tokens of theirs, most choices of one API key that wait or run; and `open`, most
+    choices that can wait or run in all."""
+
+    waiting: int
+    tokens: int
+    per_key: int
+    open: int
+
+
+def bounds(config: Config, *, max_running: int, kv_tokens: int) -> Bounds:
+    """What the options say, for an engine that runs so many choices in so many KV slots."""
+    asked = config.admission
+    waiting = _bound(asked.max_waiting_requests, max_running)
+    total = max_running + waiting
+    half = total // 2 if len(config.access.api_keys) > 1 else 0
+    return Bounds(
+        waiting=waiting,
+        tokens=_bound(asked.max_waiting_tokens, WAITING_POOLS * kv_tokens),
+        per_key=_bound(asked.max_requests_per_key, half),
+        open=total,
+    )
+
+
+def _bound(asked: int | None, default: int) -> int:
+    return (default if asked is None else asked) or NO_BOUND

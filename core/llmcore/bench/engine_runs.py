@@ -67,7 +67,7 @@ class BenchEngine:
         self.since_start = process_age()
         self.facts = self.engine.facts
         self._prompts = Prompts(self.facts.vocab_size)
-        self._sampling = sampling
+        self.sampling = sampling
         self._next = 0
         gc.collect()  # as the engine's own process does
         gc.freeze()
@@ -107,7 +107,7 @@ class BenchEngine:
         """A request with a fresh prompt of `prompt` tokens and an answer of exactly `output`."""
         self._next += 1
         ids = self._prompts.draw(prompt).astype("<i4").tobytes()
-        return Submit(id=self._next, prompt=ids, max_new_tokens=output, sampling=self._sampling)
+        return Submit(id=self._next, prompt=ids, max_new_tokens=output, sampling=self.sampling)
 
     def fits(self, batch: int, length: int) -> str | None:
         """Why `batch` requests of `length` tokens cannot run at the same time, or None."""

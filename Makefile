@@ -16,7 +16,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type fp32 --port $(PORT)
 
 .PHONY: serve test setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels \
-	clients docs clean
+	clients compatcanary docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -71,6 +71,14 @@ test-wheels: setup
 # Other people's clients and their suites, in an environment of their own (tox.ini); not part of `make test`.
 clients: build/tox/bin/tox
 	@$(TIMED) clients build/tox/bin/tox -q -e clients
+
+# Another client's probes; it needs node. It is pinned here, brings nothing with it, and runs no script of its own.
+compatcanary: setup build/compatcanary/node_modules
+	@$(TIMED) compatcanary $(PYTEST) tests/clients/test_compatcanary.py
+
+build/compatcanary/node_modules:
+	@mkdir -p $(@D)
+	@cd $(@D) && npm install --silent --no-audit --no-fund --ignore-scripts --prefix . compatcanary@0.2.2
 
 build/tox/bin/tox:
 	@"$(PYTHON)" -m venv build/tox

@@ -25,7 +25,8 @@ RANKS = (
     ("specs", "models"),
     (
         *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget", "wire"),
-        "child",
+        *("tallies", "overview"),
+        *("child", "logs"),
         *("weights.map", "weights.dtypes"),
     ),
     ("registry", "plugins", "resolve", "modes", "inspect"),

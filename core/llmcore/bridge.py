@@ -7,7 +7,7 @@ Requests and events are msgspec structs; between processes they travel as msgpac
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -91,11 +91,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     unless the client ignores them) and are masked while fewer than `min_new_tokens` were produced. `n` choices share
     one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end; `client`: the number
     of the API key it came with, -1 without one. `score`: the prompt is scored, which models with such a head do and
-    others cannot; nothing is produced, and `max_new_tokens` is 1. `prompt_logprobs`: the prompt's own log-probabilities come with the first token of choice 0, and those of the
-    `prompt_top` best tokens in the place of each; the whole prompt is computed for them. `pool`: nothing is produced,
-    and `max_new_tokens` is 1; what comes is the model's hidden state of the prompt, after its last norm: of the "last"
-    token or the "mean" of all. `beams`: the `n` best answers of a beam search, best first; each comes as a whole when
-    the search is over, and nothing of `sampling` counts but `logprobs`.
+    others cannot; nothing is produced, and `max_new_tokens` is 1. `prompt_logprobs`: the prompt's own
+    log-probabilities come with the first token of choice 0, and those of the `prompt_top` best tokens in the place of
+    each; the whole prompt is computed for them. `pool`: nothing is produced, and `max_new_tokens` is 1; what comes is
+    the model's hidden state of the prompt, after its last norm: of the "last" token or the "mean" of all. `beams`: the
+    `n` best answers of a beam search, best first; each comes as a whole when the search is over, and nothing of
+    `sampling` counts but `logprobs`. `request_id`: what logs call the request.
     """
 
     id: int
@@ -113,6 +114,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     prompt_top: int = 0
     pool: str = ""
     beams: BeamSearch | None = None
+    request_id: str = ""
 
     @property
     def choices(self) -> int:
@@ -137,7 +139,8 @@ class FinishChoice(msgspec.Struct, frozen=True, tag="finish"):
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A snapshot of the engine. Slots are tokens of the first KV group; live + cached + free == total.
 
-    `cache`: what that group's prefix cache says of itself.
+    `failed_steps`: whose requests were tried again one at a time; `failed_requests`: choices that the model or a
+    plugin failed on. `graphs`: steps that are captured. `cache`: what that group's prefix cache says of itself.
     """
 
     running: int = 0
@@ -154,6 +157,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_tokens: int = 0
     preemptions: int = 0
     aborts: int = 0
+    graphs: int = 0
+    failed_steps: int = 0
+    failed_requests: int = 0
     cache: dict[str, int] = {}
 
     def figures(self) -> dict[str, float]:
@@ -190,7 +196,7 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     pooled: dict[int, bytes] = {}
 
 
-class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one step did for one choice: a row of `StepEvents`, as a subscriber receives it."""
 
     choice: int
@@ -226,32 +232,50 @@ class Bridge(Protocol):
         """The engine's newest snapshot."""
 
 
-def explode(events: StepEvents) -> list[tuple[int, ChoiceEvent]]:
-    """The rows of a `StepEvents` as (request id, event) pairs, in order."""
-    rows: list[tuple[int, ChoiceEvent]] = []
+_FINISHES = {int(finish): finish for finish in Finish}
+_RARE = ("logprobs", "top", "error", "scores", "prompt_logprobs", "prompt_top", "pooled")
+"""Columns of which most steps have nothing."""
+
+
+def explode(events: StepEvents) -> Iterator[tuple[int, ChoiceEvent]]:
+    """The rows of a `StepEvents` as (request id, event) pairs, in order.
+
+    A server does this for every token it streams. In most steps rows have tokens and nothing else, and making one
+    event after the other keeps no list of them for the garbage collector to look through.
+    """
+    if any(getattr(events, name) for name in _RARE):
+        yield from _explode_all(events)
+        return
+    at, tokens, cached = 0, events.tokens, events.cached
+    rows = zip(events.request, events.choice, events.count, events.finish, strict=True)
+    for i, (request, choice, count, finish) in enumerate(rows):
+        mine = (tokens[at],) if count == 1 else tuple(tokens[at : at + count])
+        at += count
+        known = cached.get(i, -1) if cached else -1
+        yield request, ChoiceEvent(choice=choice, tokens=mine, finish=_FINISHES[finish], cached=known)
+
+
+def _explode_all(events: StepEvents) -> Iterator[tuple[int, ChoiceEvent]]:
     at = 0
     for i, request in enumerate(events.request):
         end = at + events.count[i]
-        rows.append(
-            (
-                request,
-                ChoiceEvent(
-                    choice=events.choice[i],
-                    tokens=tuple(events.tokens[at:end]),
-                    finish=Finish(events.finish[i]),
-                    logprobs=tuple(events.logprobs[at:end]),
-                    top=_pairs(events.top.get(i, ())),
-                    cached=events.cached.get(i, -1),
-                    error=events.error.get(i),
-                    scores=tuple(events.scores.get(i, ())),
-                    prompt_logprobs=tuple(events.prompt_logprobs.get(i, ())),
-                    prompt_top=_pairs(events.prompt_top.get(i, ())),
-                    pooled=events.pooled.get(i, b""),
-                ),
-            )
+        yield (
+            request,
+            ChoiceEvent(
+                choice=events.choice[i],
+                tokens=tuple(events.tokens[at:end]),
+                finish=Finish(events.finish[i]),
+                logprobs=tuple(events.logprobs[at:end]),
+                top=_pairs(events.top.get(i, ())),
+                cached=events.cached.get(i, -1),
+                error=events.error.get(i),
+                scores=tuple(events.scores.get(i, ())),
+                prompt_logprobs=tuple(events.prompt_logprobs.get(i, ())),
+                prompt_top=_pairs(events.prompt_top.get(i, ())),
+                pooled=events.pooled.get(i, b""),
+            ),
         )
         at = end
-    return rows
 
 
 def _pairs(top: Sequence[Sequence[tuple[int, float]]]) -> tuple[tuple[tuple[int, float], ...], ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -14,12 +13,22 @@ from typing import TypeVar
 import zmq
 
 from llmcore.errors import LlmcoreError
-from llmcore.wire import EngineLaunch, Failed, Launch, Outlet, TlsLaunch, ToSupervisor, WorkerLaunch, decode_launch
+from llmcore.logs import log_to_stderr
+from llmcore.wire import (
+    AdminLaunch,
+    EngineLaunch,
+    Failed,
+    Launch,
+    Outlet,
+    TlsLaunch,
+    ToSupervisor,
+    WorkerLaunch,
+    decode_launch,
+)
 
-L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch)
+L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
 _PR_SET_PDEATHSIG = 1
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def begin(kind: type[L]) -> L:
@@ -35,7 +44,7 @@ def begin(kind: type[L]) -> L:
     log = open(launch.log, "a")  # noqa: SIM115 - faulthandler needs it for as long as the process lives
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log)
-    logging.basicConfig(level=launch.config.reports.log_level, format=LOG_FORMAT)
+    log_to_stderr(launch.config.reports, launch.name)
     return launch
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.specs import DeviceInfo
+from llmcore.tallies import ServerFigures
 
 if TYPE_CHECKING:
     import torch
@@ -348,7 +349,12 @@ class AttentionKernel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One finished request: counts in tokens, times in seconds (None where it did not get that far)."""
+    """One finished request: counts in tokens, times in seconds (None where it did not get that far).
+
+    `finish`: "stop", "length", "abort" or "error". `cause`: why it is one of the last two, a key of `tallies.CAUSES`,
+    else "".
+    `key`: the fingerprint of the client's API key, "" without one. `model`: the name that the server gives its model.
+    """
 
     request_id: str
     dialect: str
@@ -359,6 +365,9 @@ class RequestRecord:
     finish: str
     first_token: float | None
     duration: float
+    cause: str = ""
+    key: str = ""
+    model: str = ""
 
 
 class MetricSink(Protocol):
@@ -369,6 +378,9 @@ class MetricSink(Protocol):
 
     def snapshot(self, values: Mapping[str, float]) -> None:
         """The engine's figures (`bridge.Load.figures()`), about once a second."""
+
+    def server(self, figures: ServerFigures) -> None:
+        """What all processes of the server have counted, about once a second."""
 
     def page(self) -> tuple[str, bytes] | None:
         """What `/metrics` answers, as (content type, body), or None; the first sink that has one is asked."""

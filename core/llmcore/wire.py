@@ -25,7 +25,7 @@ from llmcore.protocols import RequestRecord, Tokenizer
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
-"""How often a worker sends `Heartbeat` to the engine, and the engine `Snapshot` to the supervisor."""
+"""How often a worker sends `Heartbeat` to the engine and `Alive` to the supervisor, and the engine `Snapshot`."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """A larger message closes its connection."""
@@ -115,7 +115,24 @@ class TlsLaunch(msgspec.Struct, frozen=True, kw_only=True):
     workers: str
 
 
-Launch = EngineLaunch | WorkerLaunch | TlsLaunch
+class AdminLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `python -m llmcore.http.admin.process FD` needs.
+
+    `mailbox`: the endpoint it binds, for `overview.Overview`. `listen_fd`: its listening socket, inherited. `url`:
+    where clients reach the server.
+    """
+
+    name: str
+    parent: int
+    log: str
+    addresses: Addresses
+    config: Config
+    mailbox: str
+    listen_fd: int
+    url: str
+
+
+Launch = EngineLaunch | WorkerLaunch | TlsLaunch | AdminLaunch
 
 
 # --- to the engine ---------------------------------------------------------------------------------------------------
@@ -149,11 +166,15 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     grace: float = 0.0
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """From the admin listener to the supervisor, and on to the engine: do a step, if there is nothing else to do."""
+
+
 class ToEngine(msgspec.Struct, frozen=True, array_like=True):
     """A message in the engine's mailbox; `sender` is a worker's number, the owner of its requests, or SUPERVISOR."""
 
     sender: int
-    body: Submit | Abort | FinishChoice | Hello | Heartbeat | WorkerGone | Shutdown
+    body: Submit | Abort | FinishChoice | Hello | Heartbeat | WorkerGone | Shutdown | Probe
 
 
 # --- to a worker -----------------------------------------------------------------------------------------------------
@@ -177,7 +198,15 @@ class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
     message: str
 
 
-ToWorker = StepEvents | State | EngineGone | Shutdown
+class Intake(msgspec.Struct, frozen=True, tag="intake"):
+    """From the engine, when it changes: whether it has no room for another request, and then in how many seconds one
+    is worth another try."""
+
+    full: bool
+    retry_after: int
+
+
+ToWorker = StepEvents | State | EngineGone | Intake | Shutdown
 
 
 # --- to the supervisor -----------------------------------------------------------------------------------------------
@@ -191,6 +220,13 @@ class EngineReady(msgspec.Struct, frozen=True, tag="engine_ready"):
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
     """The worker accepts connections."""
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The threads of a worker, or of the end of TLS, get on with their work; every HEARTBEAT_SECONDS once it is ready.
+
+    One that is silent for `--watchdog_timeout` is killed and replaced.
+    """
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -228,11 +264,19 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     record: RequestRecord
 
 
+class Tallied(msgspec.Struct, frozen=True, tag="tallied"):
+    """A child's `tallies.ServerFigures`: totals since it started, about once a second while they change."""
+
+    counts: tuple[tuple[str, tuple[str, ...], int], ...]
+    gaps: tuple[int, ...]
+    gap_seconds: float
+
+
 class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
     """A message in the supervisor's mailbox; `sender` is the child's name ("engine-0", "worker-3")."""
 
     sender: str
-    body: EngineReady | WorkerReady | Failed | Progress | Snapshot | Finished
+    body: EngineReady | WorkerReady | Alive | Failed | Progress | Snapshot | Finished | Tallied | Probe
 
 
 # --- mailboxes -------------------------------------------------------------------------------------------------------
@@ -240,7 +284,7 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
 _ENCODER = msgspec.msgpack.Encoder()
 
 M = TypeVar("M")
-L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch)
+L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
 
 def encode(message: object) -> bytes:

@@ -22,3 +22,10 @@ class Tally:
 
     def snapshot(self, values):
         self.newest = dict(values)
+
+    def server(self, figures):
+        failures = {key: n for key, n in figures.counts.items() if key[0] == "plugin_failures"}
+        self.newest["plugin_failures"] = sum(failures.values())
+
+    def page(self):
+        return None  # another sink answers /metrics

@@ -62,11 +62,15 @@ from llmcore.specs import (
     WeightLoaderSpec,
     bucket_of,
 )
+from llmcore.tallies import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
 from llmcore.weights.dtypes import read_dtype
 from llmcore.weights.map import Placement, Shard, WeightMap
 
 __all__ = [
     "API_VERSION",
+    "CAUSES",
+    "COUNTS",
+    "GAP_SECONDS",
     "TOKEN_BUCKETS",
     "AttentionKernel",
     "AttnLimits",
@@ -122,6 +126,7 @@ __all__ = [
     "RouteSpec",
     "SamplingParams",
     "SchedulerSpec",
+    "ServerFigures",
     "Shard",
     "Submit",
     "TemplateMarks",

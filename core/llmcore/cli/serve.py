@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,10 +9,10 @@ from dataclasses import replace
 import click
 
 from llmcore import __version__
-from llmcore.child import LOG_FORMAT
 from llmcore.cli.display import Stages, show_summary
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import check_model_dir
+from llmcore.logs import log_to_stderr
 from llmcore.supervisor import Notices, serve
 from llmcore.wire import ModelFacts
 
@@ -29,7 +28,7 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
     """
     config = with_model(resolved.config, model)
     config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
-    logging.basicConfig(level=config.reports.log_level, format=LOG_FORMAT, force=True)
+    log_to_stderr(config.reports, "supervisor")
     with _notices() as notices:
         ctx.exit(serve(config, notices))
 

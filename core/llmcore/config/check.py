@@ -44,6 +44,11 @@ def check_model_dir(config: Config) -> Path:
     raise ConfigError(f"--model_dir {path} does not exist. {hint}")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def parse_pin(text: str) -> tuple[str, str]:
     """(op, kernel) of a value of `--kernel`. Raises ConfigError."""
     op, _, kernel = text.partition("=")
@@ -156,6 +161,16 @@ def _tls(config: Config, origins: Origins) -> str | None:
     return None
 
 
+def _admin(config: Config, origins: Origins) -> str | None:
+    host = config.server.admin_host
+    if config.server.disable_admin or is_loopback(host) or config.access.api_keys:
+        return None
+    return (
+        f"--admin_host {host} lets others read the server's settings and figures, and there are no --api_keys; "
+        "set some, or keep it on 127.0.0.1."
+    )
+
+
 def _push(config: Config, origins: Origins) -> str | None:
     keys = [label.partition("=")[0] for label in config.reports.grouping_key]
     for label, key in zip(config.reports.grouping_key, keys, strict=True):
@@ -177,14 +192,17 @@ _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
     _keys,
     _cors,
     _tls,
+    _admin,
     _push,
 )
 
 
 def _exposed(config: Config) -> Iterator[str]:
-    host, access = config.server.host, config.access
-    if access.api_keys and not access.ssl and host != "localhost" and not host.startswith("127.") and host != "::1":
-        yield f"--host {host} without --ssl: API keys travel as they are, unless a proxy encrypts them on the way."
+    server, access = config.server, config.access
+    if access.api_keys and not access.ssl and not is_loopback(server.host):
+        yield f"--host {server.host} without --ssl: API keys travel as they are, unless a proxy encrypts them."
+    if not server.disable_admin and not is_loopback(server.admin_host):
+        yield f"--admin_host {server.admin_host}: API keys travel as they are, unless a proxy encrypts them."
 
 
 # --- without effect --------------------------------------------------------------------------------------------
@@ -198,9 +216,15 @@ def _without_effect(config: Config) -> Iterator[tuple[str, str]]:
     if not config.access.allow_origins:
         for name in ("allow_methods", "allow_headers", "allow_credentials"):
             yield name, "allow_origins names no origin that may call this server"
+    if not server.health_monitor:
+        for name in ("restart_pause", "restart_limit"):
+            yield name, "without health_monitor a server ends with its engine"
     if not config.access.ssl:
         for name in ("ssl_certfile", "ssl_keyfile"):
             yield name, "ssl is not set"
+    if server.disable_admin:
+        for name in ("admin_host", "admin_port", "ready_timeout"):
+            yield name, "disable_admin is set"
     if config.reports.metric_gateway is None:
         for name in ("job_name", "grouping_key", "push_interval", "enable_monitor_auth"):
             yield name, "metric_gateway names no Pushgateway"

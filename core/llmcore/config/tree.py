@@ -50,8 +50,18 @@ class Server:
     drain_timeout: float = option(30.0, "Seconds that open requests may go on after SIGTERM.", low=0)
     watchdog_timeout: int = option(
         30,
-        "Seconds without a finished step, work pending, until the engine is killed; and of silence, until a worker is.",
+        "Seconds without a finished step, work pending, until the engine is killed; of silence, until a worker is.",
         low=1,
+    )
+    admin_host: str = option(
+        "127.0.0.1", "Address of the admin listener: health, metrics, dashboard. One that others reach needs api_keys."
+    )
+    admin_port: int | None = option(
+        None, "Its port; 0: any free one (default: port + 1, or any free one where that is taken).", low=0, high=65535
+    )
+    disable_admin: bool = option(False, "Have no admin listener.")
+    ready_timeout: int = option(
+        30, "Seconds without a finished step until its /ready says 503; an idle engine is made to do one.", low=1
     )
     health_monitor: bool = option(
         False, "Start a new engine, after a pause, when it has died or hangs; without it the server ends."
@@ -147,6 +157,9 @@ class Reports:
         "INFO",
         "Least severity that is logged; DEBUG logs prompts too.",
         choices=("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET"),
+    )
+    log_format: str = option(
+        "text", "Lines for people, or one JSON object per line, of every process.", choices=("text", "json")
     )
     max_log_len: int | None = option(
         None, "Most characters and most ids of a prompt in the log (default: all).", low=0

@@ -13,6 +13,7 @@ from llmcore.config import settings
 from llmcore.protocols import Checkpoint, Device, RequestRecord, Tokenizer
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE
+from llmcore.tallies import ServerFigures
 from llmcore.testing.conformance import contributed, loaded
 
 TEXTS = ("", "hello", "Hello, world! 123", "  two  spaces\n\ttab", "naïve café", "日本語と русский", "👩‍👩‍👧 emoji")
@@ -143,6 +144,10 @@ def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequen
         sink.request_finished(RECORD)
         sink.request_finished(_unanswered())
         sink.snapshot({**Load(running=1, cache={"nodes": 2}).figures(), "a_figure_nobody_knows": 3.0})
+        sink.server(ServerFigures())
+        sink.server(ServerFigures({("plugin_failures", ("acme", "on_startup")): 1, ("a_count_nobody_knows", ()): 2}))
+        page = sink.page()
+        assert page is None or isinstance(page[1], bytes), f"{spec.name}: page() is no (content type, bytes)"
     return len(sinks)
 
 

@@ -21,11 +21,13 @@ from typing import Any
 
 import msgspec
 
-from llmcore.child import LOG_FORMAT, die_with_parent
-from llmcore.config import Config, make_config
+from llmcore.child import die_with_parent
+from llmcore.config import Config, child_environment, make_config
 from llmcore.errors import LlmcoreError
+from llmcore.logs import log_to_stderr
 from llmcore.supervisor import Notices, serve
 from llmcore.supervisor.supervisor import ENGINE_MODULE
+from llmcore.testing.fault_config import with_faults
 
 FAKE_ENGINE = "llmcore.testing.fake_engine"
 """An engine that echoes prompts; starts in a moment and needs no model, only a tokenizer."""
@@ -45,11 +47,12 @@ class _Order(msgspec.Struct):
 
 @dataclass
 class RunningServer:
-    """A server that accepts requests. `log` holds everything its processes wrote."""
+    """A server that accepts requests. `log` holds everything its processes wrote, `temporary` its temporary files."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    temporary: Path
 
     @property
     def port(self) -> int:
@@ -78,19 +81,24 @@ def serving(
     engine_module: str = ENGINE_MODULE,
     plugin_options: Mapping[str, Any] | None = None,
     timeout: float = 60.0,
+    faults: bool = False,
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """A server of the model in `model_dir` with `settings` as on the command line, ended when the block is left.
 
-    Raises ServerFailed if it does not accept requests within `timeout` seconds.
+    `faults`: requests may ask for those of `llmcore.testing.fault_names`; the model has to be written with
+    `all_faults`. Raises ServerFailed if it does not accept requests within `timeout` seconds.
     """
-    config = make_config(**{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, **settings})
+    config = make_config(**{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, "drain_timeout": 5, **settings})
     config = replace(config, plugin_options={**config.plugin_options, **(plugin_options or {})})
+    if faults:
+        config = with_faults(config)
     with tempfile.TemporaryDirectory() as scratch:
-        log = Path(scratch) / "log"
-        process, ready = _start(_Order(config, engine_module, os.getpid()), log)
+        log, temporary = Path(scratch) / "log", Path(scratch) / "tmp"
+        temporary.mkdir()
+        process, ready = _start(_Order(config, engine_module, os.getpid()), log, temporary)
         try:
-            yield RunningServer(_await_url(process, ready, log, timeout), process, log)
+            yield RunningServer(_await_url(process, ready, log, timeout), process, log, temporary)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -101,7 +109,7 @@ def serving(
                     process.wait()
 
 
-def _start(order: _Order, log: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _start(order: _Order, log: Path, temporary: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The server's process, and a descriptor from which its URL can be read."""
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as file, log.open("wb") as out:
@@ -113,6 +121,7 @@ def _start(order: _Order, log: Path) -> tuple[subprocess.Popen[bytes], int]:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
+            env={**child_environment(), "TMPDIR": str(temporary)},
         )
     os.close(writer)
     return process, reader
@@ -153,7 +162,7 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=_Order)
     die_with_parent(order.parent)
-    logging.basicConfig(level=order.config.reports.log_level, format=LOG_FORMAT)
+    log_to_stderr(order.config.reports, "supervisor")
     writer = int(sys.argv[2])
     notices = Notices(ready=lambda url, facts: _write_all(writer, url))
     try:

@@ -1,70 +1,17 @@
-"""LightLLM's metrics under llmcore's name, and what its slots, cache and preemptions add."""
+"""LightLLM's metrics under llmcore's name, and what slots, cache, causes and failures add."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
-from llmcore.api import RequestRecord
-
-SECONDS = tuple(0.001 * 1.5**i for i in range(1, 36))
-"""1.5 ms to 24 minutes, as LightLLM has them."""
-TOKENS = tuple(float(1 << i) for i in range(18))
-SHARES = tuple(i / 10 for i in range(11))
-
-_COUNTERS = {
-    "request_count": "Requests that were taken in.",
-    "request_success": "Requests that ended with a whole answer: at a stop, or at their length.",
-    "request_failure": "Requests that ended with an error.",
-    "request_abort": "Requests whose client left first.",
-}
-
-_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...], Callable[[RequestRecord], float | None]]] = {
-    "request_inference_duration": ("Seconds from a request's arrival to its end.", SECONDS, lambda r: r.duration),
-    "request_first_token_duration": (
-        "Seconds from a request's arrival to its first token.",
-        SECONDS,
-        lambda r: r.first_token,
-    ),
-    "request_mean_time_per_token_duration": (
-        "Seconds per token of an answer, after its first.",
-        SECONDS,
-        lambda r: _per_token(r),
-    ),
-    "request_input_length": ("Tokens of a request's prompt.", TOKENS, lambda r: r.prompt_tokens),
-    "request_generated_tokens": ("Tokens a request generated.", TOKENS, lambda r: r.output_tokens),
-    "request_max_new_tokens": ("Tokens a request asked for at most.", TOKENS, lambda r: r.max_new_tokens),
-    "cache_length": ("Tokens of a prompt that came from the prefix cache.", TOKENS, lambda r: r.cached_tokens),
-    "cache_ratio": (
-        "Share of a prompt that came from the prefix cache.",
-        SHARES,
-        lambda r: r.cached_tokens / r.prompt_tokens if r.prompt_tokens else None,
-    ),
-}
-"""Name -> (help, buckets, what to observe of a request; None: nothing)."""
-
-_GAUGES = {
-    "queue_size": ("waiting", "Requests that wait to be admitted."),
-    "batch_current_size": ("running", "Requests that run."),
-    "batch_current_max_tokens": ("peak", "KV slots that the running requests are foreseen to need at most."),
-    "kv_live": ("kv_live", "KV slots that requests hold, in tokens."),
-    "kv_cached": ("kv_cached", "KV slots that only the prefix cache holds, in tokens."),
-    "kv_free": ("kv_free", "KV slots that nobody holds, in tokens."),
-    "kv_total": ("kv_total", "All KV slots, in tokens."),
-}
-"""Name -> (field of bridge.Load, help)."""
-
-_TOTALS = {
-    "engine_steps": ("steps", "Steps the engine has finished."),
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
-    "prefix_hit_tokens": ("cached_tokens", "Prompt tokens that came from the prefix cache."),
-    "generated_tokens": ("output_tokens", "Tokens generated."),
-    "preemptions": ("preemptions", "Requests taken out for want of slots, to be recomputed."),
-    "aborts": ("aborts", "Requests the engine ended because their client left."),
-}
-"""Name -> (field of bridge.Load that only grows, help)."""
+from llmcore.api import COUNTS, GAP_SECONDS, RequestRecord, ServerFigures
+from llmcore.builtin.prometheus import tables
+from llmcore.builtin.prometheus.tables import PREFIX
 
 _CACHE = "cache_"
 """How the prefix cache's own figures begin."""
@@ -78,21 +25,24 @@ class PrometheusSink:
     def __init__(self) -> None:
         # Else every metric has a second series that says when it was made.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = CollectorRegistry()
-        self._counters = {n: Counter(f"llmcore_{n}", text, registry=self._registry) for n, text in _COUNTERS.items()}
+        self._registry = registry = CollectorRegistry()
+        self._counters = {n: Counter(PREFIX + n, text, registry=registry) for n, text in tables.COUNTERS.items()}
+        self._ended = Counter(PREFIX + tables.ENDED, tables.ENDED_HELP, ["finish", "cause"], registry=registry)
         self._histograms = {
-            n: (Histogram(f"llmcore_{n}", text, buckets=buckets, registry=self._registry), observe)
-            for n, (text, buckets, observe) in _HISTOGRAMS.items()
+            n: (Histogram(PREFIX + n, text, buckets=buckets, registry=registry), observe)
+            for n, (text, buckets, observe) in tables.HISTOGRAMS.items()
         }
-        self._gauges = {f: Gauge(f"llmcore_{n}", text, registry=self._registry) for n, (f, text) in _GAUGES.items()}
-        self._totals = {f: Counter(f"llmcore_{n}", text, registry=self._registry) for n, (f, text) in _TOTALS.items()}
-        text = "What the prefix cache says of itself, by name."
-        self._cache = Gauge("llmcore_prefix_cache", text, ["figure"], registry=self._registry)
+        self._gauges = {f: Gauge(PREFIX + n, text, registry=registry) for n, (f, text) in tables.GAUGES.items()}
+        self._totals = {f: Counter(PREFIX + n, text, registry=registry) for n, (f, text) in tables.TOTALS.items()}
+        self._cache = Gauge(PREFIX + tables.CACHE, tables.CACHE_HELP, ["figure"], registry=registry)
         self._before: dict[str, float] = {}
+        self._server = _Server()
+        registry.register(self._server)
 
     def request_finished(self, record: RequestRecord) -> None:
         """Count a request and observe its lengths and times; those of failed ones say nothing and are left out."""
         self._counters["request_count"].inc()
+        self._ended.labels(record.finish, record.cause).inc()
         outcome = _OUTCOMES.get(record.finish, "request_failure")
         self._counters[outcome].inc()
         if outcome == "request_failure":
@@ -112,12 +62,34 @@ class PrometheusSink:
         for field in (name for name in values if name.startswith(_CACHE)):
             self._cache.labels(field.removeprefix(_CACHE)).set(values[field])
 
+    def server(self, figures: ServerFigures) -> None:
+        """Take over what all processes have counted."""
+        self._server.figures = figures
+
     def page(self) -> tuple[str, bytes]:
         """Prometheus' text format."""
         return CONTENT_TYPE_LATEST, generate_latest(self._registry)
 
 
-def _per_token(record: RequestRecord) -> float | None:
-    if record.first_token is None or record.output_tokens < 2:
-        return None
-    return (record.duration - record.first_token) / (record.output_tokens - 1)
+class _Server(Collector):
+    """What is counted elsewhere, as it was last heard of."""
+
+    def __init__(self) -> None:
+        self.figures = ServerFigures()
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus' interface."""
+        for name, (labels, text) in COUNTS.items():
+            family = CounterMetricFamily(PREFIX + name, text, labels=labels)
+            totals = {values: n for (counted, values), n in self.figures.counts.items() if counted == name}
+            for values, n in (totals or ({} if labels else {(): 0})).items():
+                family.add_metric(values, n)
+            yield family
+        below, buckets = 0, []
+        ends = [*(f"{end:g}" for end in GAP_SECONDS), "+Inf"]
+        for end, n in zip(ends, self.figures.gaps or (0,) * len(ends), strict=True):
+            below += n
+            buckets.append((end, float(below)))
+        yield HistogramMetricFamily(
+            PREFIX + tables.GAPS, tables.GAPS_HELP, buckets=buckets, sum_value=self.figures.gap_seconds
+        )

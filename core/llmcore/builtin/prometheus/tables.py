@@ -1,0 +1,114 @@
+"""Every metric: its name, what it is, and where it comes from. docs/metrics.md is made of these tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from llmcore.api import COUNTS, RequestRecord
+
+PREFIX = "llmcore_"
+
+SECONDS = tuple(0.001 * 1.5**i for i in range(1, 36))
+"""1.5 ms to 24 minutes, as LightLLM has them."""
+TOKENS = tuple(float(1 << i) for i in range(18))
+SHARES = tuple(i / 10 for i in range(11))
+
+COUNTERS = {
+    "request_count": "Requests that were taken in and have ended.",
+    "request_success": "Requests that ended with a whole answer: at a stop, or at their length.",
+    "request_failure": "Requests that ended with an error.",
+    "request_abort": "Requests whose client left first.",
+}
+
+ENDED = "request_ended"
+ENDED_HELP = "Requests by how they ended (stop, length, abort, error) and, for the last two, why."
+
+
+def per_token(record: RequestRecord) -> float | None:
+    """Seconds per token of an answer after its first (TPOT)."""
+    if record.first_token is None or record.output_tokens < 2:
+        return None
+    return (record.duration - record.first_token) / (record.output_tokens - 1)
+
+
+HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...], Callable[[RequestRecord], float | None]]] = {
+    "request_inference_duration": ("Seconds from a request's arrival to its end.", SECONDS, lambda r: r.duration),
+    "request_first_token_duration": (
+        "Seconds from a request's arrival to its first token (TTFT).",
+        SECONDS,
+        lambda r: r.first_token,
+    ),
+    "request_mean_time_per_token_duration": (
+        "Seconds per token of an answer, after its first (TPOT).",
+        SECONDS,
+        per_token,
+    ),
+    "request_input_length": ("Tokens of a request's prompt.", TOKENS, lambda r: r.prompt_tokens),
+    "request_generated_tokens": ("Tokens a request generated.", TOKENS, lambda r: r.output_tokens),
+    "request_max_new_tokens": ("Tokens a request asked for at most.", TOKENS, lambda r: r.max_new_tokens),
+    "cache_length": ("Tokens of a prompt that came from the prefix cache.", TOKENS, lambda r: r.cached_tokens),
+    "cache_ratio": (
+        "Share of a prompt that came from the prefix cache.",
+        SHARES,
+        lambda r: r.cached_tokens / r.prompt_tokens if r.prompt_tokens else None,
+    ),
+}
+"""Name -> (help, buckets, what to observe of a request; None: nothing)."""
+
+GAPS = "inter_token_duration"
+GAPS_HELP = (
+    "Seconds between two tokens of an answer as they reach the HTTP worker (ITL); tokens that come together once."
+)
+
+GAUGES = {
+    "queue_size": ("waiting", "Requests that wait to be admitted."),
+    "queue_tokens": ("waiting_tokens", "Prompt tokens of the requests that wait."),
+    "batch_current_size": ("running", "Requests that run."),
+    "batch_current_max_tokens": ("peak", "KV slots that the running requests are foreseen to need at most."),
+    "kv_live": ("kv_live", "KV slots that requests hold, in tokens."),
+    "kv_cached": ("kv_cached", "KV slots that only the prefix cache holds, in tokens."),
+    "kv_free": ("kv_free", "KV slots that nobody holds, in tokens."),
+    "kv_total": ("kv_total", "All KV slots, in tokens."),
+    "graphs_captured": ("graphs", "Steps that are captured and replayed as a whole."),
+}
+"""Name -> (field of bridge.Load, help)."""
+
+TOTALS = {
+    "engine_steps": ("steps", "Steps the engine has finished."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
+    "prefix_hit_tokens": ("cached_tokens", "Prompt tokens that came from the prefix cache."),
+    "generated_tokens": ("output_tokens", "Tokens generated."),
+    "preemptions": ("preemptions", "Requests taken out for want of slots, to be recomputed."),
+    "aborts": ("aborts", "Requests the engine ended because their client left."),
+}
+"""Name -> (field of bridge.Load that only grows, help)."""
+
+CACHE = "prefix_cache"
+CACHE_HELP = "What the prefix cache says of itself, by name."
+
+
+class Metric(NamedTuple):
+    """One family as `/metrics` shows it; a counter's samples end in `_total`, which `name` has."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+def metrics() -> Iterator[Metric]:
+    """All of them, by name without the prefix."""
+    for name, (_, text) in GAUGES.items():
+        yield Metric(f"{PREFIX}{name}", "gauge", (), text)
+    yield Metric(f"{PREFIX}{CACHE}", "gauge", ("figure",), CACHE_HELP)
+    for name, text in COUNTERS.items():
+        yield Metric(f"{PREFIX}{name}_total", "counter", (), text)
+    yield Metric(f"{PREFIX}{ENDED}_total", "counter", ("finish", "cause"), ENDED_HELP)
+    for name, (_, text) in TOTALS.items():
+        yield Metric(f"{PREFIX}{name}_total", "counter", (), text)
+    for name, (labels, text) in COUNTS.items():
+        yield Metric(f"{PREFIX}{name}_total", "counter", labels, text)
+    for name, (text, _, _) in HISTOGRAMS.items():
+        yield Metric(f"{PREFIX}{name}", "histogram", (), text)
+    yield Metric(f"{PREFIX}{GAPS}", "histogram", (), GAPS_HELP)

@@ -1,0 +1,114 @@
+"""Where log lines go: standard error, as text or as JSON, by way of a thread, so that an unread log stops nothing.
+
+`logger.info(text, extra=fields(request=...))` adds keys to JSON lines; every line of a request carries its id.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import orjson
+
+from llmcore.config import Reports
+from llmcore.tallies import TALLIES
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+MAX_LINES = 10_000
+"""Lines that may wait to be written; further ones are dropped and counted."""
+
+LAST_SECONDS = 1.0
+"""How long what waits has to leave when the process ends."""
+
+_FIELDS = "llmcore_fields"
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    """`extra` of a log call: more keys of its JSON line."""
+    return {_FIELDS: values}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: time (UTC, ISO 8601), level, logger, process, message, and what `fields` added."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        milliseconds = f"{int(record.msecs):03d}Z"
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(record.created)) + milliseconds,
+            "level": record.levelname,
+            "logger": record.name,
+            "process": self._process,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        return orjson.dumps(_sayable(line), default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class Behind(logging.Handler):
+    """Writes from a thread of its own: whoever logs never waits for standard error."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+        self._lines: queue.Queue[str] = queue.Queue(MAX_LINES)
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+        atexit.register(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line, or drop it."""
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - as logging has it, a line that cannot be made ends nothing
+            self.handleError(record)
+            return
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            TALLIES.count("dropped_log_lines", self._process)
+
+    def flush(self) -> None:
+        """Let what waits be written, for a moment."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        while True:
+            text = self._lines.get()
+            try:
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
+            except (OSError, ValueError):
+                pass  # a full disk, a reader that has gone: the server goes on without its log
+            finally:
+                self._lines.task_done()
+
+
+def log_to_stderr(reports: Reports, process: str) -> None:
+    """Set up this process's log; `process` is its name in JSON lines. Replaces what was set up before."""
+    handler = Behind(process)
+    handler.setFormatter(JsonFormatter(process) if reports.log_format == "json" else logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(level=reports.log_level, handlers=[handler], force=True)
+
+
+def _sayable(value: Any) -> Any:
+    """`value` with text that UTF-8 cannot say (half of a surrogate pair) written as escapes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _sayable(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,119 @@
+"""What a process counts while it serves: failures of plugins, error answers, gaps between tokens.
+
+There is one per process, as with logging, because what is counted happens in every layer. Children report theirs to
+the supervisor about once a second, as totals since their start, so a report that is lost costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+COUNTS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "plugin_failures": (("plugin", "where"), "Exceptions that a plugin raised and the server caught."),
+    "error_answers": (("status", "code"), "HTTP answers of 400 and above; 429 and 503 are refusals under load."),
+    "dropped_messages": (("process",), "Messages between processes that were malformed and dropped."),
+    "dropped_log_lines": (("process",), "Log lines that were lost because nobody read the log."),
+    "worker_restarts": ((), "HTTP workers that died and were replaced."),
+    "engine_restarts": ((), "Engines that died or hung and were replaced."),
+}
+"""Name -> (labels, help) of everything that is counted."""
+
+GAP_SECONDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0),
+)
+"""Upper ends of the buckets of gaps between tokens; one more bucket holds what is longer."""
+
+
+CAUSES: Mapping[str, str] = {
+    "client": "the client left",
+    "slow_client": "the client did not read its answer fast enough",
+    "deadline": "a time limit was over",
+    "drain": "the server was shutting down",
+    "overload": "there was no room",
+    "engine": "the engine died or was lost",
+    "refused": "the engine found the request wrong",
+    "failure": "the model or a plugin failed on it",
+}
+"""Why a request ended early: `protocols.RequestRecord.cause` and what it means."""
+
+Counted = tuple[str, tuple[str, ...]]
+"""What is counted: its name in COUNTS, and the values of its labels."""
+
+
+@dataclass(frozen=True)
+class ServerFigures:
+    """Totals of all processes since the server started.
+
+    `gaps`: how many gaps between a choice's tokens fell into each bucket of GAP_SECONDS, () for none;
+    `gap_seconds` is their sum.
+    """
+
+    counts: Mapping[Counted, int] = field(default_factory=dict)
+    gaps: tuple[int, ...] = ()
+    gap_seconds: float = 0.0
+
+
+class Tallies:
+    """Totals since the process started."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Counted, int] = {}
+        self._lock = threading.Lock()
+        self._gaps = [0] * (len(GAP_SECONDS) + 1)
+        self._gap_seconds = 0.0
+
+    def count(self, name: str, *labels: str, n: int = 1) -> None:
+        """`n` more of `name`, a key of COUNTS, with a value for each of its labels. From any thread."""
+        with self._lock:
+            key = (name, labels)
+            self._counts[key] = self._counts.get(key, 0) + n
+
+    def set(self, name: str, *labels: str, total: int) -> None:
+        """The same where somebody else counts; nothing is shown before the first."""
+        if total:
+            with self._lock:
+                self._counts[name, labels] = total
+
+    def gap(self, seconds: float) -> None:
+        """A token came this long after the one before it. From one thread: it is on the path of every token."""
+        self._gaps[bisect_left(GAP_SECONDS, seconds)] += 1
+        self._gap_seconds += seconds
+
+    def figures(self) -> ServerFigures:
+        """A copy."""
+        with self._lock:
+            return ServerFigures(dict(self._counts), tuple(self._gaps), self._gap_seconds)
+
+
+TALLIES = Tallies()
+"""This process's."""
+
+
+class Sum:
+    """The totals of several processes by name, some of which die and are replaced."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, ServerFigures] = {}
+        self._counts: dict[Counted, int] = {}
+        self._gaps = [0] * (len(GAP_SECONDS) + 1)
+        self._gap_seconds = 0.0
+
+    def heard(self, process: str, figures: ServerFigures) -> None:
+        """The totals of `process`; where they are lower than before, it is another one of that name."""
+        before = self._newest.get(process, ServerFigures())
+        if sum(figures.gaps) < sum(before.gaps) or any(figures.counts.get(k, 0) < n for k, n in before.counts.items()):
+            before = ServerFigures()
+        self._newest[process] = figures
+        for key, total in figures.counts.items():
+            self._counts[key] = self._counts.get(key, 0) + total - before.counts.get(key, 0)
+        for i, total in enumerate(figures.gaps):
+            self._gaps[i] += total - (before.gaps[i] if before.gaps else 0)
+        self._gap_seconds += figures.gap_seconds - before.gap_seconds
+
+    def figures(self) -> ServerFigures:
+        """All of them together."""
+        return ServerFigures(dict(self._counts), tuple(self._gaps), self._gap_seconds)

@@ -19,7 +19,7 @@ MakeLLM = Callable[..., LLM]
 
 @pytest.fixture
 def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
-    """`make_llm(ahead=1, granule=4, fake={"nan_token": 3}, **settings)`; what it makes is closed at the end."""
+    """`make_llm(ahead=1, granule=4, fake={"faults": {"nan": 3}}, **settings)`; what it makes is closed at the end."""
     with ExitStack() as stack:
 
         def make(*, ahead: int = 0, granule: int = 1, fake: dict[str, Any] | None = None, **settings: Any) -> LLM:

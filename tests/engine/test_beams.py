@@ -129,7 +129,7 @@ def test_what_is_sampled_beside_a_search_is_what_it_is_alone(make_llm: MakeLLM) 
 
 def test_a_search_that_meets_what_is_not_finite_ends_alone(make_llm: MakeLLM) -> None:
     bad = make_llm().generate([[1, 2]], max_new_tokens=6, num_beams=2)[0].token_ids[2]
-    llm = make_llm(fake={"nan_token": bad})
+    llm = make_llm(fake={"faults": {"nan": bad}})
     with pytest.raises(RequestError, match="finite"):
         llm.generate([[1, 2]], max_new_tokens=6, num_beams=2)
     assert llm.load().kv_live == 0

@@ -85,13 +85,13 @@ def test_a_prefix_cache_speaks_of_itself_until_it_fails(make_llm: MakeLLM, tmp_p
     assert len(set(sizes)) == 1 and sizes[0] > 40, "they are there until somebody needs the room"
 
 
-@pytest.mark.parametrize("kind", ["fail_token", "nan_token"])
+@pytest.mark.parametrize("kind", ["forward", "nan"])
 def test_after_a_failed_step_a_cache_that_cannot_tell_what_it_holds_loses_it_all(
     make_llm: MakeLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     file = tmp_path / "bad.py"
     file.write_text(MANAGER.format(method="remove", answer="1 / 0", good=1))
-    llm = make_llm(kv_manager="bad", max_total_token_num=400, plugins=[str(file)], fake={kind: 250})
+    llm = make_llm(kv_manager="bad", max_total_token_num=400, plugins=[str(file)], fake={"faults": {kind: 250}})
     with pytest.raises(RequestError, match=r"failed|finite"):
         llm.generate([[5] * 40 + [1], [5] * 40 + [250]], temperature=0.0)
     assert "prefix cache 'bad' has failed" in caplog.text

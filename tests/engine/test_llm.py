@@ -110,9 +110,9 @@ def test_unknown_options_are_named(make_llm: MakeLLM) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("kind", ["fail_token", "nan_token"])
+@pytest.mark.parametrize("kind", ["forward", "nan"])
 def test_a_failure_stays_with_its_request(make_llm: MakeLLM, ahead: int, kind: str) -> None:
-    llm = make_llm(ahead=ahead, fake={kind: 250})
+    llm = make_llm(ahead=ahead, fake={"faults": {kind: 250}})
     events: dict[int, list[ChoiceEvent]] = {1: [], 2: [], 3: []}
     prompts = {1: [4, 5, 6], 2: [7, 250], 3: [8, 9]}
     for number, prompt in prompts.items():

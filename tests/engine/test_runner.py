@@ -20,6 +20,7 @@ from llmcore.plugins import build_registry
 from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites
 from llmcore.testing import fake_config
 from llmcore.testing.fake_model import FakeModel, fake_answer
+from llmcore.testing.fault_steps import StepFaults
 
 MAX_LEN = 64
 CONFIG = {"vocab_size": 275, "max_position_embeddings": MAX_LEN, "eos_token_id": 257}
@@ -184,7 +185,7 @@ def test_a_fork_copies_before_it_writes(granule: int) -> None:
 
 def test_a_nan_stays_with_its_row() -> None:
     r = rig()
-    object.__setattr__(r.runner._model.config, "nan_token", 13)
+    r.runner._model._faults = StepFaults({"nan": 13}, answers=94)
     rows, writes = [(0, 2, 0), (1, 2, 0)], [*places(0, 0, [1, 2]), *places(1, 0, [3, 4])]
     out = r.step(rows, [(0, 0), (1, 1)], admitted=[admit(0, [7, 13]), admit(1, [7, 12])], writes=writes)
     assert out.finite.tolist() == [False, True]

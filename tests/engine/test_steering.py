@@ -346,8 +346,8 @@ def test_an_end_that_the_mask_demands_wins_over_the_least_length(steered: MakeLL
 
 @AHEAD
 def test_a_failing_step_and_broken_rows_leave_processors_where_they_were(steered: MakeLLM, ahead: int) -> None:
-    for kind in ("fail_token", "nan_token"):
-        llm = steered(ahead, fake={kind: 250})
+    for kind in ("forward", "nan"):
+        llm = steered(ahead, fake={"faults": {kind: 250}})
         tag = f"{kind} {ahead}"
         options = [use("lists", lists=[[i] for i in range(30)], tag=tag), {}]
         prompts = [[1, 2], [3, 4], [5, 6], [7, 250]]

@@ -113,7 +113,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     directory = tmp_path_factory.mktemp("house")
     plugin = directory / "raises.py"
     plugin.write_text(PLUGIN)
-    model = write_fake_model(directory / "fake", step_delay=0.001, fail_token=FAILS, nan_token=GIVES_NAN)
+    model = write_fake_model(directory / "fake", step_delay=0.001, faults={"forward": FAILS, "nan": GIVES_NAN})
     with serving(
         model,
         plugins=(str(plugin),),

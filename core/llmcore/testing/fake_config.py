@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llmcore.api import KVGroupSpec, ModelConfig, WeightMap
@@ -14,11 +14,10 @@ _WIDTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FakeConfig(ModelConfig):
-    """`step_delay`: seconds per forward. A forward that meets `fail_token` raises; a row at `nan_token` gives NaN."""
+    """`step_delay`: seconds per forward. `faults`: name of one (`testing.fault_names`) -> the token that brings it."""
 
     step_delay: float = 0.0
-    fail_token: int | None = None
-    nan_token: int | None = None
+    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_config(config: Mapping[str, Any]) -> FakeConfig:
@@ -34,8 +33,7 @@ def read_config(config: Mapping[str, Any]) -> FakeConfig:
         eos_ids=(config["eos_token_id"],),
         kv_groups=(group,),
         step_delay=config.get("step_delay", 0.0),
-        fail_token=config.get("fail_token"),
-        nan_token=config.get("nan_token"),
+        faults=config.get("faults", {}),
     )
 
 

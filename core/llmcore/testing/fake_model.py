@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from llmcore.layers import Build, Hidden, Step
 from llmcore.testing.fake_config import GROUP, FakeConfig
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore.testing.fault_names import fault_texts
+from llmcore.testing.fault_steps import StepFaults, echoing
+from llmcore.testing.tokenizer import TEMPLATE, write_tokenizer
 
 _MODULUS = (1 << 31) - 1
 _BASE = 128
@@ -28,6 +30,7 @@ _DIGITS = 4
 _ANSWERS = 94
 """Answers are ids 0 to 93: the printable characters of `write_tokenizer`."""
 _SALT = 7
+_WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 
 
 class FakeModel(nn.Module):
@@ -39,13 +42,14 @@ class FakeModel(nn.Module):
         self.attention_kernels = build.attention_kernels
         self.salt = build.empty(1)
         self._layout = build.layout(GROUP)
+        self._faults = StepFaults(config.faults, answers=_ANSWERS) if config.faults else None
 
     def forward(self, step: Step, hidden: Tensor | None = None, residual: Tensor | None = None) -> Hidden:
         """Stores the step's tokens; the digits of each row's hash are the hidden state of its last token."""
         config, state = self.config, step.kv[GROUP]
         time.sleep(config.step_delay)
-        if config.fail_token is not None and bool((step.tokens == config.fail_token).any()):
-            raise RuntimeError(f"the fake model was told to fail at token {config.fail_token}")
+        if self._faults is not None:
+            self._faults.before(step.tokens)
         kv, dtype = state.kv[0], self.salt.dtype
         key, value = _digits(step.tokens), _digits(step.positions[0])
         self._layout.write(kv, state.slots, key.to(dtype).unsqueeze(1), value.to(dtype).unsqueeze(1))
@@ -54,9 +58,9 @@ class FakeModel(nn.Module):
         for meta, first in parts:
             borders = meta["q_start"].long()
             real = borders[1:] > borders[:-1]
-            hidden[borders[1:][real] - 1 + first] = _digits(self._hashes(kv, meta), _DIGITS + 1)[real]
-        if config.nan_token is not None:
-            hidden[step.tokens == config.nan_token] = torch.nan
+            hidden[borders[1:][real] - 1 + first] = self._states(kv, meta)[real]
+        if self._faults is not None:
+            self._faults.mark(hidden, step.tokens)
         return hidden if step.sampled is None else hidden[step.sampled], None
 
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -65,14 +69,16 @@ class FakeModel(nn.Module):
         vocabulary = torch.arange(self.config.vocab_size, device=hidden.device)
         scores = ((hashes[:, None] * 31 + vocabulary * 40503) % 997).float() / 125
         scores.scatter_(1, (hashes % _ANSWERS)[:, None], 11.0)
+        if self._faults is not None:
+            self._faults.scores(scores, hidden)
         return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)
 
     def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """There is no norm."""
         return hidden
 
-    def _hashes(self, kv: tuple[Tensor, ...], meta: Mapping[str, Tensor]) -> Tensor:
-        """[R] int64 of each row's whole content, as the tables and the layout give it back."""
+    def _states(self, kv: tuple[Tensor, ...], meta: Mapping[str, Tensor]) -> Tensor:
+        """[R, 5] the digits of a hash of each row's whole content, as the tables and the layout give it back."""
         length = meta["kv_len"].long()
         row = torch.arange(len(length), device=length.device).repeat_interleave(length)
         place = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
@@ -80,8 +86,11 @@ class FakeModel(nn.Module):
         slots = meta["table"][meta["request"][row], place // granule].long() * granule + place % granule
         key, value = self._layout.gather(kv, slots)
         total = torch.zeros(len(length), dtype=torch.int64, device=length.device)
-        total.index_add_(0, row, _mix(_number(key[:, 0]), _number(value[:, 0])))
-        return (total * 48271 + self.salt.long()) % _MODULUS
+        tokens, positions = _number(key[:, 0]), _number(value[:, 0])
+        total.index_add_(0, row, _mix(tokens, positions))
+        states = _digits((total * 48271 + self.salt.long()) % _MODULUS, _DIGITS + 1)
+        due = None if self._faults is None else self._faults.echo(tokens, positions, row, length)
+        return states if due is None else torch.where(due[:, None] < 0, states, echoing(due)[:, None])
 
 
 def fake_answer(prompt: Sequence[int], n: int, salt: int = _SALT) -> list[int]:
@@ -94,17 +103,22 @@ def fake_answer(prompt: Sequence[int], n: int, salt: int = _SALT) -> list[int]:
     return answer
 
 
-def write_fake_model(directory: Path, *, max_position: int = 4096, **config: Any) -> Path:
+def write_fake_model(directory: Path, *, max_position: int = 4096, all_faults: bool = False, **config: Any) -> Path:
     """Write a model directory with config, weights, tokenizer and chat template; returns `directory`.
 
-    `config`: more of FakeConfig, e.g. `step_delay`, `fail_token`, `nan_token`.
+    `config`: more of FakeConfig, e.g. `step_delay`, or `faults={"nan": 13}` for a fault that token 13 brings.
+    `all_faults`: every fault there is has tokens of its own, with the texts in `llmcore.testing.fault_names`.
     """
-    write_tokenizer(directory)
+    write_tokenizer(directory, more=fault_texts() if all_faults else ())
     tokenizer = orjson.loads((directory / "tokenizer.json").read_bytes())
     added = [token["id"] for token in tokenizer["added_tokens"] if token["content"] == "<|im_end|>"]
+    if all_faults:
+        (directory / "chat_template.jinja").write_text(_WITH_TOOLS + TEMPLATE, encoding="utf-8")
+        ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+        config["faults"] = {text[2:-2].removeprefix("fault:"): ids[text] for text in fault_texts()}
     values = {
         "architectures": ["LlmcoreFake"],
-        "vocab_size": len(tokenizer["model"]["vocab"]),
+        "vocab_size": max(len(tokenizer["model"]["vocab"]), *(token["id"] + 1 for token in tokenizer["added_tokens"])),
         "max_position_embeddings": max_position,
         "torch_dtype": "float32",
         "eos_token_id": added[0],
@@ -132,6 +146,6 @@ def _digits(numbers: Tensor, count: int = _DIGITS) -> Tensor:
 
 
 def _number(digits: Tensor) -> Tensor:
-    """[N] int64, the reverse of `_digits`; 0 where digits are NaN."""
+    """[N] int64, the reverse of `_digits`; 0 where digits are NaN, and below 0 where they say something else."""
     powers = _BASE ** torch.arange(digits.shape[1], device=digits.device)
     return (digits.nan_to_num().long() * powers).sum(1)

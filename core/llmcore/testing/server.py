@@ -89,7 +89,9 @@ def serving(
     `faults`: requests may ask for those of `llmcore.testing.fault_names`; the model has to be written with
     `all_faults`. Raises ServerFailed if it does not accept requests within `timeout` seconds.
     """
-    config = make_config(**{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, "drain_timeout": 5, **settings})
+    config = make_config(
+        **{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, "drain_timeout": 5, **settings}
+    )
     config = replace(config, plugin_options={**config.plugin_options, **(plugin_options or {})})
     if faults:
         config = with_faults(config)

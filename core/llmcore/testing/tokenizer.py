@@ -6,6 +6,7 @@ multi-byte characters in awkward places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
@@ -24,8 +25,11 @@ _MERGES = (
 """Pairs of byte-level strings; "Ã©" is é, "ðŁ" and "ĺĢ" the halves of an emoji, "âĤ" two thirds of a euro sign."""
 
 
-def write_tokenizer(directory: Path) -> Path:
-    """A byte-level BPE tokenizer with a chat template, eos id and companions; returns `directory`."""
+def write_tokenizer(directory: Path, more: Sequence[str] = ()) -> Path:
+    """A byte-level BPE tokenizer with a chat template, eos id and companions; returns `directory`.
+
+    `more`: texts that are one token each, with the last ids.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {char: i for i, char in enumerate(alphabet)}
     for token in (*SPECIAL, *(left + right for left, right in _MERGES)):
@@ -34,6 +38,7 @@ def write_tokenizer(directory: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in more])
     return _write(directory, tokenizer, TEMPLATE)
 
 

@@ -1,0 +1,60 @@
+"""What can be made to go wrong in a server of the fake model, by the text of a request. No torch.
+
+`<|fault:NAME|>` in a prompt is one token, which brings the fault NAME when the engine computes it.
+`<|later:NAME|>` lets the model answer with that token as the eighth of its answer, so that streams have begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+STEP_FAULTS: Mapping[str, str] = {
+    "forward": "The step raises, whenever it is tried.",
+    "forward_once": "The step raises, but not when it is tried again.",
+    "nan": "The row's scores are not finite.",
+    "oom": "The step finds no memory, whenever it is tried.",
+    "oom_once": "The step finds no memory, but does when it is tried again.",
+    "sample": "Drawing the row's token raises.",
+    "illegal": "The token drawn for the row is not in the vocabulary.",
+    "device": "The device fails for good: no step can follow.",
+    "slow": "The step takes `SLOW_SECONDS`.",
+    "hang": "The step never ends.",
+    "exit": "The engine's process ends without a word.",
+}
+"""Name -> what happens in the engine's step that computes the token."""
+
+ENGINE_FAULTS: Mapping[str, str] = {
+    "cache": "The prefix cache raises when the prompt is looked up; it is dismissed, as any policy that raises.",
+}
+"""Name -> what happens in the engine beside a step."""
+
+WORKER_FAULTS: Mapping[str, str] = {
+    "tokenize": "The tokenizer raises on the prompt.",
+    "detokenize": "The detokenizer raises on the answer; ask with `later:`.",
+    "parser": "The tool-call parser `faults` raises on the answer of a chat with tools; ask with `later:`.",
+}
+"""Name -> what happens in the HTTP worker."""
+
+HOOK_REQUEST_ID = "fault-hook"
+"""`on_request_finished` raises for requests whose `x-request-id` begins like this."""
+
+FAULTS: Mapping[str, str] = {**STEP_FAULTS, **ENGINE_FAULTS, **WORKER_FAULTS}
+
+SLOW_SECONDS = 0.5
+LATER = 8
+"""Which token of an answer `<|later:NAME|>` makes the fault's."""
+
+
+def fault(name: str) -> str:
+    """The text that brings a fault at once. KeyError for a name that is none."""
+    return f"<|fault:{name}|>" if FAULTS[name] else ""
+
+
+def later(name: str) -> str:
+    """The text after which the eighth token of the answer is the fault's; it goes to the end of a prompt."""
+    return f"<|later:{name}|>" if FAULTS[name] else ""
+
+
+def fault_texts() -> tuple[str, ...]:
+    """Every text there is; the tokenizer of a fake model with faults has a token for each."""
+    return tuple(make(name) for make in (fault, later) for name in FAULTS)

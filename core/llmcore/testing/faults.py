@@ -1,0 +1,121 @@
+"""Plugin `faults`: what goes wrong on request in a test server, through the hooks that any plugin has.
+
+Only `llmcore testserver --fault_injection` and `llmcore.testing.server.serving(faults=True)` load it. What a prompt
+can ask for is in `llmcore.testing.fault_names`; the logits processor `fault` is for what goes wrong beside a step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import orjson
+
+from llmcore.api import (
+    ConfigError,
+    DeviceSpec,
+    KernelSpec,
+    KVManagerSpec,
+    LogitsProcessorSpec,
+    OutputParserSpec,
+    RequestRecord,
+    Requires,
+    TemplateMarks,
+    TokenizerSpec,
+    hookimpl,
+)
+from llmcore.config import Config
+from llmcore.testing.fault_names import HOOK_REQUEST_ID
+
+NAME = "faults"
+TOKENS: dict[str, int] = {}
+"""Name of a fault -> its token in the model that this process serves."""
+
+_ENGINE, _WORKER = "llmcore.testing.faulty_engine", "llmcore.testing.faulty_worker"
+
+
+FIGURES_SECONDS = 0.05
+"""How old the figures of a test server are at most, so that tests need not wait for them."""
+
+
+@hookimpl
+def on_startup(config: Config) -> None:
+    """Read which tokens bring faults, and hurry what reports figures."""
+    for module, constant in (("llmcore.supervisor.supervisor", "STATE_SECONDS"), ("__main__", "HEARTBEAT_SECONDS")):
+        if hasattr(sys.modules.get(module), constant):
+            setattr(sys.modules[module], constant, FIGURES_SECONDS)
+    model = orjson.loads((Path(config.model.model_dir or "") / "config.json").read_bytes())
+    if "faults" not in model:
+        raise ConfigError("the plugin `faults` is for fake models that have faults: see llmcore testserver --help")
+    TOKENS.update(model["faults"])
+
+
+@hookimpl
+def register_devices() -> Iterable[DeviceSpec]:
+    """The CPU, which can fail for good."""
+    yield DeviceSpec(
+        name=NAME,
+        make=f"{_ENGINE}:make_device",
+        available="llmcore.testing.faulty_worker:always",
+        priority=60,
+        summary="the CPU, which can fail for good",
+    )
+
+
+@hookimpl
+def register_kernels() -> Iterable[KernelSpec]:
+    """Sampling that fails on marked rows."""
+    yield KernelSpec(
+        op="sample",
+        name=NAME,
+        make=f"{_ENGINE}:make_sampler",
+        when=Requires(device="cpu"),
+        priority=90,
+        summary="fails where the fake model has marked a row",
+    )
+
+
+@hookimpl
+def register_kv_managers() -> Iterable[KVManagerSpec]:
+    """The radix cache, which raises on some prompts."""
+    yield KVManagerSpec(name=NAME, make=f"{_ENGINE}:make_manager", summary="radix, and raises when it is told to")
+
+
+@hookimpl
+def register_logits_processors() -> Iterable[LogitsProcessorSpec]:
+    """`{"name": "fault", "args": {"at": "mask", "how": "raise", "after": 3}}` in a request."""
+    yield LogitsProcessorSpec(
+        name="fault",
+        make=f"{_ENGINE}:make_processor",
+        example={"at": "never"},
+        summary="raises, hangs or says nonsense where it is told to",
+    )
+
+
+@hookimpl
+def register_tokenizers() -> Iterable[TokenizerSpec]:
+    """tokenizer.json, which raises on some texts."""
+    yield TokenizerSpec(
+        name=NAME, sniff=f"{_WORKER}:has_tokenizer_json", load=f"{_WORKER}:load_tokenizer", priority=90
+    )
+
+
+@hookimpl
+def register_output_parsers() -> Iterable[OutputParserSpec]:
+    """A parser of tool calls that finds none and raises on some texts."""
+    yield OutputParserSpec(
+        name=NAME,
+        kind="tool",
+        make=f"{_WORKER}:make_parser",
+        recognises=(TemplateMarks(texts=("<|im_start|>assistant",)),),
+        priority=90,
+        summary="finds no calls, and raises when it is told to",
+    )
+
+
+@hookimpl
+def on_request_finished(record: RequestRecord) -> None:
+    """Raise for those that asked for it by their id."""
+    if record.request_id.startswith(HOOK_REQUEST_ID):
+        raise RuntimeError("the hook was told to fail")

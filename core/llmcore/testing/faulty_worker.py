@@ -1,0 +1,75 @@
+"""What the plugin `faults` does in an HTTP worker. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmcore.api.text import Event, ParserContext, TextDelta
+from llmcore.testing.fault_names import fault
+from llmcore.text.companions import read_companions
+from llmcore.text.pieces import PieceRule
+from llmcore.text.tokenizer import FastTokenizer, Pieces, has_tokenizer_json
+
+__all__ = ["always", "has_tokenizer_json", "load_tokenizer", "make_parser"]
+
+
+class FaultyTokenizer(FastTokenizer):
+    """Raises on the texts of its faults."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`."""
+        if fault("tokenize") in text:
+            raise RuntimeError("the tokenizer was told to fail")
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def pieces(self, *, skip_special_tokens: bool) -> Pieces | None:
+        """Bytes by id."""
+        found = super().pieces(skip_special_tokens=skip_special_tokens)
+        if isinstance(found, FaultyPieces) or found is None or self._rule is None:
+            return found
+        faulty = FaultyPieces(self._backend, self._rule, frozenset(found))
+        self._pieces[skip_special_tokens] = faulty
+        return faulty
+
+
+class FaultyPieces(Pieces):
+    """Raises for the id of its fault."""
+
+    _backend: Any
+    _rule: PieceRule
+
+    def __missing__(self, token_id: int) -> bytes:
+        if self._backend.id_to_token(token_id) == fault("detokenize"):
+            raise RuntimeError("the detokenizer was told to fail")
+        return super().__missing__(token_id)
+
+
+class FaultyParser:
+    """api.text.OutputParser: all is text."""
+
+    def feed(self, text: str) -> Iterator[Event]:
+        """OutputParser."""
+        if fault("parser") in text:
+            raise RuntimeError("the parser was told to fail")
+        yield TextDelta(text)
+
+    def finish(self) -> Iterator[Event]:
+        """OutputParser."""
+        yield from ()
+
+
+def load_tokenizer(directory: Path) -> FaultyTokenizer:
+    """TokenizerSpec.load."""
+    return FaultyTokenizer((Path(directory) / "tokenizer.json").read_bytes(), read_companions(Path(directory)))
+
+
+def make_parser(context: ParserContext) -> FaultyParser:
+    """OutputParserSpec.make."""
+    return FaultyParser()
+
+
+def always() -> str | None:
+    """DeviceSpec.available."""
+    return None

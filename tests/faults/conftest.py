@@ -1,0 +1,56 @@
+"""The fault suite's fixtures: `house` is a running test server, whose invariant is checked after every test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import KEY, STEP_SECONDS, House
+from llmcore.testing import write_fake_model
+from llmcore.testing.server import serving
+
+MakeHouse = Callable[..., AbstractContextManager[House]]
+
+SETTINGS: dict[str, Any] = {"max_total_token_num": 20_000, "running_max_req_size": 64}
+
+
+@contextmanager
+def running(
+    directory: Path, *, fake: dict[str, Any] | None = None, keys: bool = False, **settings: Any
+) -> Iterator[House]:
+    """A server in `directory` that has settled. `fake`: what its model is written with. `keys`: it wants KEY."""
+    fake = {"step_delay": STEP_SECONDS, "all_faults": True, **(fake or {})}
+    model = write_fake_model(directory / "fake", **fake)
+    if keys:
+        settings["api_keys"] = [KEY, "sk-another-0c1d"]
+    with serving(model, faults=bool(fake["all_faults"]), **{**SETTINGS, **settings}) as server:
+        house = House(server, KEY if keys else None, settings)
+        house.settle()
+        yield house
+
+
+@pytest.fixture(scope="module")
+def make_house(tmp_path_factory: pytest.TempPathFactory) -> MakeHouse:
+    """`with make_house(httpserver_workers=2, fake={...}, keys=True, **settings) as house:` for other settings."""
+
+    def make(**settings: Any) -> AbstractContextManager[House]:
+        return running(tmp_path_factory.mktemp("house"), **settings)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def module_house(make_house: MakeHouse) -> Iterator[House]:
+    """The module's server; a module may define its own with other settings."""
+    with make_house() as house:
+        yield house
+
+
+@pytest.fixture
+def house(module_house: House) -> Iterator[House]:
+    """The module's server; I0 is checked when the test is over."""
+    yield module_house
+    module_house.check()

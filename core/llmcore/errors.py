@@ -26,15 +26,25 @@ class RequestError(LlmcoreError):
     """A request that cannot be served: 4xx (or 5xx) with the field that is at fault.
 
     `code` is one of the known codes every dialect can encode, e.g. ``context_length_exceeded``;
-    `param` is the name of the field in the client's own dialect, or None.
+    `param` is the name of the field in the client's own dialect, or None; `retry_after` says in how many seconds a
+    429 or 503 is worth another try.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400):
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        retry_after: int = 1,
+    ):
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
         self.status = status
+        self.retry_after = retry_after
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from llmcore.engine.runner import InFlight, Runner
 from llmcore.errors import LlmcoreError, RequestError
 from llmcore.protocols import Device
 from llmcore.sched.beams import check_search
+from llmcore.sched.crowd import Crowd
 from llmcore.sched.plan import StepPlan
 from llmcore.sched.scheduler import Scheduler
 from llmcore.wire import ModelFacts
@@ -93,6 +95,23 @@ class Engine:
     def finish(self, request_id: int, choice: int, n_tokens: int, owner: int = 0) -> None:
         """End one choice at its first `n_tokens` tokens; one that has ended already is no error."""
         self._scheduler.finish(owner, request_id, choice, n_tokens)
+
+    def crowd(self) -> Crowd:
+        """Who waits, and what there is room for; requests whose processors are being made wait too."""
+        crowd = self._scheduler.crowd()
+        if not self._making:
+            return crowd
+        unmade = list(self._making.requests())
+        return replace(
+            crowd,
+            choices=crowd.choices + sum(request.choices for request in unmade),
+            tokens=crowd.tokens + sum(len(request.prompt) // 4 for request in unmade),
+        )
+
+    def expire(self, seconds: float) -> Events:
+        """End with an error who has waited so long without running."""
+        error = ("queue_timeout", f"The request found no place within {seconds:g} s; send it again later.")
+        return self._scheduler.expire(time.monotonic() - seconds, error)
 
     def load(self) -> Load:
         """A snapshot."""

@@ -54,6 +54,10 @@ class Making:
     def __len__(self) -> int:
         return len(self._open)
 
+    def requests(self) -> Iterator[Submit]:
+        """Every one of them."""
+        return (asked.request for asked in self._open.values())
+
     def begin(self, request: Submit, owner: int) -> None:
         """Have the processors of `request` made."""
         key = (owner, request.id)

@@ -12,7 +12,9 @@ from types import FrameType
 import zmq
 
 from llmcore import child
+from llmcore.bounds import bounds
 from llmcore.bridge import Abort, FinishChoice, Submit
+from llmcore.engine.admission import Admission
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import DeviceLost, Engine, Events
 from llmcore.engine.refusals import refusal
@@ -40,6 +42,9 @@ logger = logging.getLogger(__name__)
 _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
 
+_LOOK_SECONDS = 0.05
+"""How often it is looked who waits for too long."""
+
 
 class EngineProcess:
     """The mailbox, the workers behind it, and the loop between them and the engine."""
@@ -48,7 +53,7 @@ class EngineProcess:
         self._launch = launch
         self._stopping = False
         self._control = Outlet(context, launch.addresses.control)
-        self._workers = Workers(context)
+        self._workers = Workers(context, lambda request: self._admission.ended(request))
         self._context = context
 
     def stop(self, number: int, frame: FrameType | None) -> None:
@@ -65,6 +70,9 @@ class EngineProcess:
         # What the model is made of will never be garbage; looking at it again and again would cost.
         gc.collect()
         gc.freeze()
+        facts = engine.facts
+        limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
+        self._admission = Admission(limits, engine.crowd)
         self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
         self._tell(EngineReady(engine.facts))
         self._serve(engine)
@@ -74,14 +82,20 @@ class EngineProcess:
         registry.call("on_shutdown")
 
     def _serve(self, engine: Engine) -> None:
-        due = 0.0
+        due = look = 0.0
+        patience = self._launch.config.admission.queue_timeout
         while not self._stopping:
             if engine.idle:
                 self._inbox.wait(HEARTBEAT_SECONDS)
             for message in self._inbox.drain():
                 self._handle(engine, message)
             self._workers.drop_late(engine.abort)
+            if patience and time.monotonic() >= look:
+                look = time.monotonic() + _LOOK_SECONDS
+                self._workers.post(engine.expire(patience))
             steps = self._step(engine)
+            self._admission.stepped()
+            self._tell_workers()
             if not steps and not engine.idle:
                 self._inbox.wait(_STUCK_SECONDS)
             if time.monotonic() >= due:
@@ -112,6 +126,7 @@ class EngineProcess:
                 self._workers.ended(owner, body.id, body.choice)
             case Hello():
                 self._workers.add(owner, body.mailbox)
+                self._workers.tell(self._admission.told)
             case Heartbeat():
                 self._workers.heard(owner, body.seen)
             case WorkerGone():
@@ -121,11 +136,19 @@ class EngineProcess:
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
         try:
+            self._admission.check(request)
             engine.submit(request, owner)
         except RequestError as error:
+            self._tell_workers()  # of the queue that is full, before they hear that it was
             self._workers.post({owner: refusal(request, error)})
         else:
+            self._admission.began(request)
             self._workers.began(owner, request)
+
+    def _tell_workers(self) -> None:
+        news = self._admission.news()
+        if news is not None:
+            self._workers.tell(news)
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         self._tell(Progress(stage, done, total))

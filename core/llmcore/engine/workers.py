@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from llmcore.bridge import Finish, StepEvents, Submit
-from llmcore.wire import HEARTBEAT_SECONDS, Outlet
+from llmcore.wire import HEARTBEAT_SECONDS, Intake, Outlet
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ AbortRequest = Callable[[int, int], None]
 
 @dataclass
 class _Worker:
-    """One worker. `unseen`: (stamp, bytes, when) of steps not confirmed; `open`: request -> running choices.
+    """One worker. `unseen`: (stamp, bytes, when) of steps not confirmed; `open`: request -> running choices;
+    `requests`: the requests themselves.
 
     `heard` and `when` are times of `Workers.clock`.
     """
@@ -36,13 +37,20 @@ class _Worker:
     unseen: deque[tuple[float, int, float]] = field(default_factory=deque)
     unseen_bytes: int = 0
     open: dict[int, set[int]] = field(default_factory=dict)
+    requests: dict[int, Submit] = field(default_factory=dict)
 
 
 class Workers:
-    """All workers by number. Nothing here blocks: what a worker does not take, it loses."""
+    """All workers by number. Nothing here blocks: what a worker does not take, it loses.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    `over` is told of every request that ended, however.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], over: Callable[[Submit], object] = lambda _: None
+    ) -> None:
         self._context = context
+        self._over = over
         self._workers: dict[int, _Worker] = {}
         # What passes here between two looks counts for a heartbeat at most: where the engine itself stood still, in a
         # long step or with the whole machine, a worker had no chance to be heard.
@@ -66,6 +74,7 @@ class Workers:
         """A worker submitted a request."""
         if owner in self._workers:
             self._workers[owner].open[request.id] = set(range(request.n))
+            self._workers[owner].requests[request.id] = request
 
     def ended(self, owner: int, request: int, choice: int | None = None) -> None:
         """A choice, or with None a whole request, wants no more events."""
@@ -75,7 +84,12 @@ class Workers:
         left = worker.open[request]
         left.discard(-1 if choice is None else choice)
         if choice is None or not left:
-            del worker.open[request]
+            self._close(worker, request)
+
+    def tell(self, message: Intake) -> None:
+        """Send it to all."""
+        for worker in self._workers.values():
+            worker.outlet.send(message)
 
     def post(self, events: Mapping[int, StepEvents]) -> None:
         """Send each worker its own."""
@@ -107,8 +121,9 @@ class Workers:
         """A worker has died."""
         worker = self._workers.pop(owner, None)
         if worker is not None:
-            for request in worker.open:
+            for request in list(worker.open):
                 abort(request, owner)
+                self._close(worker, request)
             worker.outlet.close(0.0)
 
     def close(self) -> None:
@@ -116,12 +131,16 @@ class Workers:
         for worker in self._workers.values():
             worker.outlet.close()
 
+    def _close(self, worker: _Worker, request: int) -> None:
+        del worker.open[request]
+        self._over(worker.requests.pop(request))
+
     def _end_all(self, owner: int, worker: _Worker, abort: AbortRequest) -> None:
         """Should it come back, it finds that they were ended."""
         rows = [(request, choice) for request, choices in worker.open.items() for choice in sorted(choices)]
         for request in list(worker.open):
             abort(request, owner)
-        worker.open.clear()
+            self._close(worker, request)
         worker.unseen.clear()
         worker.unseen_bytes = 0
         worker.heard = self.clock

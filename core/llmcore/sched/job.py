@@ -111,11 +111,17 @@ def new_job(submit: Submit, owner: int, arrival: int) -> Job:
 
 
 class WaitingQueue:
-    """Requests that wait: those sent back, oldest first, then the others in order of arrival."""
+    """Requests that wait: those sent back, oldest first, then the others in order of arrival.
+
+    `choices` and `tokens`: of all of them, those to compute when they are admitted.
+    """
 
     def __init__(self) -> None:
+        self.choices = 0
+        self.tokens = 0
         self._returned: list[Job] = []
         self._fresh: OrderedDict[int, Job] = OrderedDict()
+        self._weights: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._returned) + len(self._fresh)
@@ -126,10 +132,16 @@ class WaitingQueue:
     def append(self, job: Job) -> None:
         """A new request."""
         self._fresh[job.arrival] = job
+        self._weigh(job)
+
+    def fresh(self) -> Iterator[Job]:
+        """Those that have not run yet, in order of arrival."""
+        return iter(self._fresh.values())
 
     def give_back(self, job: Job) -> None:
         """A request that ran already goes before all that did not."""
         bisect.insort(self._returned, job, key=_arrival)
+        self._weigh(job)
 
     def remove(self, job: Job) -> None:
         """The request was admitted, or ended. KeyError if it does not wait."""
@@ -138,6 +150,15 @@ class WaitingQueue:
             if at == len(self._returned) or self._returned[at] is not job:
                 raise KeyError(job.arrival)
             del self._returned[at]
+        choices, tokens = self._weights.pop(job.arrival)
+        self.choices -= choices
+        self.tokens -= tokens
+
+    def _weigh(self, job: Job) -> None:
+        # A job's forks are counted anew where it is given a place, so what was added is kept for its removal.
+        choices, tokens = self._weights[job.arrival] = job.choices, job.size
+        self.choices += choices
+        self.tokens += tokens
 
 
 def _arrival(job: Job) -> int:

@@ -20,6 +20,7 @@ from llmcore.kv.group import KVGroup
 from llmcore.kv.space import KVSpace
 from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.sched.bound import Bound
+from llmcore.sched.crowd import Crowd, crowd, expire
 from llmcore.sched.departures import Departures
 from llmcore.sched.events import add_errors
 from llmcore.sched.flight import Flight, enqueue
@@ -131,6 +132,14 @@ class Scheduler:
         self._state.estimator.observe(n_tokens)
         self._departures.end(job, valid)
 
+    def crowd(self) -> Crowd:
+        """Who waits, and what there is room for."""
+        return crowd(self._state)
+
+    def expire(self, before: float, error: tuple[str, str]) -> dict[int, StepEvents]:
+        """End with `error` who was received before that time and never ran. Returns errors by owner, as events."""
+        return expire(self._state, self._departures, before, error)
+
     def who(self, index: int) -> tuple[int, int]:
         """(owner, request id) of the request that has `index` in plans; ids as submitted."""
         job = self._state.table.job(index)
@@ -144,6 +153,7 @@ class Scheduler:
         return Load(
             running=running,
             waiting=len(state.queue),
+            waiting_tokens=state.queue.tokens,
             kv_live=group.pool.live * group.granule,
             kv_cached=group.pool.cached * group.granule,
             kv_free=group.pool.free * group.granule,

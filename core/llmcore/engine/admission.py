@@ -1,0 +1,145 @@
+"""The bound on requests that wait, where it can be exact: in the engine, which has them all.
+
+A request waits if there is no place, or no KV, for it in the next step. So while nobody was left over by the last
+step, what is free counts beside the bound: as many as can run may come at once. An empty queue takes any request.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from llmcore.bounds import Bounds
+from llmcore.bridge import Submit
+from llmcore.errors import RequestError
+from llmcore.sched.crowd import Crowd
+from llmcore.wire import Intake
+
+RETRY_SECONDS = 60
+"""Most that `Retry-After` says; the least is 1."""
+
+PACE_SECONDS = 30.0
+"""For how long the ends of requests count when it is estimated how fast the queue moves."""
+
+CALM_SECONDS = 5.0
+"""A queue that was empty for so long is a new one."""
+
+SLACK = 20
+"""Once full, workers hear that there is room again when one in so many of the waiting has left."""
+
+
+class Pace:
+    """How fast choices end while others wait for their places."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._ends = 0.0
+
+    def restart(self) -> None:
+        """Others wait from now on."""
+        self._since, self._ends = time.monotonic(), 0.0
+
+    def ended(self, choices: int) -> None:
+        """So many."""
+        self._ends += choices
+
+    def seconds(self, choices: int) -> int:
+        """Until so many have ended, by what was seen so far; where that is nothing, one is about to end."""
+        now = time.monotonic()
+        if now - self._since > PACE_SECONDS:  # half of the past is forgotten
+            self._since, self._ends = now - PACE_SECONDS / 2, self._ends / 2
+        seconds = choices * (now - self._since) / (self._ends + 1.0)
+        return min(max(math.ceil(seconds), 1), RETRY_SECONDS)
+
+
+class Admission:
+    """`crowd`: who waits in the engine now."""
+
+    def __init__(self, bounds: Bounds, crowd: Callable[[], Crowd]) -> None:
+        self._bounds = bounds
+        self._crowd = crowd
+        self._pace = Pace()
+        self._left_over = False
+        self._crowded = 0.0
+        self._retry = 1
+        self._clients: Counter[int] = Counter()
+        self._told = Intake(full=False, retry_after=1)
+
+    def check(self, request: Submit) -> None:
+        """Raise RequestError (429) if it would be one too many."""
+        bounds, n = self._bounds, request.choices
+        open_now = self._clients[request.client] if request.client >= 0 else 0
+        if open_now and open_now + n > bounds.per_key:
+            raise per_key(bounds.per_key, self._pace.seconds(1))
+        now = self._crowd()
+        if now.choices and not self._fits(now, n, len(request.prompt) // 4):
+            self._retry = self._pace.seconds(now.choices)
+            raise too_many(self._retry)
+
+    def began(self, request: Submit) -> None:
+        """It was taken."""
+        if request.client >= 0:
+            self._clients[request.client] += request.choices
+
+    def ended(self, request: Submit) -> None:
+        """It ended, however."""
+        self._pace.ended(request.choices)
+        if request.client >= 0:
+            self._clients[request.client] -= request.choices
+
+    def stepped(self) -> None:
+        """A step was planned: who waits now found no room in it."""
+        self._left_over = self._crowd().choices > 0
+        if self._left_over:
+            now = time.monotonic()
+            if now - self._crowded > CALM_SECONDS:
+                self._pace.restart()
+            self._crowded = now
+
+    def news(self) -> Intake | None:
+        """What workers should hear, if that has changed."""
+        now = self._crowd()
+        full = now.choices > 0 and not self._fits(now, 1, 1)
+        if self._told.full and not full:
+            least = self._bounds.waiting // SLACK, self._bounds.tokens // SLACK
+            full = now.choices > 0 and not self._fits(now, max(least[0], 1), max(least[1], 1))
+        if full:
+            self._retry = self._pace.seconds(now.choices)
+        news = Intake(full, self._retry)
+        if news == self._told:
+            return None
+        self._told = news
+        return news
+
+    @property
+    def told(self) -> Intake:
+        """What workers have heard."""
+        return self._told
+
+    def _fits(self, now: Crowd, choices: int, tokens: int) -> bool:
+        """Whether so many more may wait."""
+        places, slots = (0, 0) if self._left_over else (now.places, now.slots)
+        bounds = self._bounds
+        return now.choices + choices <= bounds.waiting + places and now.tokens + tokens <= bounds.tokens + slots
+
+
+def too_many(retry_after: int) -> RequestError:
+    """The queue is full."""
+    return RequestError(
+        f"Too many requests wait already; send this one again in {retry_after} s.",
+        code="queue_full",
+        status=429,
+        retry_after=retry_after,
+    )
+
+
+def per_key(most: int, retry_after: int) -> RequestError:
+    """A key has its share."""
+    return RequestError(
+        f"This API key has as many requests open as it may have ({most}); send this one again when one has ended.",
+        code="rate_limit_exceeded",
+        status=429,
+        retry_after=retry_after,
+    )

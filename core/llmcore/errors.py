@@ -14,6 +14,15 @@ class ConfigError(LlmcoreError):
     """An option, file or model directory that cannot work; start-up ends with exit code 2."""
 
 
+class StartupError(LlmcoreError):
+    """A process of a server could not start: its own one-line cause. `log`: the file with its traceback, if any."""
+
+    def __init__(self, message: str, *, log: str | None = None) -> None:
+        super().__init__(message + (f" (log: {log})" if log else ""))
+        self.message = message
+        self.log = log
+
+
 class PluginError(LlmcoreError):
     """A plugin that could not be found, imported or registered."""
 
@@ -45,6 +54,15 @@ class RequestError(LlmcoreError):
         self.code = code
         self.status = status
         self.retry_after = retry_after
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's type and text, whatever code it is of: valid UTF-8, and never another exception."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - foreign exceptions are foreign code
+        text = ""
+    return f"{type(error).__name__}: {text}".encode(errors="replace").decode()
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -38,11 +38,6 @@ class Subscribers:
     def __len__(self) -> int:
         return len(self._open)
 
-    @property
-    def refused(self) -> bool:
-        """Whether nothing is opened any more."""
-        return self._refusal is not None
-
     def open(self, request: Submit, sink: Sink) -> None:
         """Events of `request` go to `sink` from now on. Raises RequestError (503) after `refuse`."""
         with self._lock:
@@ -80,14 +75,16 @@ class Subscribers:
                 self._call(request, entry.sink, _ended_by(choice, self._refusal or _BUG))
 
     def _sink(self, request: int, choice: int, *, last: bool) -> Sink | None:
+        if not last:  # every token comes this way; without the lock, since one look at a dict needs none
+            entry = self._open.get(request)
+            return None if entry is None or choice not in entry.choices else entry.sink
         with self._lock:
             entry = self._open.get(request)
             if entry is None or choice not in entry.choices:
                 return None
-            if last:
-                entry.choices.discard(choice)
-                if not entry.choices:
-                    del self._open[request]
+            entry.choices.discard(choice)
+            if not entry.choices:
+                del self._open[request]
             return entry.sink
 
     def _call(self, request: int, sink: Sink, event: ChoiceEvent) -> None:

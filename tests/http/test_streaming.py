@@ -313,18 +313,31 @@ def test_what_waitress_refuses_is_json(served: Served, lines: bytes, status: int
     assert b'"code":' + code in body and b"waitress" not in body
 
 
-def test_stop_lets_streams_finish(served: Served) -> None:
-    with raw.connect(served.port) as sock:
+def test_stop_lets_streams_finish_and_answers_who_comes_meanwhile(served: Served) -> None:
+    with raw.connect(served.port) as sock, raw.connect(served.port) as idle:
+        idle.sendall(b"GET /plain HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert "connection" not in raw.read_reply(idle)[1]
         sock.sendall(POST)
         (reply,) = served.detached.wait(1)
         reply.stream(b"1")
         served.server.stop(10)
-        until(lambda: _refused(served.port))
+        assert idle.recv(1) == b""
+        status, headers, _ = raw.call(served.port, "GET", "/plain")
+        assert (status, headers["connection"]) == (200, "close")
         reply.stream(b"2")
         reply.end()
         assert raw.read_reply(sock)[2] == b"12"
     served.thread.join(5)
     assert not served.thread.is_alive()
+    assert _refused(served.port)
+
+
+def test_stop_without_grace_refuses_at_once(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(POST)
+        served.detached.wait(1)
+        served.server.stop(0)
+        until(lambda: _refused(served.port))
 
 
 def test_stop_ends_what_outlasts_the_grace() -> None:
@@ -335,7 +348,7 @@ def test_stop_ends_what_outlasts_the_grace() -> None:
     app = falcon.App()
     app.add_route("/detached", served.detached)
     server = HttpServer(app, listener, connections=100)
-    thread = threading.Thread(target=server.run, args=(lambda: served.detached.replies[0].end(),))
+    thread = threading.Thread(target=server.run, args=(None, lambda: served.detached.replies[0].end()))
     thread.start()
     with raw.connect(listener.getsockname()[1]) as sock:
         sock.sendall(POST)

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 from llmcore.testing import sockets
-from llmcore.testing.fake_model import write_fake_model
+from llmcore.testing.fake_files import write_fake_model
 from llmcore.testing.server import ENGINE_MODULE, RunningServer, ServerFailed, serving
 
 

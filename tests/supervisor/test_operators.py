@@ -107,13 +107,27 @@ def test_sigterm_while_no_engine_is_there(model: Path) -> None:
         assert server.stop() == 0
 
 
-def test_pauses_double_until_an_engine_has_served_for_long() -> None:
-    pauses = BackOff()
+def test_pauses_double_with_every_death_in_ten_minutes() -> None:
+    pauses = BackOff(1.0, 0)
     assert [pauses.pause(float(i)) for i in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    pauses.served(100.0)
-    assert pauses.pause(399.0) == 60
-    pauses.served(400.0)
-    assert [pauses.pause(700.0), pauses.pause(701.0)] == [1, 2]
+    assert pauses.pause(603.5) == 16, "four of them are older than that"
+    assert pauses.pause(2000.0) == 1
+    assert [BackOff(0.0, 0).pause(0.0) for _ in range(3)] == [0, 0, 0]
+
+
+def test_an_engine_that_dies_too_often_is_given_up() -> None:
+    pauses = BackOff(1.0, 2)
+    assert [pauses.pause(float(i)) for i in range(3)] == [1, 2, None]
+
+
+def test_a_server_gives_up_with_code_1(model: Path) -> None:
+    with fresh(model, health_monitor=True, restart_limit=1, restart_pause=0.1) as server:
+        for _ in range(2):
+            until(lambda: FAKE_ENGINE in server.children() and ready(server))
+            os.kill(server.children()[FAKE_ENGINE], signal.SIGKILL)
+            until(lambda: server.process.poll() is not None or not ready(server))
+        assert server.process.wait(10) == 1
+        assert "another starts in 0.1 s" in server.log.read_text()
 
 
 # --- keys and origins, as a real client sees them --------------------------------------------------------------------

@@ -98,11 +98,10 @@ class TestRunDirectory:
         assert directory.address("engine").startswith("tcp://127.0.0.1:")
         directory.remove()
 
-    def test_what_a_killed_server_left_is_removed_and_what_runs_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_a_killed_server_left_is_removed_and_what_runs_is_not(self) -> None:
         alive = RunDirectory("ipc:///tmp/")
         stale = RunDirectory("ipc:///tmp/")
         stale_path = stale.path
-        monkeypatch.setattr("llmcore.supervisor.rundir._YOUNG_SECONDS", -1.0)
         os.close(stale._lock)
         third = RunDirectory("ipc:///tmp/")
         assert not stale_path.exists()

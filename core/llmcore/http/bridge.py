@@ -21,6 +21,7 @@ from llmcore.protocols import RequestRecord
 from llmcore.subscribers import Subscribers
 from llmcore.wire import (
     HEARTBEAT_SECONDS,
+    Alive,
     EngineGone,
     Finished,
     Heartbeat,
@@ -39,6 +40,7 @@ from llmcore.wire import (
 logger = logging.getLogger(__name__)
 
 _LOST = ("engine_failed", "The engine has stopped; the request can be sent again when the server is back.")
+_REASON = "the server is shutting down"
 _ENDING = ("server_overloaded", "The server is shutting down; send the request again later.")
 
 
@@ -58,6 +60,7 @@ class WireBridge:
         self._requests = Subscribers(lambda request: self._to_engine(Abort(request)))
         self._seen = 0.0
         self._stopping = threading.Event()
+        self._over = threading.Event()
         self._informed = threading.Event()
         self.state = State(ready=True)
         self._to_engine(Hello(launch.mailbox))
@@ -104,25 +107,33 @@ class WireBridge:
         """Pass the figures of a finished request on to the metric sinks."""
         self._tell(Finished(record))
 
-    def run(self) -> None:
-        """The hub: receive until `stop`."""
+    def run(self, alive: Callable[[], bool] = lambda: True) -> None:
+        """The hub: receive until `stop`, and tell the supervisor that this worker lives while `alive` says so."""
         due = 0.0
         while not self._stopping.is_set():
             self._mailbox.wait(HEARTBEAT_SECONDS)
             self._handle(self._mailbox.drain())
-            if self._requests.refused:
+            if self._over.is_set():
                 self._requests.end_all()
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_SECONDS
                 self._to_engine(Heartbeat(self._seen))
+                if alive():
+                    self._tell(Alive())
         self._mailbox.close()
         with self._sending:
             self._engine.close()
             self._control.close()
 
+    def drain(self) -> None:
+        """Refuse what comes and let what is open go on. From any thread."""
+        self._requests.refuse(_ENDING)
+        self.state = msgspec.structs.replace(self.state, ready=False, reason=_REASON)
+
     def end_all(self) -> None:
         """End what is open with an error, within a heartbeat, and refuse what comes. From any thread."""
         self._requests.refuse(_ENDING)
+        self._over.set()
 
     def stop(self) -> None:
         """End `run` within a heartbeat."""
@@ -140,7 +151,7 @@ class WireBridge:
             self._lost = True
             self._engine.close(0.0)
 
-    def _tell(self, body: WorkerReady | Finished) -> None:
+    def _tell(self, body: WorkerReady | Alive | Finished) -> None:
         with self._sending:
             self._control.send(ToSupervisor(self._name, body))
 
@@ -156,6 +167,7 @@ class WireBridge:
                 case EngineGone():
                     self._lose_engine()
                     self._requests.refuse(_LOST)
+                    self._over.set()
                     self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)
                 case Shutdown():
                     self._on_shutdown(message.grace)

@@ -121,6 +121,13 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         self.wrote_header = True
         return header
 
+    def build_response_header(self) -> bytes:
+        """The header; a server that is about to end keeps no connection."""
+        if self.channel.server.draining:
+            self.request.headers["CONNECTION"] = "close"
+        header: bytes = super().build_response_header()
+        return header
+
     def _frame(self, data: bytes) -> bytes:
         return b"%X\r\n%b\r\n" % (len(data), data) if self.chunked_response else data
 
@@ -291,19 +298,28 @@ class HttpServer:
             ident=None,
         )
         self._server.channel_class = StreamChannel
+        self._server.draining = False
         self._deadline: float | None = None
+        self.turned = time.monotonic()
 
-    def run(self, late: Callable[[], None] | None = None) -> None:
-        """Serve until `stop`, then until no request is open.
+    def run(self, draining: Callable[[], None] | None = None, late: Callable[[], None] | None = None) -> None:
+        """Serve until `stop`, then call `draining` and go on until no request is open.
 
-        When the grace is over, `late` is called to end what is left, and has a second to be heard.
+        Connections are still taken meanwhile, so that whoever comes hears at once that the server is ending; none is
+        kept. When the grace is over, `late` is called to end what is left, and has a second to be heard.
         """
         while self._deadline is None:
             self._turn(1.0)
-        self._server.accepting = False
-        self._server.del_channel()
-        self._server.socket.close()
+        self._server.draining = True
+        if draining is not None:
+            draining()
+        if time.monotonic() >= self._deadline:
+            self._stop_accepting()
+        for channel in self._channels():
+            if not channel.busy:
+                channel.close_when_flushed = True
         self._wait_for_idle(self._deadline)
+        self._stop_accepting()
         if late is not None and self._busy():
             late()
             self._wait_for_idle(time.monotonic() + LATE_SECONDS)
@@ -313,13 +329,19 @@ class HttpServer:
         self._server.trigger.close()
 
     def stop(self, grace: float) -> None:
-        """Accept nothing more and end once open requests are answered, or after `grace` seconds.
+        """End once open requests are answered, or after `grace` seconds; with none, nothing more is accepted.
 
         From any thread; the first call counts.
         """
         if self._deadline is None:
             self._deadline = time.monotonic() + grace
             self._server.pull_trigger()
+
+    def _stop_accepting(self) -> None:
+        if self._server.accepting:
+            self._server.accepting = False
+            self._server.del_channel()
+            self._server.socket.close()
 
     def _busy(self) -> bool:
         return any(channel.busy for channel in self._channels())
@@ -332,6 +354,7 @@ class HttpServer:
         return list(self._server.active_channels.values())
 
     def _turn(self, seconds: float) -> None:
+        self.turned = time.monotonic()
         wasyncore.loop(timeout=seconds, use_poll=True, map=self._server._map, count=1)
 
 

@@ -18,7 +18,7 @@ import zmq
 from llmcore import child
 from llmcore.config.certificate import server_context
 from llmcore.http.streaming import raise_open_files
-from llmcore.wire import Outlet, TlsLaunch, ToSupervisor, WorkerReady
+from llmcore.wire import HEARTBEAT_SECONDS, Alive, Outlet, TlsLaunch, ToSupervisor, WorkerReady
 
 CONNECTIONS = 4096
 """Most at once; further ones wait to be accepted."""
@@ -81,16 +81,15 @@ async def run(launch: TlsLaunch) -> None:
         ssl_shutdown_timeout=1.0,
         backlog=2048,
     )
-    _announce(launch)
-    await stop.wait()
-    server.close()
-
-
-def _announce(launch: TlsLaunch) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outlet = Outlet(context, launch.addresses.control)
     outlet.send(ToSupervisor(launch.name, WorkerReady()))
-    outlet.close(2.0)
+    while not stop.is_set():
+        outlet.send(ToSupervisor(launch.name, Alive()))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), HEARTBEAT_SECONDS)
+    server.close()
+    outlet.close(0.0)
     context.term()
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,9 +33,8 @@ from llmcore.wire import WorkerLaunch
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 5.0
-"""How long open requests may go on after a SIGTERM that no supervisor announced."""
-
+TURN_SECONDS = 5.0
+"""A main loop that has not turned for this long is stuck, whatever the hub does; it turns every second at least."""
 
 STATE_SECONDS = 2.0
 """How long to wait for the supervisor's first word before serving without it."""
@@ -81,12 +81,12 @@ def serve(launch: WorkerLaunch) -> int:
     app = build_app(dialect_routes(registry, front), launch.config.access)
     connections = max(CONNECTIONS, launch.config.memory.running_max_req_size + SPARE_CONNECTIONS)
     server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=connections)
-    signal.signal(signal.SIGTERM, lambda *_: server.stop(GRACE_SECONDS))
+    signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))
     hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
     hub.start()
     bridge.announce()
     bridge.await_state(STATE_SECONDS)
-    server.run(late=bridge.end_all)
+    server.run(draining=bridge.drain, late=bridge.end_all)
     deaf = not hub.is_alive()
     bridge.stop()
     hub.join()
@@ -108,7 +108,7 @@ def _notify(registry: Registry, record: RequestRecord) -> None:
 def _run_hub(bridge: WireBridge, server: HttpServer) -> None:
     """Without its hub a worker is deaf: then it ends, and the supervisor starts another."""
     try:
-        bridge.run()
+        bridge.run(lambda: time.monotonic() - server.turned < TURN_SECONDS)
     except Exception:
         logger.exception("the hub of this worker failed")
         server.stop(0)

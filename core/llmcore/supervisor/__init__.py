@@ -1,5 +1,5 @@
 """The supervisor: the parent of a server's engine and HTTP workers. Imports neither of them, nor torch."""
 
-from llmcore.supervisor.supervisor import Notices, StartupError, serve
+from llmcore.supervisor.supervisor import Notices, serve
 
-__all__ = ["Notices", "StartupError", "serve"]
+__all__ = ["Notices", "serve"]

@@ -1,28 +1,26 @@
-"""How long to wait before an engine is started again."""
+"""When an engine is started again, and when no more."""
 
 from __future__ import annotations
 
-FIRST_SECONDS = 1.0
 MOST_SECONDS = 60.0
-STEADY_SECONDS = 300.0
-"""An engine that served for this long had recovered; the next pause is the first again."""
+"""The longest pause."""
+WINDOW_SECONDS = 600.0
+"""Deaths longer ago than this are forgotten."""
 
 
 class BackOff:
-    """Pauses that double with every death in a row."""
+    """Pauses that double with every death in a window of time, from `first` seconds; after `limit` there is none (0:
+    there always is)."""
 
-    def __init__(self) -> None:
-        self._pause = FIRST_SECONDS
-        self._since: float | None = None
+    def __init__(self, first: float, limit: int) -> None:
+        self._first = first
+        self._limit = limit
+        self._deaths: list[float] = []
 
-    def served(self, now: float) -> None:
-        """The engine is ready."""
-        self._since = now
-
-    def pause(self, now: float) -> float:
-        """Seconds to wait after a death at `now`."""
-        if self._since is not None and now - self._since >= STEADY_SECONDS:
-            self._pause = FIRST_SECONDS
-        self._since = None
-        pause, self._pause = self._pause, min(2 * self._pause, MOST_SECONDS)
-        return pause
+    def pause(self, now: float) -> float | None:
+        """Seconds to wait after a death at `now`; None: it has died too often."""
+        self._deaths = [death for death in self._deaths if now - death < WINDOW_SECONDS] + [now]
+        before = len(self._deaths) - 1
+        if self._limit and before >= self._limit:
+            return None
+        return min(self._first * 2.0 ** min(before, 60), MOST_SECONDS)

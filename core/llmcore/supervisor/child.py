@@ -1,25 +1,29 @@
-"""A child process: started with its launch struct on a descriptor, watched by a pidfd."""
+"""A child process: started with its launch struct on a descriptor, watched by a pidfd, ended with its whole group."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 
 from llmcore.config import child_environment
 from llmcore.wire import Launch, encode
 
+STACKS_SECONDS = 0.5
+"""How long a process that hangs has to write its stacks before it is killed."""
+
 
 class Child:
-    """One running child. `pidfd` becomes readable when it has ended."""
+    """One running child. `pidfd` becomes readable when it has ended; what it started itself ends with it."""
 
     def __init__(self, module: str, launch: Launch, pass_fds: Sequence[int] = ()) -> None:
         self.name = launch.name
-        with tempfile.TemporaryFile() as file:
+        # In memory: a full disk must not keep a server from replacing what died.
+        with os.fdopen(os.memfd_create(launch.name), "w+b") as file:
             file.write(encode(launch))
             file.seek(0)
             self._process = subprocess.Popen(
@@ -38,15 +42,21 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; reaps it when it has ended."""
-        return self._process.poll() is None
+        """Whether it runs; when it has ended, the rest of its group is ended and it is reaped."""
+        if self._process.returncode is not None:
+            return False
+        if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return True
+        self._end_group()
+        self._process.wait()
+        return False
 
     @property
     def ending(self) -> str:
         """How it ended, for people."""
-        code = self._process.poll()
-        if code is None:
+        if self.alive:
             return "is running"
+        code = self._process.returncode
         if code >= 0:
             return f"ended with exit code {code}"
         hint = " (the kernel does this when memory runs out)" if -code == signal.SIGKILL else ""
@@ -64,10 +74,23 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def kill(self) -> None:
-        """End it now and reap it."""
-        self.send(signal.SIGKILL)
-        self._process.wait()
+        """End it and its group now, and reap it."""
+        if self.alive:
+            self._end_group()
+            self._process.wait()
+
+    def kill_with_stacks(self) -> None:
+        """Let a process that hangs write the stacks of its threads to its log, then end it."""
+        self.send(signal.SIGUSR1)
+        self.send(signal.SIGCONT)  # one that was stopped takes no signal before it goes on
+        self.wait(STACKS_SECONDS)
+        self.kill()
 
     def close(self) -> None:
         """Give its descriptor back; it must have ended."""
         os.close(self.pidfd)
+
+    def _end_group(self) -> None:
+        """Not reaped yet, so that its number is its own still."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

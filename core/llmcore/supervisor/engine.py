@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import time
 
 import zmq
@@ -26,11 +24,7 @@ from llmcore.wire import (
     WorkerGone,
 )
 
-logger = logging.getLogger(__name__)
-
 NAME = "engine-0"
-STACKS_SECONDS = 0.5
-"""How long a hung engine has to write its stacks before it is killed."""
 
 
 class Engine:
@@ -47,7 +41,6 @@ class Engine:
         launch = EngineLaunch(
             name=NAME, parent=os.getpid(), log=str(directory.log(NAME)), addresses=addresses, config=config
         )
-        self._directory = directory
         self._timeout = config.server.watchdog_timeout
         self._outlet = Outlet(context, addresses.engine)
         self._watchdog: Watchdog | None = None
@@ -70,16 +63,10 @@ class Engine:
         """Send it a message."""
         self._outlet.send(ToEngine(SUPERVISOR, body))
 
-    def kill_if_hung(self) -> None:
-        """Have it write its stacks, and end it, if it does not get on with its work."""
-        if self._watchdog is None or not self._watchdog.hung(time.monotonic()):
-            return
-        self.child.send(signal.SIGUSR1)
-        self.child.wait(STACKS_SECONDS)
-        kept = self._directory.keep_log(NAME)
-        where = f"; its stacks are in {kept}" if kept else ""
-        logger.error("the engine has finished no step for %d s and is killed%s", self._timeout, where)
-        self.child.kill()
+    @property
+    def hung(self) -> bool:
+        """Whether it does not get on with its work."""
+        return self._watchdog is not None and self._watchdog.hung(time.monotonic())
 
     def close(self) -> None:
         """Close what is open to it; it must have ended."""

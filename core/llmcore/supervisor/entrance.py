@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import time
 
 from llmcore.config import Config
 from llmcore.config.certificate import server_context
@@ -13,6 +14,7 @@ from llmcore.errors import ConfigError
 from llmcore.supervisor import listener as listening
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.watchdog import Silence
 from llmcore.wire import Addresses, TlsLaunch
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class Entrance:
         self._addresses = addresses
         self._child: Child | None = None
         self._ready = False
+        self._silence = Silence(config.server.watchdog_timeout)
         self._tls = config.access.ssl
         if self._tls:
             server_context(config.access)  # before anything slow happens
@@ -76,8 +79,14 @@ class Entrance:
         return self._child
 
     def heard(self, name: str) -> None:
-        """The child called `name` is ready."""
-        self._ready = self._ready or name == NAME
+        """The child called `name` said something: it is ready."""
+        if name == NAME:
+            self._ready = True
+            self._silence.heard(time.monotonic())
+
+    def hung(self) -> list[Child]:
+        """The process, if it runs and has been silent for too long."""
+        return [child for child in self.children() if self._silence.hung(time.monotonic()) and child.alive]
 
     def ended(self) -> Child | None:
         """The process, if it has died."""
@@ -88,9 +97,11 @@ class Entrance:
         if self._child is not None:
             self._child.close()
             self._child = None
+            self._silence = Silence(self._config.server.watchdog_timeout)
 
     def stop(self) -> None:
-        """End it: the workers have answered everything."""
+        """Refuse connections: the workers have answered everything."""
+        self._public.close()
         if self._child is not None:
             self._child.send(signal.SIGTERM)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import socket
 import tempfile
-import time
 from pathlib import Path
+
+from llmcore.errors import ConfigError
 
 IPC_ROOT = Path("/tmp")
 """As `--zmq_mode ipc:///tmp/` says, whatever TMPDIR is: the path of a socket has room for 107 bytes."""
 
 _PREFIX = "llmcore-"
 _LOCK = "lock"
-_YOUNG_SECONDS = 60.0
 
 
 class RunDirectory:
@@ -23,16 +24,22 @@ class RunDirectory:
     temporary one; gone after `remove`.
 
     What a killed server left behind is removed when the next one starts: its lock is free then, whatever process
-    namespace it lived in.
+    namespace it lived in. Raises ConfigError where no directory can be had.
     """
 
     def __init__(self, zmq_mode: str) -> None:
         self._tcp = zmq_mode.startswith("tcp")
-        root = Path(tempfile.gettempdir()) if self._tcp else IPC_ROOT
-        remove_stale(root)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            root = Path(tempfile.gettempdir()) if self._tcp else IPC_ROOT
+            remove_stale(root)
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+            self._lock = _locked(self.path)
+        except OSError as error:
+            fix = "set TMPDIR to a directory" if self._tcp else "--zmq_mode tcp:// needs none there, but TMPDIR"
+            raise ConfigError(
+                f"no directory can be made for this server's files: {error.strerror or error}; "
+                f"make room there and let it be written to, or {fix} where there is"
+            ) from error
 
     def address(self, name: str) -> str:
         """A ZMQ endpoint for the mailbox called `name`: a socket in this directory, or a free port of loopback."""
@@ -46,14 +53,15 @@ class RunDirectory:
         return self.path / f"{child}.log"
 
     def keep_log(self, child: str) -> Path | None:
-        """Copy a child's log file out of the directory, for people to read; None if it is empty."""
-        log = self.log(child)
-        if not log.exists() or not log.stat().st_size:
+        """Move a child's log file out of the directory, for people to read; None if there is none, or no room."""
+        try:
+            text = self.log(child).read_bytes()
+        except OSError:
             return None
-        descriptor, kept = tempfile.mkstemp(prefix=f"{_PREFIX}{child}-", suffix=".log")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(log.read_bytes())
-        return Path(kept)
+        kept = keep(text, child) if text else None
+        if kept is not None:
+            self.log(child).unlink(missing_ok=True)
+        return kept
 
     def remove(self) -> None:
         """Delete the directory."""
@@ -61,12 +69,26 @@ class RunDirectory:
         os.close(self._lock)
 
 
+def keep(text: bytes, name: str) -> Path | None:
+    """A file only its owner can read, with `text`, that stays; None where the disk takes none."""
+    path: str | None = None
+    try:
+        descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{name}-", suffix=".log")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if path is not None:
+                os.unlink(path)
+        return None
+    return Path(path)
+
+
 def remove_stale(root: Path) -> None:
     """Delete this user's run directories under `root` whose server is gone."""
     for path in root.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
-            status = path.parent.stat()
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_SECONDS:
+            if path.parent.stat().st_uid != os.getuid():
                 continue
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -78,3 +100,12 @@ def remove_stale(root: Path) -> None:
             continue  # its server runs
         finally:
             os.close(descriptor)
+
+
+def _locked(directory: Path) -> int:
+    """The descriptor of the directory's lock, which is held before anybody can see it."""
+    hidden = directory / f"{_LOCK}.new"
+    descriptor = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    hidden.rename(directory / _LOCK)
+    return descriptor

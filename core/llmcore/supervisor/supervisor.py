@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import zmq
 
 from llmcore.bridge import Load
 from llmcore.config import Config, with_plugins
-from llmcore.errors import ConfigError, LlmcoreError
+from llmcore.errors import LlmcoreError
 from llmcore.plugins import build_registry, discover
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec, TokenizerSpec
@@ -22,6 +23,7 @@ from llmcore.supervisor.backoff import BackOff
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.entrance import Entrance
+from llmcore.supervisor.failures import Failures
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.stops import Stopped, Stops
@@ -31,6 +33,7 @@ from llmcore.text.parser_choice import chat_templates, check_parsers, choose_par
 from llmcore.text.source import prepare
 from llmcore.wire import (
     Addresses,
+    Alive,
     EngineGone,
     EngineReady,
     Failed,
@@ -51,16 +54,10 @@ logger = logging.getLogger(__name__)
 ENGINE_MODULE = "llmcore.engine.process"
 TICK_SECONDS = 0.25
 STATE_SECONDS = 1.0
-DRAIN_SECONDS = 5.0
-"""How long open requests may go on after SIGTERM."""
 FAREWELL_SECONDS = 1.0
 """How long workers still answer (503) after the engine has died."""
 LAST_SECONDS = 2.0
 """How long a child that was told to end may take, on top of its grace."""
-
-
-class StartupError(LlmcoreError):
-    """A child could not start; the text is its own one-line cause, and where its traceback is."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ def serve(config: Config, notices: Notices | None = None, *, engine_module: str 
     """Run a server until it is told to stop; the exit code: 0 after SIGTERM or SIGINT, 1 if the engine died.
 
     For the main thread. Raises ConfigError or PluginError for settings that cannot work, StartupError when a child
-    cannot start. The first signal lets open requests finish for DRAIN_SECONDS, the second ends everything at once.
+    cannot start. The first signal lets open requests finish for `drain_timeout` seconds, the second ends
+    everything at once.
     """
     if not config.discovered:
         config = with_plugins(config, discover(config.plugins.plugins))
@@ -113,10 +111,11 @@ class Supervisor:
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._workers = Workers(config, self._context, self._directory, self._addresses, self._entrance.workers)
         self._engines: list[Engine] = []
-        self._failed: dict[str, Failed] = {}
+        self._failures = Failures(self._directory)
         self._throughput = ThroughputLog(config.server.log_stats_interval, time.monotonic())
-        self._backoff = BackOff()
+        self._backoff = BackOff(config.server.restart_pause, config.server.restart_limit)
         self._state_due = 0.0
+        self._not_ready = ""
 
     # --- its life
 
@@ -135,9 +134,9 @@ class Supervisor:
         if not self._start(engine, tokenizer_dir):
             return 0
         code = self._watch(engine, engine_module)
-        self._drain(0.0 if code else DRAIN_SECONDS)
+        served = self._drain(0.0 if code else self._config.server.drain_timeout)
         self._registry.call("on_shutdown")
-        return code
+        return code if served else 1
 
     def close(self) -> None:
         """End whatever still runs, at once, and remove the run directory."""
@@ -167,8 +166,7 @@ class Supervisor:
         self._spawn_missing()
         if not self._wait_until(lambda: self._workers.all_ready() and self._entrance.ready):
             return False
-        self._backoff.served(time.monotonic())
-        self._publish(engine)
+        self._publish_load(engine.load)
         self._notices.ready(self._entrance.url, facts)
         return True
 
@@ -182,31 +180,28 @@ class Supervisor:
                 return False
             self._turn()
             for child in self._children():
-                if child.name in self._failed or not child.alive:
-                    raise self._startup_error(child)
+                if child in self._failures or not child.alive:
+                    child.wait(1.0)
+                    self._hear_all()
+                    raise self._failures.startup_error(child)
         return True
 
     def _watch(self, engine: Engine, engine_module: str) -> int:
-        """Until told to stop (0), or the engine is gone and nobody asked for another (1)."""
-        quiet = self._config.server.disable_log_stats
+        """Until told to stop (0), or the engine is gone and there is to be no other (1)."""
         while not self._stops.count:
             self._turn()
             self._replace(engine)
-            engine.kill_if_hung()
+            self._end_hung()
             if not engine.child.alive:
                 revived = self._revive(engine, engine_module)
                 if revived is None:
                     return 0 if self._stops.count else 1
                 engine = revived
-            now = time.monotonic()
-            if now >= self._state_due:
-                self._publish(engine)
-            if not quiet and (line := self._throughput.line(engine.load, now)):
-                logger.info(line)
+            self._report(engine.load)
         return 0
 
     def _revive(self, dead: Engine, engine_module: str) -> Engine | None:
-        """Another engine in place of a dead one, as often as it takes; None if nobody asked for that, or asks to stop.
+        """Another engine in place of a dead one; None if there is to be none, or the server is asked to stop.
 
         Workers answer 503 meanwhile. They are replaced too: what they know of the model came from the dead engine.
         """
@@ -216,12 +211,12 @@ class Supervisor:
             if pause is None:
                 return None
             self._unwatch(dead.child)
-            self._failed.pop(dead.child.name, None)
             self._engines.remove(dead)
             dead.close()
             until = time.monotonic() + pause
             while time.monotonic() < until and not self._stops.count:
-                self._turn()
+                self._turn(until)
+                self._report(dead.load)
             if self._stops.count:
                 return None
             engine = dead = self._spawn_engine(engine_module)
@@ -232,34 +227,53 @@ class Supervisor:
             if self._stops.count:
                 return None
             self._hear_all()
-        self._backoff.served(time.monotonic())
         self._throughput = ThroughputLog(self._config.server.log_stats_interval, time.monotonic())
+        self._not_ready = ""
         self._workers.renew(engine.facts)
         self._spawn_missing()
         logger.info("another engine serves")
         return engine
 
-    def _drain(self, grace: float) -> None:
-        """Workers first, so that the engine serves their last requests; a second signal cuts it short."""
-        load = self._engines[0].load if self._engines else Load()
-        self._publish_load(load, not_ready="the server is shutting down")
+    def _drain(self, grace: float) -> bool:
+        """Workers first, so that the engine serves their last requests; a second signal cuts it short.
+
+        Whether the engine served until then.
+        """
+        self._not_ready = "the server is shutting down"
+        served = all(engine.child.alive for engine in self._engines)
+        self._publish_load(self._engines[0].load if self._engines else Load())
         self._workers.tell(Shutdown(grace))
-        self._wait_for_end(self._workers.children(), grace + LAST_SECONDS)
+        for _ in self._until_ended(self._workers.children(), grace + LAST_SECONDS):
+            self._end_hung()
+            for engine in self._engines:
+                self._report(engine.load)
+                if served and not engine.child.alive:
+                    served = False
+                    logger.error("the engine %s; open requests end", self._failures.obituary(engine.child))
+                    self._workers.tell(EngineGone("the engine has stopped"))
         self._entrance.stop()
         for engine in self._engines:
             engine.tell(Shutdown())
         self._wait_for_end([engine.child for engine in self._engines] + self._entrance.children(), LAST_SECONDS)
+        return served
 
-    def _wait_for_end(self, children: list[Child], seconds: float) -> None:
+    def _until_ended(self, children: list[Child], seconds: float) -> Iterator[None]:
+        """A turn of the loop at a time, until all have ended, the time is over, or a second signal comes."""
         deadline = time.monotonic() + seconds
         while any(child.alive for child in children) and time.monotonic() < deadline and self._stops.count < 2:
-            self._turn()
+            self._turn(deadline)
+            yield
+
+    def _wait_for_end(self, children: list[Child], seconds: float) -> None:
+        for _ in self._until_ended(children, seconds):
+            pass
 
     # --- what happens meanwhile
 
-    def _turn(self) -> None:
-        """Wait for a message, the end of a child, a signal or the next tick, and handle what came."""
-        for ready, _ in self._poller.poll(int(TICK_SECONDS * 1000)):
+    def _turn(self, until: float = math.inf) -> None:
+        """Wait for a message, the end of a child, a signal, the next tick or `until`, and handle what came."""
+        seconds = max(0.0, min(TICK_SECONDS, until - time.monotonic()))
+        for ready, _ in self._poller.poll(math.ceil(seconds * 1000)):
             if isinstance(ready, int):
                 self._poller.unregister(ready)  # a child that has ended; its pidfd would wake us for ever
         self._hear_all()
@@ -284,31 +298,48 @@ class Supervisor:
                 self._state_due = 0.0
             case Progress():
                 self._notices.progress(body.stage, body.done, body.total)
+            case Alive():
+                self._workers.heard(sender)
+                self._entrance.heard(sender)
             case Failed():
-                self._failed[sender] = body
+                self._failures.said(sender, body)
 
-    def _publish(self, engine: Engine) -> None:
-        self._publish_load(engine.load)
+    def _report(self, load: Load) -> None:
+        """To workers and to the log, when it is time."""
+        now = time.monotonic()
+        if now >= self._state_due:
+            self._publish_load(load)
+        if not self._config.server.disable_log_stats and (line := self._throughput.line(load, now)):
+            logger.info(line)
 
-    def _publish_load(self, load: Load, *, not_ready: str = "") -> None:
+    def _publish_load(self, load: Load) -> None:
         """Send every worker the state that health and metrics routes answer from."""
         self._state_due = time.monotonic() + STATE_SECONDS
         self._sinks.snapshot(load)
-        self._workers.tell(State(ready=not not_ready, reason=not_ready, load=load, page=self._sinks.page()))
+        self._workers.tell(
+            State(ready=not self._not_ready, reason=self._not_ready, load=load, page=self._sinks.page())
+        )
+
+    def _end_hung(self) -> None:
+        """Kill what does not get on with its work; it is replaced like everything that dies."""
+        seconds = self._config.server.watchdog_timeout
+        for engine in self._engines:
+            if engine.hung and engine.child.alive:
+                self._failures.kill_hung(engine.child, f"the engine has finished no step for {seconds} s")
+        for child in [*self._workers.hung(), *self._entrance.hung()]:
+            self._failures.kill_hung(child, f"{child.name} was silent for {seconds} s")
 
     def _replace(self, engine: Engine) -> None:
         """Start another worker, or end of TLS, for each that died."""
         for child in self._workers.reap():
             self._unwatch(child)
         for worker in self._workers.ended():
-            failure = self._failed.pop(worker.child.name, None)
-            cause = f"failed: {failure.message}" if failure else worker.child.ending
-            logger.error("%s %s%s; starting another", worker.child.name, cause, self._log_of(worker.child))
+            logger.error("%s %s; starting another", worker.child.name, self._failures.obituary(worker.child))
             engine.tell(WorkerGone(worker.number))
             self._unwatch(worker.child)
             self._workers.forget(worker)
         if (terminator := self._entrance.ended()) is not None:
-            logger.error("%s %s%s; starting another", terminator.name, terminator.ending, self._log_of(terminator))
+            logger.error("%s %s; starting another", terminator.name, self._failures.obituary(terminator))
             self._unwatch(terminator)
             self._entrance.forget()
         self._spawn_missing()
@@ -328,12 +359,11 @@ class Supervisor:
 
         `pause`: seconds until another engine starts; None: the server ends.
         """
-        failure = self._failed.get(engine.child.name)
-        cause = f"failed: {failure.message}" if failure else engine.child.ending
         then = "the server ends" if pause is None else f"another starts in {pause:g} s"
-        logger.error("the engine %s%s; %s", cause, self._log_of(engine.child), then)
+        logger.error("the engine %s; %s", self._failures.obituary(engine.child), then)
         self._workers.tell(EngineGone("the engine has stopped"))
-        self._publish_load(engine.load, not_ready="the engine has stopped")
+        self._not_ready = "the engine has stopped"
+        self._publish_load(engine.load)
         if pause is None:
             self._wait_for_end(self._workers.children(), FAREWELL_SECONDS)
 
@@ -349,20 +379,6 @@ class Supervisor:
     def _called(self, name: str) -> list[Engine]:
         """The engine of that name, unless it has died and been forgotten."""
         return [engine for engine in self._engines if engine.child.name == name]
-
-    def _startup_error(self, child: Child) -> LlmcoreError:
-        child.wait(1.0)
-        self._hear_all()
-        failure = self._failed.get(child.name)
-        if failure is not None and failure.usage:
-            return ConfigError(failure.message)
-        cause = failure.message if failure else f"it {child.ending}"
-        return StartupError(f"{child.name} could not start: {cause}{self._log_of(child)}")
-
-    def _log_of(self, child: Child) -> str:
-        """Where a dead child's tracebacks are, for the end of a message."""
-        kept = self._directory.keep_log(child.name)
-        return f" (log: {kept})" if kept else ""
 
 
 def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""When an engine counts as hung."""
+"""When a process counts as hung."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from llmcore.wire import Snapshot
 
 
 class Watchdog:
-    """Work is pending and no step has finished, or nothing at all was heard, for `timeout` seconds.
+    """An engine: work is pending and no step has finished, or nothing at all was heard, for `timeout` seconds.
 
     Starts with the engine's readiness; paused while the engine says that it compiles or captures.
     """
@@ -29,3 +29,19 @@ class Watchdog:
     def hung(self, now: float) -> bool:
         """Whether to kill it."""
         return not self._paused and now - self._progress > self._timeout
+
+
+class Silence:
+    """Any other child: nothing was heard for `timeout` seconds. Starts with its readiness."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._heard: float | None = None
+
+    def heard(self, now: float) -> None:
+        """It said something."""
+        self._heard = now
+
+    def hung(self, now: float) -> bool:
+        """Whether to kill it."""
+        return self._heard is not None and now - self._heard > self._timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -13,7 +14,10 @@ import zmq
 from llmcore.config import Config
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.watchdog import Silence
 from llmcore.wire import Addresses, ModelFacts, Outlet, Shutdown, WorkerLaunch
+
+logger = logging.getLogger(__name__)
 
 WORKER_MODULE = "llmcore.http.worker"
 
@@ -32,6 +36,7 @@ class Worker:
     child: Child
     outlet: Outlet
     born: float
+    silence: Silence
     ready: bool = False
 
 
@@ -88,12 +93,28 @@ class Workers:
         missing = len(self._workers) < self._config.server.httpserver_workers
         if not missing or self._model is None or time.monotonic() < self._not_before:
             return None
-        return self._spawn(*self._model)
+        try:
+            return self._spawn(*self._model)
+        except OSError as error:  # no memory, process or file to be had now; those that run go on
+            self._not_before = time.monotonic() + SHORT_LIFE_SECONDS
+            logger.error("no worker can be started: %s; trying again in %g s", error, SHORT_LIFE_SECONDS)
+            return None
 
     def ready(self, name: str) -> None:
         """The worker called `name` accepts connections."""
-        for worker in self._workers:
-            worker.ready = worker.ready or worker.child.name == name
+        for worker in self._called(name):
+            worker.ready = True
+        self.heard(name)
+
+    def heard(self, name: str) -> None:
+        """The worker called `name` lives."""
+        for worker in self._called(name):
+            worker.silence.heard(time.monotonic())
+
+    def hung(self) -> list[Child]:
+        """Those that run and have been silent for too long."""
+        now = time.monotonic()
+        return [worker.child for worker in self._workers if worker.silence.hung(now) and worker.child.alive]
 
     def all_ready(self) -> bool:
         """Whether every worker accepts connections."""
@@ -144,5 +165,9 @@ class Workers:
         )
         child = Child(WORKER_MODULE, launch, (self._listener.fileno(),))
         outlet = Outlet(self._context, launch.mailbox, most=100)
-        self._workers.append(Worker(number, child, outlet, time.monotonic()))
+        silence = Silence(self._config.server.watchdog_timeout)
+        self._workers.append(Worker(number, child, outlet, time.monotonic(), silence))
         return child
+
+    def _called(self, name: str) -> list[Worker]:
+        return [worker for worker in self._workers if worker.child.name == name]

@@ -1,0 +1,49 @@
+"""Why a child ended, for people: its last words, and where its traceback or its stacks are."""
+
+from __future__ import annotations
+
+import logging
+
+from llmcore.errors import ConfigError, LlmcoreError, StartupError
+from llmcore.supervisor.child import Child
+from llmcore.supervisor.rundir import RunDirectory
+from llmcore.wire import Failed
+
+logger = logging.getLogger(__name__)
+
+
+class Failures:
+    """What children said before they ended."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._said: dict[str, Failed] = {}
+
+    def __contains__(self, child: Child) -> bool:
+        return child.name in self._said
+
+    def said(self, name: str, failure: Failed) -> None:
+        """The child called `name` cannot go on."""
+        self._said[name] = failure
+
+    def obituary(self, child: Child) -> str:
+        """What became of a child that has ended, once: "failed: ... (log: ...)"."""
+        failure = self._said.pop(child.name, None)
+        cause = f"failed: {failure.message}" if failure else child.ending
+        kept = self._directory.keep_log(child.name)
+        return cause + (f" (log: {kept})" if kept else "")
+
+    def kill_hung(self, child: Child, what: str) -> None:
+        """End a child that hangs; its stacks go with the message to the log."""
+        child.kill_with_stacks()
+        kept = self._directory.keep_log(child.name)
+        logger.error("%s and is killed%s", what, f"; its stacks are in {kept}" if kept else "")
+
+    def startup_error(self, child: Child) -> LlmcoreError:
+        """The error that ends a start-up because of this child."""
+        failure = self._said.get(child.name)
+        if failure is not None and failure.usage:
+            return ConfigError(failure.message)
+        cause = failure.message if failure else f"it {child.ending}"
+        kept = self._directory.keep_log(child.name)
+        return StartupError(f"{child.name} could not start: {cause}", log=None if kept is None else str(kept))

@@ -57,7 +57,15 @@ class Reply:
 
     def stream(self, data: bytes) -> None:
         """Send a piece of a server-sent event stream; the first call sends status 200 and the header."""
-        self._do("streaming", ("new", "streaming"), partial(self._transport.send_part, data))
+        with self._lock:
+            if self._abandoned:
+                return
+            if self._phase != "streaming":
+                self._enter("streaming", ("new",))
+            if self._early is None:
+                self._transport.send_part(data)
+            else:
+                self._early.append(partial(self._transport.send_part, data))
 
     def end(self) -> None:
         """End the stream; the connection closes when all is sent."""
@@ -106,12 +114,14 @@ class Reply:
         with self._lock:
             if self._abandoned:
                 return
-            if self._phase not in allowed:
-                raise RuntimeError(f"this reply is {self._phase} already")
-            self._phase = phase
-            if phase == "done":
-                self._callbacks = []
+            self._enter(phase, allowed)
+            self._callbacks = []
             if self._early is None:
                 send()
             else:
                 self._early.append(send)
+
+    def _enter(self, phase: str, allowed: tuple[str, ...]) -> None:
+        if self._phase not in allowed:
+            raise RuntimeError(f"this reply is {self._phase} already")
+        self._phase = phase

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 class StopStrings:
     """The automaton for a request's stop strings; immutable, shared by its choices. Strings must not be empty."""
 
-    __slots__ = ("depth", "fail", "goto", "length")
+    __slots__ = ("depth", "fail", "first", "goto", "length")
 
     def __init__(self, stops: Sequence[str]):
         self.goto: list[dict[str, int]] = [{}]
@@ -23,6 +23,7 @@ class StopStrings:
         self.fail = [0]
         for stop in stops:
             self._add(stop)
+        self.first = frozenset(self.goto[0])
         self._link()
 
     def _add(self, stop: str) -> None:
@@ -80,6 +81,8 @@ class StopMatcher:
     def feed(self, text: str) -> str:
         """What may be shown once `text` is known; after a hit, the text up to the stop (or its end, if kept)."""
         stops, state = self._stops, self._state
+        if not state and stops.first.isdisjoint(text):
+            return text  # of most tokens no character begins a stop string
         whole = self._held + text
         for at, char in enumerate(text, start=len(self._held) + 1):
             state = stops.step(state, char)

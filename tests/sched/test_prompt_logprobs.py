@@ -92,7 +92,7 @@ def test_all_are_there_after_a_failed_step(bench: Make, failing: int) -> None:
     while not b.scheduler.idle:
         plan = b.plan()
         if number == failing:
-            b.receive(b.scheduler.fail(plan, "it broke"))
+            b.receive(b.scheduler.fail(plan, ("internal_error", "it broke")))
         else:
             b.commit(plan, **probed(plan))
         number += 1

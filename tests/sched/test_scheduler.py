@@ -12,6 +12,7 @@ from llmcore.builtin.radix import NoCache
 from llmcore.sched.plan import StepResult
 
 Make = Any
+BAD_LUCK = ("internal_error", "out of luck")
 
 
 def test_chunks_run_beside_decode_rows_under_one_budget(bench: Make) -> None:
@@ -316,20 +317,46 @@ def test_a_failed_step_is_tried_again_one_at_a_time(bench: Make) -> None:
         b.submit(i, range(100 * i, 100 * i + 10))
     failing, later = b.plan(), b.plan()
     assert later.request.size == 3
-    assert b.scheduler.fail(failing, "out of luck") == {}
+    assert b.scheduler.fail(failing, BAD_LUCK) == {}
     assert b.group.pool.live == 0
     alone = []
     for guilty in (False, True, False):
         plan = b.plan()
         alone.append(plan.request.size)
         if guilty:
-            b.receive(b.scheduler.fail(plan, "out of luck"))
+            b.receive(b.scheduler.fail(plan, BAD_LUCK))
         else:
             b.commit(plan)
     assert alone == [1, 1, 1]
     b.drain()
-    assert b.events[1][0].error == ("internal_error", "out of luck")
+    assert b.events[1][0].error == BAD_LUCK
     assert [len(b.events[i]) for i in (0, 2)] == [4, 4]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_whoever_fails_alone_has_another_chance_and_no_third(bench: Make, ahead: int) -> None:
+    b = bench(ahead=ahead)
+    b.submit(1, range(10), max_new=4)
+    b.step()
+    for _ in range(2):
+        assert b.scheduler.fail(b.plan(), BAD_LUCK) == {}
+        b.step()
+    assert b.scheduler.fail(b.plan(), BAD_LUCK) == {}
+    b.receive(b.scheduler.fail(b.plan(), BAD_LUCK))
+    assert [event.error for event in b.events[1]] == [None] * 3 + [BAD_LUCK]
+    assert (b.scheduler.totals.failed_steps, b.scheduler.totals.failed_requests) == (4, 1)
+    assert b.scheduler.idle and b.group.pool.live == 0
+
+
+def test_a_request_that_failed_is_named_in_the_log_once(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    b = bench()
+    b.submit(1, range(10), request_id="chat-7")
+    b.submit(2, range(50, 55), n=2, request_id="chat-8")
+    b.commit(b.plan(), finite=[False, False, True])
+    assert [record.getMessage() for record in caplog.records] == [
+        "request chat-7 ended with an error: the model's output for this request was not finite",
+        "request chat-8, choice 0 ended with an error: the model's output for this request was not finite",
+    ]
 
 
 def test_a_lost_engine_ends_everything(bench: Make) -> None:
@@ -337,7 +364,7 @@ def test_a_lost_engine_ends_everything(bench: Make) -> None:
     b.submit(1, [1], n=2)
     b.submit(2, [2])
     b.plan()
-    b.receive(b.scheduler.abandon("the device is gone"))
+    b.receive(b.scheduler.abandon(("engine_failed", "the device is gone")))
     assert [(e.choice, e.finish) for e in b.events[1]] == [(0, Finish.ERROR), (1, Finish.ERROR)]
     assert b.events[2][0].finish is Finish.ERROR
     assert b.scheduler.idle

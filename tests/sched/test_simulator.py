@@ -80,9 +80,55 @@ def test_without_a_cache(scenario: Scenario) -> None:
     assert simulate(FCFS, scenario, manager=NoCache).totals.cached_tokens == 0
 
 
-def test_steps_that_fail_now_and_then_are_survived() -> None:
-    report = simulate(FCFS, Scenario(seed=3, failures=0.03, ahead=1))
-    assert report.totals.output_tokens > 0
+OTHERS: list[dict[str, float]] = [
+    {},
+    {"cursed": 0.1, "poisoned": 0.1},
+    {"aborts": 0.03, "finishes": 0.03},
+    {"searches": 0.5},
+]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    scenario=scenarios(),
+    ahead=st.sampled_from([0, 1, 2]),
+    failures=st.sampled_from([0.03, 0.3]),
+    others=st.sampled_from(OTHERS),
+)
+def test_steps_that_fail_at_any_time_end_nobody_who_does_not_fail_again(
+    scenario: Scenario, ahead: int, failures: float, others: dict[str, float]
+) -> None:
+    changed = {"ahead": ahead, "failures": failures, **others}
+    if others.get("searches"):
+        changed |= {"vocab": 50, "longest_answer": min(8, scenario.longest_answer)}
+    simulate(FCFS, Scenario(**{**scenario.__dict__, **changed}), estimator=Capped)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(scenario=scenarios(vocab=50), crowd=st.sampled_from([1, 2]))
+def test_where_only_small_steps_succeed_everyone_is_answered(scenario: Scenario, crowd: int) -> None:
+    """As where memory runs out in every step of more rows than that."""
+    report = simulate(FCFS, Scenario(**{**scenario.__dict__, "crowd": crowd}))
+    assert report.totals.failed_requests == 0
+
+
+def test_it_finds_a_scheduler_that_ends_those_who_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmcore.sched.trials.TRIALS", 0)
+    with pytest.raises(AssertionError, match="another's error"):
+        simulate(FCFS, Scenario(seed=3, failures=0.1))
+
+
+def test_it_finds_a_cache_that_keeps_what_a_failed_step_put_there() -> None:
+    class Forgetful(RadixCache):
+        def remove(self, salt: bytes, content: Any, start: int) -> Any:
+            return super().remove(salt, content, len(content))
+
+    def run() -> None:
+        for seed in range(20):
+            simulate(FCFS, Scenario(seed=seed, failures=0.2, chunk_tokens=8, ahead=1), manager=Forgetful)
+
+    with pytest.raises(AssertionError):
+        run()
 
 
 def test_the_same_scenario_runs_the_same_way() -> None:

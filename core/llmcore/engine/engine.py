@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -21,10 +22,12 @@ from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
 from llmcore.engine.refusals import refusal
 from llmcore.engine.runner import InFlight, Runner
-from llmcore.errors import LlmcoreError, RequestError
+from llmcore.engine.shortage import OUT_OF_MEMORY
+from llmcore.errors import LlmcoreError, RequestError, text_of
 from llmcore.protocols import Device
 from llmcore.sched.beams import check_search
 from llmcore.sched.crowd import Crowd
+from llmcore.sched.events import Reason
 from llmcore.sched.plan import StepPlan
 from llmcore.sched.scheduler import Scheduler
 from llmcore.wire import ModelFacts
@@ -32,7 +35,8 @@ from llmcore.wire import ModelFacts
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_FAILED = "the model failed on this request"
+_FAILED = ("internal_error", "the model failed on this request")
+_SHORT = ("server_overloaded", "there is not enough memory for this request; shorten it, or send it again later")
 
 Events = dict[int, StepEvents]
 """Per owner (an HTTP worker's number), what a step did for it."""
@@ -75,17 +79,18 @@ class Engine:
         return self._runner.graphs
 
     def submit(self, request: Submit, owner: int = 0) -> None:
-        """Queue a request. Raises RequestError if it is wrong or can never fit.
+        """Queue a request. Raises RequestError if it is wrong, can never fit, or cannot be queued.
 
         One with logits processors is queued when they are made; if they cannot be, `step` returns the error.
         """
-        self._check(request)
-        if request.sampling.logits_processors:
-            self._scheduler.check(request, owner)
-            self._processors.check(request)
-            self._making.begin(request, owner)
-        else:
-            self._scheduler.submit(self._salted(request), owner)
+        with _own_failure(request):
+            self._check(request)
+            if request.sampling.logits_processors:
+                self._scheduler.check(request, owner)
+                self._processors.check(request)
+                self._making.begin(request, owner)
+            else:
+                self._scheduler.submit(self._salted(request), owner)
 
     def abort(self, request_id: int, owner: int = 0) -> None:
         """End every choice of a request; one that has ended already is no error."""
@@ -116,7 +121,7 @@ class Engine:
     def load(self) -> Load:
         """A snapshot."""
         load = self._scheduler.load()
-        return msgspec.structs.replace(load, waiting=load.waiting + len(self._making)) if self._making else load
+        return msgspec.structs.replace(load, waiting=load.waiting + len(self._making), graphs=self._runner.graphs)
 
     def step(self) -> list[Events]:
         """Launch the next step, if there is one, and read what need not stay in flight; events in order.
@@ -140,9 +145,9 @@ class Engine:
     def abandon(self, message: str) -> list[Events]:
         """The device is lost: everything ends with an error."""
         self._flying.clear()
-        error = RequestError(message, code="internal_error", status=500)
+        error = RequestError(message, code="engine_failed", status=503)
         unmade = [{owner: refusal(request, error)} for request, owner in self._making.clear()]
-        return [self._scheduler.abandon(message), *unmade]
+        return [self._scheduler.abandon(("engine_failed", message)), *unmade]
 
     def _give_up(self) -> list[Events]:
         """Now and then: end those that wait for a processor without end."""
@@ -159,9 +164,10 @@ class Engine:
         errors: list[Events] = []
         for made in self._making.done() if self._making else ():
             try:
-                if isinstance(made.result, RequestError):
-                    raise made.result
-                self._scheduler.submit(self._salted(made.request), made.owner, made.result)
+                with _own_failure(made.request):
+                    if isinstance(made.result, RequestError):
+                        raise made.result
+                    self._scheduler.submit(self._salted(made.request), made.owner, made.result)
             except RequestError as error:
                 errors.append({made.owner: refusal(made.request, error)})
         return errors
@@ -189,29 +195,38 @@ class Engine:
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[Events]:
         """A step that was not launched, or not whole."""
-        self._note(plan, error)
+        reason = self._note(plan, error)
         events = []
         while self._flying:  # one that cannot be read takes all after it along
             events.append(self._read())
-        return [*events, self._scheduler.fail(plan, _FAILED)]
+        self._settle(plan)
+        return [*events, self._scheduler.fail(plan, reason)]
 
     def _read(self) -> Events:
         flying = self._flying.popleft()
         try:
             result = self._runner.read(flying)
         except Exception as error:  # noqa: BLE001 - whatever a model raises, _note logs it
-            self._note(flying.plan, error)
+            reason = self._note(flying.plan, error)
             # What was launched since has used this step's tokens: it is discarded with it.
-            self._device.synchronize()
             self._flying.clear()
-            return self._scheduler.fail(flying.plan, _FAILED)
+            self._settle(flying.plan)
+            return self._scheduler.fail(flying.plan, reason)
         return self._scheduler.commit(flying.plan, result)
 
-    def _note(self, plan: StepPlan, error: Exception) -> None:
-        """Log a failed step; raise DeviceLost where no other can follow."""
+    def _settle(self, plan: StepPlan) -> None:
+        """What was launched is over before anything else is: it uses what the next step writes."""
+        try:
+            self._device.synchronize()
+        except Exception as error:  # noqa: BLE001 - whatever a device raises, _note logs it
+            self._note(plan, error)
+
+    def _note(self, plan: StepPlan, error: Exception) -> Reason:
+        """Log a failed step; why those in it end who fail again. Raises DeviceLost where no other can follow."""
         logger.error("step %d of %d rows failed", plan.number, plan.request.size, exc_info=error)
         if self._device.sticky(error):
-            raise DeviceLost(f"the device has failed: {error}") from error
+            raise DeviceLost(f"the device has failed: {text_of(error)}") from error
+        return _SHORT if isinstance(error, OUT_OF_MEMORY) else _FAILED
 
     def _salted(self, request: Submit) -> Submit:
         """KV with angles of its prompt's length is shared only among prompts of that length."""
@@ -251,6 +266,18 @@ class Engine:
         _check_ids(
             "length_decay", request.sampling.length_decay.ids if request.sampling.length_decay else (), vocabulary
         )
+
+
+@contextmanager
+def _own_failure(request: Submit) -> Iterator[None]:
+    """What goes wrong while a request is taken in ends that request, not the engine."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        logger.exception("request %s could not be queued", request.request_id or request.id)
+        raise RequestError("the engine failed on this request", code="internal_error", status=500) from error
 
 
 def _check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:

@@ -166,6 +166,7 @@ class Runner:
         """Enqueue a step. Raises what the model raises."""
         for upload in (self._changes, self._eager, self._static):
             upload.clear()
+        self._probed = None  # a step that failed may have left its own
         self._sampler.admit(plan)
         bound = self._sampler.bound(plan)
         if bound:
@@ -221,9 +222,9 @@ class Runner:
         if out is None:
             return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_), **probed)
         read = out.tokens.numpy()
-        finite = read >= 0
+        finite = (read >= 0) & (read < self._model.config.vocab_size)
         return StepResult(
-            tokens=np.where(finite, read, ~read),
+            tokens=np.where(read >= 0, read, ~read),
             finite=finite,
             logprobs=_array(out.logprobs),
             top_ids=_array(out.top_ids),

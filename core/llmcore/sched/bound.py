@@ -6,7 +6,6 @@ The engine's thread tells tokens (`accept`) and asks whether the answer is there
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from llmcore.errors import text_of
 from llmcore.processors import words_of
 from llmcore.protocols import Int32
-
-logger = logging.getLogger(__name__)
 
 PATIENT = 3
 """Late answers in a row after which a choice is left out of plans until the next one is there."""
@@ -31,7 +29,8 @@ class Bound:
     """One choice's processors: `hosts` as (name, kind, processor), `devices` as (name, callable).
 
     `run` gets a function and calls it, now or on another thread. `mask`, `bias`: valid while `ready`. `error`: why the
-    choice must end, None if nothing is wrong. `late`: answers in a row that came too late. `ended`: nobody will ask.
+    choice must end, None if nothing is wrong; `cause`: what was raised. `late`: answers in a row that came too late.
+    `ended`: nobody will ask.
     `free`: they allow everything from now on.
     `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else.
     """
@@ -49,6 +48,7 @@ class Bound:
         self.mask: Int32 | None = None
         self.bias: dict[int, float] = {}
         self.error: str | None = None
+        self.cause: BaseException | None = None
         self.late = 0
         self.ended = False
         self.free = False
@@ -91,7 +91,7 @@ class Bound:
                 processor.accept(token)
                 finished = bool(processor.finished()) or finished
                 free = free and bool(getattr(processor, "free", bool)())
-            except Exception as error:  # noqa: BLE001 - whatever it raises, _fail logs it
+            except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
                 self._fail(name, error)
                 return False
         self.late = 0
@@ -102,8 +102,8 @@ class Bound:
             self._start()
         return finished
 
-    def fail(self, name: str, error: Exception) -> str:
-        """Processor `name` raised: the message for the client; the log gets the traceback."""
+    def fail(self, name: str, error: BaseException) -> str:
+        """Processor `name` raised: the message for the client."""
         self._fail(name, error)
         return self.error or ""
 
@@ -158,8 +158,8 @@ class Bound:
             bias[int(token)] = bias.get(token, 0.0) + float(value)
 
     def _fail(self, name: str, error: BaseException) -> None:
-        logger.error("logits processor %s failed", name, exc_info=error)
-        self.error = f"logits processor {name!r} failed: {type(error).__name__}: {error}"[:500]
+        self.cause = error
+        self.error = f"logits processor {name!r} failed: {text_of(error)}"[:500]
         self._ready.set()
 
 

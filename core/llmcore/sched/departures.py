@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
+from llmcore.sched.events import Reason
 from llmcore.sched.job import NO_ROW, Job
 from llmcore.sched.state import State
 from llmcore.sched.table import RUNNING
+
+logger = logging.getLogger(__name__)
 
 
 class Departures:
@@ -25,6 +30,13 @@ class Departures:
         """
         for member in self._together(job):
             self._end(member, valid)
+
+    def fail(self, job: Job, error: Reason, valid: int | None = None) -> None:
+        """`end` it, because of `error`: this is where such a request is counted, and named in the log."""
+        self._state.totals.failed_requests += 1
+        cause = None if job.bound is None else job.bound.cause
+        logger.error("request %s ended with an error: %s", job.name, error[1], exc_info=cause)
+        self.end(job, valid)
 
     def _together(self, job: Job) -> list[Job]:
         """Who comes and goes with `job`, itself included; nobody if it is gone already."""

@@ -16,6 +16,9 @@ from llmcore.sched.job import Job
 from llmcore.sched.plan import StepResult
 from llmcore.sched.table import RequestTable
 
+Reason = tuple[str, str]
+"""Why a request ends with an error: (code, message)."""
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -45,8 +48,8 @@ def by_owner(accepted: Accepted, table: RequestTable, result: StepResult, stamp:
     return events
 
 
-def add_errors(events: dict[int, StepEvents], jobs: Iterable[Job], error: tuple[str, str], stamp: float) -> None:
-    """Every choice of `jobs` ends with `error`, a (code, message)."""
+def add_errors(events: dict[int, StepEvents], jobs: Iterable[Job], error: Reason, stamp: float) -> None:
+    """Every choice of `jobs` ends with `error`."""
     for job in jobs:
         mine = _of(job, events, stamp)
         for choice in range(job.choice, job.choice + job.choices) if job.beams is None else range(job.submit.n):

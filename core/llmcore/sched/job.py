@@ -75,6 +75,12 @@ class Job:
         """Whether its processors, and those of its forks, know what they want of the next token."""
         return all(bound.ready for bound in self.bounds[self.choice : self.choice + self.choices])
 
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        request = self.submit.request_id or f"{self.owner}/{self.submit.id}"
+        return request if self.submit.n == 1 else f"{request}, choice {self.choice}"
+
     def tokens(self) -> Int32:
         """Prompt and what was produced."""
         return np.concatenate([self.prompt, self.produced]) if self.produced.size else self.prompt

@@ -79,7 +79,7 @@ class Results:
                 ends[i] = bound.accept(token)
             if bound.error is not None:
                 job = table.job(row)
-                self._departures.end(job)
+                self._departures.fail(job, ("internal_error", bound.error))
                 failed.append((job, bound.error))
                 fine[i] = False
         return at[fine], ends[fine], failed
@@ -147,7 +147,7 @@ class Results:
                     continue
             jobs = [table.job(int(row)) for row in rows]
             for job in jobs:
-                self._departures.end(job, valid)
+                self._departures.fail(job, NOT_FINITE, valid)
             rejected += jobs
         return rejected
 

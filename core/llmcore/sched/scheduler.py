@@ -22,16 +22,17 @@ from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits,
 from llmcore.sched.bound import Bound
 from llmcore.sched.crowd import Crowd, crowd, expire
 from llmcore.sched.departures import Departures
-from llmcore.sched.events import add_errors
+from llmcore.sched.events import Reason, add_errors
 from llmcore.sched.flight import Flight, enqueue
 from llmcore.sched.foresight import Foresight
 from llmcore.sched.job import NO_ROW, Job, new_job
 from llmcore.sched.limits import check_submit, fitting
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.results import Results
-from llmcore.sched.search import newest, outrun, together
+from llmcore.sched.search import newest, outrun
 from llmcore.sched.state import State, Totals
 from llmcore.sched.table import RESERVED, RUNNING, RequestTable
+from llmcore.sched.trials import Trials
 from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
 
@@ -39,9 +40,6 @@ log = logging.getLogger(__name__)
 
 NOBODY = -1
 """No epoch: a result for whom nobody waits."""
-
-TRIALS = 3
-"""Failed steps after which a request that could never be tried alone, for want of room, ends with an error."""
 
 
 class Scheduler:
@@ -67,7 +65,7 @@ class Scheduler:
         self._departures = Departures(self._state)
         self._results = Results(self._state, self._departures)
         self._flights: deque[Flight] = deque()
-        self._suspects: deque[Job] = deque()
+        self._trials = Trials(self._state, self._departures)
         self._arrivals = 0
         self._last_join = -limits.wait_steps
         self._passed_over = 0
@@ -165,6 +163,8 @@ class Scheduler:
             output_tokens=self.totals.output_tokens,
             preemptions=self.totals.preemptions,
             aborts=self.totals.aborts,
+            failed_steps=self.totals.failed_steps,
+            failed_requests=self.totals.failed_requests,
             cache=dict(group.manager.stats()),
         )
 
@@ -172,14 +172,9 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, which counts as enqueued from now on; None if nothing can run (before a commit)."""
-        while self._suspects and self._suspects[0].ended:
-            self._suspects.popleft()
         plan = self._plan()
-        if plan is None and self._suspects and not self._flights:
-            # There is no room for the suspect beside those that wait for its trial: go on with everyone.
-            for job in self._suspects:
-                job.untried += 1
-            self._suspects.clear()
+        if plan is None and not self._flights and self._trials.suspect() is not None:
+            self._trials.dismiss()
             plan = self._plan()
         return plan
 
@@ -187,11 +182,11 @@ class Scheduler:
         """Take a step's results; plans are committed in the order they were made. Returns events by owner."""
         if not self._flights or self._flights[0].plan is not plan:
             raise ValueError("plans are committed once, in the order in which they were made")
-        suspect = self._suspects[0].row if self._suspects else NO_ROW
+        suspect = self._trials.suspect()
+        tried = NO_ROW if suspect is None else suspect.row
         rows, events = self._results.take(self._flights.popleft(), result)
-        # A search starts again from its prompt, so only its end shows that it was not the cause.
-        if suspect in rows and self._suspects[0].beams is None:
-            self._suspects.popleft()
+        if tried in rows:
+            self._trials.passed()
         return events
 
     def postpone(self, plan: StepPlan, late: Sequence[int]) -> None:
@@ -217,9 +212,7 @@ class Scheduler:
         for request, message in errors.items():
             at = int(np.flatnonzero(plan.sample_request == request)[0])
             if table.epoch[request] == flight.sample_epoch[at]:
-                job = table.job(request)
-                add_errors(events, [job], ("internal_error", message), time.monotonic())
-                self._departures.end(job)
+                self._fail(table.job(request), ("internal_error", message), events)
         return events
 
     def give_up(self) -> dict[int, StepEvents]:
@@ -230,42 +223,34 @@ class Scheduler:
         for job in jobs:
             late = [b for b in job.bounds[job.choice : job.choice + job.choices] if b.overdue(now)]
             if late:
-                add_errors(events, [job], ("internal_error", late[0].error or ""), now)
-                self._departures.end(job)
+                self._fail(job, ("internal_error", late[0].error or ""), events)
         return events
 
-    def fail(self, plan: StepPlan, message: str) -> dict[int, StepEvents]:
+    def fail(self, plan: StepPlan, error: Reason) -> dict[int, StepEvents]:
         """The step of `plan` failed and it and all after it were discarded. Returns errors by owner, as events.
 
-        A request that had the step to itself ends with an error. Otherwise everyone in it computes again, each
-        alone until it has produced a token, so that only who fails again ends with an error.
+        Everyone in it computes again, each alone until it has produced a token; who fails then ends with `error`.
         """
-        table = self._state.table
-        lost: dict[int, int] = {}
-        culprits: list[Job] = []
+        discarded = []
         while self._flights and self._flights[-1].plan.number >= plan.number:
-            flight = self._flights.pop()
-            for entered in flight.entered:
-                for row in self._state.space.remove(entered.salt, entered.content, entered.start, table.running()):
-                    lost[int(row)] = min(entered.start, lost.get(int(row), entered.start))
-            mine = flight.plan.request[table.epoch[flight.plan.request] == flight.row_epoch]
-            born = flight.plan.sample_request[table.epoch[flight.plan.sample_request] == flight.sample_epoch]
-            for row in np.concatenate([mine, born]).tolist():
-                lost[row] = min(int(table.settled[row]), lost.get(row, int(table.settled[row])))
-            culprits = [table.job(row) for row in mine.tolist()]
-        alone = plan.request.size == 1 or (plan.request.size == len(culprits) and together(culprits))
-        for row, valid in lost.items():
-            if table.jobs[row] is not None:  # no beam of a search that went back with another
-                self._departures.recompute(row, valid)
-        culprits = [job for job in culprits if not job.ended]
-        self._suspects = deque(sorted({*self._suspects, *culprits}, key=lambda job: job.arrival))
-        ending = [job for job in culprits if alone or job.untried >= TRIALS]
-        return self._end_with_errors(ending, message)
+            discarded.append(self._flights.pop())
+        self.totals.failed_steps += bool(discarded)
+        events: dict[int, StepEvents] = {}
+        for job in self._trials.take_back(discarded):
+            if not job.ended:  # no beam of a search that ended with another
+                self._fail(job, error, events)
+        return events
 
-    def abandon(self, message: str) -> dict[int, StepEvents]:
-        """The engine is lost: everything that waits or runs ends with an error."""
+    def abandon(self, error: Reason) -> dict[int, StepEvents]:
+        """The engine is lost: everything that waits or runs ends with `error`."""
         self._flights.clear()
-        return self._end_with_errors([job for jobs in self._state.requests.values() for job in jobs.values()], message)
+        events: dict[int, StepEvents] = {}
+        jobs = [job for choices in self._state.requests.values() for job in choices.values()]
+        for job in jobs:
+            if not job.ended:
+                add_errors(events, [job], error, time.monotonic())
+                self._departures.end(job)
+        return events
 
     # --- planning ----------------------------------------------------------------------------------------------
 
@@ -297,16 +282,11 @@ class Scheduler:
             running = running[~np.isin(running, held)] if held else running
         if table.beams:
             running = outrun(running, state)
-        if not self._suspects:
-            admit = state.step - self._last_join >= state.limits.wait_steps or not running.size
-            return StepView(state, running, state.queue, admit=admit)
-        suspect = self._suspects[0]
-        if suspect.row == NO_ROW:
-            return StepView(state, running[:0], [suspect], admit=True)
-        alone = running == suspect.row
-        if suspect.beams is not None:
-            alone = np.isin(running, [row for row, beams in table.beams.items() if beams is suspect.beams])
-        return StepView(state, running[alone], [], admit=True)
+        suspect = self._trials.suspect()
+        if suspect is not None:
+            return self._trials.view(suspect, running)
+        admit = state.step - self._last_join >= state.limits.wait_steps or not running.size
+        return StepView(state, running, state.queue, admit=admit)
 
     def _decide(self, view: StepView) -> Decision:
         try:
@@ -391,10 +371,6 @@ class Scheduler:
                 self.totals.prompt_tokens += job.prompt.size
                 self.totals.cached_tokens += job.cached
 
-    def _end_with_errors(self, jobs: Sequence[Job], message: str) -> dict[int, StepEvents]:
-        events: dict[int, StepEvents] = {}
-        for job in jobs:
-            if not job.ended:
-                add_errors(events, [job], ("internal_error", message), time.monotonic())
-                self._departures.end(job)
-        return events
+    def _fail(self, job: Job, error: Reason, events: dict[int, StepEvents]) -> None:
+        add_errors(events, [job], error, time.monotonic())
+        self._departures.fail(job, error)

@@ -7,8 +7,6 @@ told of every beam's tokens with its next row, because what it drew itself does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -87,11 +85,6 @@ class Searches:
 
     def _first(self, job: Job) -> Job:
         return self._state.requests[job.owner, job.submit.id][0]
-
-
-def together(jobs: Sequence[Job]) -> bool:
-    """Whether these are beams of one search."""
-    return bool(jobs) and jobs[0].beams is not None and all(job.beams is jobs[0].beams for job in jobs)
 
 
 def newest(running: Int32, table: RequestTable) -> int:

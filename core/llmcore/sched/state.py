@@ -20,6 +20,8 @@ class Totals:
     output_tokens: int = 0
     preemptions: int = 0
     aborts: int = 0
+    failed_steps: int = 0
+    failed_requests: int = 0
     late_masks: int = 0
     """Tokens that were not drawn because a logits processor was not ready."""
 

@@ -21,8 +21,11 @@ from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, Sched
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
 from llmcore.sched.state import Totals
+from llmcore.sched.trials import TRIALS
 from llmcore.testing.simulated_device import SimulatedDevice, answer
 from llmcore.testing.simulated_search import searched
+
+FAILED = ("internal_error", "the step failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,9 @@ class Scenario:
     """A random trace and the engine it runs on. Rates are per step, or per request for `cursed`, `poisoned` and
     `searches`, those that are answered by a beam search.
 
-    `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `cursed` requests
-    make every step fail that they are in; `poisoned` ones give logits that are not finite at some position.
+    `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `failures` are steps
+    that cannot be launched, or cannot be read. `cursed` requests make every step fail that they are in; `poisoned`
+    ones give logits that are not finite at some position. `crowd`: steps of more rows than this fail, 0 for none.
     """
 
     seed: int = 0
@@ -54,13 +58,17 @@ class Scenario:
     failures: float = 0.0
     cursed: float = 0.0
     poisoned: float = 0.0
+    crowd: int = 0
     searches: float = 0.0
     vocab: int = 50
 
 
 @dataclass
 class Client:
-    """One request as its client sees it: tokens by choice, and how each choice ended."""
+    """One request as its client sees it: tokens by choice, and how each choice ended.
+
+    `failed`: steps that failed with it in them, `alone`: with nobody else in them.
+    """
 
     submit: Submit
     owner: int
@@ -70,6 +78,8 @@ class Client:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ended: dict[int, Finish] = field(default_factory=dict)
     aborted: bool = False
+    failed: int = 0
+    alone: int = 0
 
     @property
     def done(self) -> bool:
@@ -140,8 +150,19 @@ class Simulation:
         return plan is not None
 
     def _launch(self, plan: StepPlan) -> None:
-        cursed = any(self._client_at(int(index)).cursed for index in plan.request)
-        broken = cursed or self._random.random() < self._scenario.failures
+        clients = {id(client): client for client in map(self._client_at, plan.request.tolist())}.values()
+        broken = any(client.cursed for client in clients) or 0 < self._scenario.crowd < plan.request.size
+        if broken or self._random.random() < self._scenario.failures:
+            for client in clients:
+                client.failed += 1
+                client.alone += len(clients) == 1
+            if self._random.random() < 0.5:
+                # Nothing of it has reached the device.
+                while self._flying:
+                    self._read()
+                self._receive(self._scheduler.fail(plan, FAILED))
+                return
+            broken = True
         result = self._device.run(plan, broken=broken)
         self._flying.append((plan, None if broken else result))
 
@@ -149,7 +170,7 @@ class Simulation:
         plan, result = self._flying.popleft()
         if result is None:
             self._flying.clear()
-            self._receive(self._scheduler.fail(plan, "the step failed"))
+            self._receive(self._scheduler.fail(plan, FAILED))
         else:
             self._receive(self._scheduler.commit(plan, result))
 
@@ -194,7 +215,9 @@ class Simulation:
         assert client.ended[choice] is (Finish.STOP if stopped else Finish.LENGTH)
 
     def _to_blame(self, client: Client) -> bool:
-        return client.cursed or client.poison_at is not None or self._scenario.failures > 0
+        """A step that fails once is nobody's fault: it takes two, of which it had one to itself."""
+        again = client.failed > 1 and client.alone > 0
+        return client.poison_at is not None or again or client.failed >= TRIALS
 
     def _check(self) -> None:
         self._scheduler.space.check()
@@ -207,7 +230,8 @@ class Simulation:
             assert group.pool.live == 0, "slots leaked: nobody runs and some are live"
             group.make_free(group.pool.total)
             assert group.pool.free == group.pool.total, "the cache keeps granules that it does not evict"
-        quiet = not (self._scenario.failures or self._scenario.cursed or self._scenario.poisoned)
+        scenario = self._scenario
+        quiet = not (scenario.failures or scenario.cursed or scenario.poisoned or scenario.crowd)
         if self._guaranteed and quiet:
             assert self._scheduler.totals.preemptions == 0, "a guaranteed estimator, and a request was preempted"
 

@@ -16,7 +16,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type fp32 --port $(PORT)
 
 .PHONY: serve test setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels \
-	clients compatcanary docs clean
+	faults clients compatcanary docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -33,7 +33,7 @@ build/become.so: scripts/become.c
 	@mkdir -p $(@D)
 	@-$(CC) -shared -fPIC -o $@ $< 2>/dev/null
 
-test: setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels
+test: setup lint type test-unit test-interpreter test-families test-http faults test-docs test-wheels
 
 setup: $(STAMP) $(MODEL)
 
@@ -51,7 +51,7 @@ type: setup
 	@$(TIMED) type $(BIN)/mypy
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) tests --ignore=tests/clients --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/test_docs.py
+	@$(TIMED) unit $(PYTEST) tests --ignore=tests/clients --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/faults --ignore=tests/test_docs.py
 
 test-interpreter: setup
 	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
@@ -61,6 +61,10 @@ test-families: setup
 
 test-http: setup
 	@$(TIMED) http $(PYTEST) tests/http
+
+# What others notice of bad input, broken connections, failing steps and killed processes: docs/faults.md.
+faults: setup
+	@$(TIMED) faults $(PYTEST) tests/faults
 
 test-docs: setup
 	@$(TIMED) docs $(PYTEST) tests/test_docs.py

@@ -19,7 +19,8 @@ from llmcore.ops.sample import VARIANTS, reference
 from llmcore.plugins import build_registry
 from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites
 from llmcore.testing import fake_config
-from llmcore.testing.fake_model import FakeModel, fake_answer
+from llmcore.testing.fake_files import fake_answer
+from llmcore.testing.fake_model import FakeModel
 from llmcore.testing.fault_steps import StepFaults
 
 MAX_LEN = 64

@@ -29,6 +29,9 @@ class Entry:
 
 COMMANDS: Mapping[str, Entry] = {
     "serve": Entry("llmcore.cli.serve:command", "Run", "Serve a model over HTTP."),
+    "testserver": Entry(
+        "llmcore.cli.testserver:command", "Run", "Serve a fake model, on which clients and plugins can be tried."
+    ),
     "chat": Entry("llmcore.cli.chat:command", "Run", "Talk to a model, or to a server."),
     "generate": Entry("llmcore.cli.generate:command", "Run", "Answer a file of prompts, offline."),
     "bench": Entry("llmcore.cli.bench:command", "Run", "Measure latency and throughput, in process or over HTTP."),

@@ -29,12 +29,13 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
     config = with_model(resolved.config, model)
     config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
     log_to_stderr(config.reports, "supervisor")
-    with _notices() as notices:
-        ctx.exit(serve(config, notices))
+    with notices() as shown:
+        ctx.exit(serve(config, shown))
 
 
 @contextmanager
-def _notices() -> Iterator[Notices]:
+def notices() -> Iterator[Notices]:
+    """What a terminal shows of a start."""
     stages = Stages()
 
     def ready(url: str, facts: ModelFacts) -> None:

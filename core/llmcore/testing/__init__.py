@@ -16,14 +16,14 @@ from llmcore.testing.conformance import CHECKS, check_plugin
 
 if TYPE_CHECKING:
     from llmcore.testing.conformance_parsing import ParserSample
-    from llmcore.testing.fake_model import fake_answer, write_fake_model
+    from llmcore.testing.fake_files import fake_answer, write_fake_model
 
 __all__ = ["ParserSample", "check_plugin", "fake_answer", "registry_of", "write_fake_model"]
 
 _ELSEWHERE = {
     "ParserSample": "llmcore.testing.conformance_parsing:ParserSample",
-    "fake_answer": "llmcore.testing.fake_model:fake_answer",
-    "write_fake_model": "llmcore.testing.fake_model:write_fake_model",
+    "fake_answer": "llmcore.testing.fake_files:fake_answer",
+    "write_fake_model": "llmcore.testing.fake_files:write_fake_model",
 }
 
 

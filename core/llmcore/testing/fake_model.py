@@ -8,29 +8,19 @@ answer, and `fake_answer` says what it should have been.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
-import orjson
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from llmcore.layers import Build, Hidden, Step
 from llmcore.testing.fake_config import GROUP, FakeConfig
-from llmcore.testing.fault_names import fault_texts
+from llmcore.testing.fake_files import ANSWERS, MODULUS, mix
 from llmcore.testing.fault_steps import StepFaults, echoing
-from llmcore.testing.tokenizer import TEMPLATE, write_tokenizer
 
-_MODULUS = (1 << 31) - 1
 _BASE = 128
 """Digits are below this, so that every dtype holds them exactly."""
 _DIGITS = 4
-_ANSWERS = 94
-"""Answers are ids 0 to 93: the printable characters of `write_tokenizer`."""
-_SALT = 7
-_WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 
 
 class FakeModel(nn.Module):
@@ -42,7 +32,7 @@ class FakeModel(nn.Module):
         self.attention_kernels = build.attention_kernels
         self.salt = build.empty(1)
         self._layout = build.layout(GROUP)
-        self._faults = StepFaults(config.faults, answers=_ANSWERS) if config.faults else None
+        self._faults = StepFaults(config.faults, answers=ANSWERS) if config.faults else None
 
     def forward(self, step: Step, hidden: Tensor | None = None, residual: Tensor | None = None) -> Hidden:
         """Stores the step's tokens; the digits of each row's hash are the hidden state of its last token."""
@@ -68,7 +58,7 @@ class FakeModel(nn.Module):
         hashes = _number(hidden)
         vocabulary = torch.arange(self.config.vocab_size, device=hidden.device)
         scores = ((hashes[:, None] * 31 + vocabulary * 40503) % 997).float() / 125
-        scores.scatter_(1, (hashes % _ANSWERS)[:, None], 11.0)
+        scores.scatter_(1, (hashes % ANSWERS)[:, None], 11.0)
         if self._faults is not None:
             self._faults.scores(scores, hidden)
         return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)
@@ -87,56 +77,15 @@ class FakeModel(nn.Module):
         key, value = self._layout.gather(kv, slots)
         total = torch.zeros(len(length), dtype=torch.int64, device=length.device)
         tokens, positions = _number(key[:, 0]), _number(value[:, 0])
-        total.index_add_(0, row, _mix(tokens, positions))
-        states = _digits((total * 48271 + self.salt.long()) % _MODULUS, _DIGITS + 1)
+        total.index_add_(0, row, mix(tokens, positions))
+        states = _digits((total * 48271 + self.salt.long()) % MODULUS, _DIGITS + 1)
         due = None if self._faults is None else self._faults.echo(tokens, positions, row, length)
         return states if due is None else torch.where(due[:, None] < 0, states, echoing(due)[:, None])
-
-
-def fake_answer(prompt: Sequence[int], n: int, salt: int = _SALT) -> list[int]:
-    """The first `n` tokens that greedy decoding gives after `prompt`, in plain Python."""
-    total = sum(_mix(token, at) for at, token in enumerate(prompt))
-    answer: list[int] = []
-    for at in range(len(prompt), len(prompt) + n):
-        answer.append((total * 48271 + salt) % _MODULUS % _ANSWERS)
-        total += _mix(answer[-1], at)
-    return answer
-
-
-def write_fake_model(directory: Path, *, max_position: int = 4096, all_faults: bool = False, **config: Any) -> Path:
-    """Write a model directory with config, weights, tokenizer and chat template; returns `directory`.
-
-    `config`: more of FakeConfig, e.g. `step_delay`, or `faults={"nan": 13}` for a fault that token 13 brings.
-    `all_faults`: every fault there is has tokens of its own, with the texts in `llmcore.testing.fault_names`.
-    """
-    write_tokenizer(directory, more=fault_texts() if all_faults else ())
-    tokenizer = orjson.loads((directory / "tokenizer.json").read_bytes())
-    added = [token["id"] for token in tokenizer["added_tokens"] if token["content"] == "<|im_end|>"]
-    if all_faults:
-        (directory / "chat_template.jinja").write_text(_WITH_TOOLS + TEMPLATE, encoding="utf-8")
-        ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-        config["faults"] = {text[2:-2].removeprefix("fault:"): ids[text] for text in fault_texts()}
-    values = {
-        "architectures": ["LlmcoreFake"],
-        "vocab_size": max(len(tokenizer["model"]["vocab"]), *(token["id"] + 1 for token in tokenizer["added_tokens"])),
-        "max_position_embeddings": max_position,
-        "torch_dtype": "float32",
-        "eos_token_id": added[0],
-        **config,
-    }
-    (directory / "config.json").write_bytes(orjson.dumps(values))
-    save_file({"salt": torch.tensor([float(_SALT)])}, directory / "model.safetensors")
-    return directory
 
 
 def build(config: FakeConfig, build: Build) -> FakeModel:
     """ModelSpec.build."""
     return FakeModel(build, config)
-
-
-def _mix(token: Any, position: Any) -> Any:
-    """One token's share of the hash, for numbers and tensors alike."""
-    return ((token + 1) * (position + 7) * 40503 + token * 69069) % _MODULUS
 
 
 def _digits(numbers: Tensor, count: int = _DIGITS) -> Tensor:

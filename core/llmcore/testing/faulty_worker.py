@@ -24,6 +24,12 @@ class FaultyTokenizer(FastTokenizer):
             raise RuntimeError("the tokenizer was told to fail")
         return super().encode(text, add_special_tokens=add_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one id; asked of every id by who knows nothing of faults."""
+        if self.token(token_id) == fault("detokenize"):
+            return fault("detokenize").encode()
+        return super().token_bytes(token_id)
+
     def pieces(self, *, skip_special_tokens: bool) -> Pieces | None:
         """Bytes by id."""
         found = super().pieces(skip_special_tokens=skip_special_tokens)

@@ -39,7 +39,7 @@ def llmcore_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
 
         def start(model_dir: Path | None = None, **settings: Any) -> RunningServer:
             if model_dir is None:
-                from llmcore.testing.fake_model import write_fake_model
+                from llmcore.testing.fake_files import write_fake_model
 
                 model_dir = write_fake_model(tmp_path / "fake-model")
             return servers.enter_context(serving(model_dir, **settings))

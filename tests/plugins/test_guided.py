@@ -113,6 +113,11 @@ def check(condition: object) -> None:
     assert condition
 
 
+def test_thousands_of_choices(context: ProcessorContext, tokenizer: Tokenizer) -> None:
+    random, texts = np.random.default_rng(0), [f"value {i}" for i in range(5000)]
+    assert text_of(tokenizer, play(one(context, choice=texts), lambda ids: int(random.choice(ids)))) in texts
+
+
 @pytest.mark.parametrize(
     ("args", "text", "fits"),
     [

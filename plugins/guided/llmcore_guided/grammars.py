@@ -124,8 +124,9 @@ def _answer(want: Wanted, tag: TagRule) -> dict[str, Any]:
         case "grammar":
             return {"lark_grammar": _lark(want.value)}
         case "choice":
+            # A terminal is one item of the parser however many texts it has, and there is a limit on items.
             texts = " | ".join(_quoted(text) for text in want.value)
-            return {"lark_grammar": f"start: {texts}"}
+            return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}
         case _:
             tags = want.options.get("tags", {})
             rules = [rule for name, text in tags.items() for rule in _tag_rules(name, text, tag)]

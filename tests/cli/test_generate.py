@@ -86,7 +86,6 @@ def test_chat_makes_messages_of_lines() -> None:
     ("generation", "sampling"),
     [
         ({}, {}),
-        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
         ({"do_sample": True, "temperature": 0.7, "top_k": 50, "eos_token_id": 2}, {"temperature": 0.7, "top_k": 50}),
         ({"top_p": None}, {}),
     ],

@@ -56,6 +56,7 @@ def wrong_values(kind: Any) -> Iterator[Any]:
 def _admits(kind: type, value: Any) -> bool:
     return {
         msgspec.inspect.StrType: isinstance(value, str),
+        msgspec.inspect.IntType: type(value) is int and abs(value) < 2**63,
         msgspec.inspect.ListType: isinstance(value, list),
         msgspec.inspect.DictType: isinstance(value, dict),
         msgspec.inspect.StructType: isinstance(value, dict),

@@ -172,6 +172,36 @@ def test_how_a_request_becomes_a_submit(openai: Callable[..., Side]) -> None:
     assert (sampling.logit_bias, sampling.seed) == ({7: 3.0}, 5)
 
 
+@pytest.mark.parametrize(
+    ("own", "asked", "temperature"),
+    [
+        (0.6, {"do_sample": False}, 0.0),
+        (0.6, {"do_sample": False, "temperature": 0.9}, 0.0),
+        (0.6, {"do_sample": True}, 0.6),
+        (0.0, {}, 0.0),
+        (0.0, {"do_sample": True}, 1.0),
+        (0.0, {"temperature": 0.4}, 0.4),
+    ],
+)
+def test_whether_anything_is_drawn(
+    openai: Callable[..., Side], own: float, asked: dict[str, Any], temperature: float
+) -> None:
+    side = openai(facts={"generation": {"temperature": own}})
+    side.ok(CHAT, messages=USER, **asked)
+    assert side.bridge.submitted[0].sampling.temperature == temperature
+
+
+def test_the_least_tokens_under_either_name(openai: Callable[..., Side]) -> None:
+    side = openai("abc")
+    for asked in ({"min_tokens": 2}, {"min_new_tokens": 2}, {"min_tokens": 2, "min_new_tokens": 2}):
+        side.ok(CHAT, messages=USER, max_tokens=3, **asked)
+    assert [submit.min_new_tokens for submit in side.bridge.submitted] == [2, 2, 2]
+    refused = side.post(CHAT, messages=USER, max_tokens=1, min_new_tokens=2)
+    assert (refused.status_code, refused.json["error"]["param"]) == (400, "min_new_tokens")
+    refused = side.post(CHAT, messages=USER, min_tokens=1, min_new_tokens=2)
+    assert (refused.status_code, refused.json["error"]["param"]) == (400, "min_new_tokens")
+
+
 def test_what_is_left_open(openai: Callable[..., Side]) -> None:
     side = openai("ab")
     side.ok(CHAT, messages=USER)
@@ -317,6 +347,18 @@ def test_how_much_to_think(tmp_path: Path, template: str, effort: str, prompt: s
     side = Side.of(routes, tokenizer, "ab")
     side.ok(CHAT, messages=[{"role": "user", "content": "hi"}], reasoning_effort=effort)
     assert prompt_of(side, tokenizer) == prompt
+
+
+def test_thinking_switched_by_name(tmp_path: Path) -> None:
+    user = [{"role": "user", "content": "hi"}]
+    knows = write_template(tmp_path / "a", "x{% if enable_thinking is not defined or enable_thinking %}y{% endif %}")
+    side = Side.of(routes, knows, "ab")
+    side.ok(CHAT, messages=user, enable_thinking=False)
+    assert prompt_of(side, knows) == "x"
+    ignores = Side.of(routes, write_template(tmp_path / "b", "plain"), "ab")
+    ignores.ok(CHAT, messages=user, enable_thinking=False)
+    refused = ignores.post(CHAT, messages=user, enable_thinking=True)
+    assert (refused.status_code, refused.json["error"]["param"]) == (400, "enable_thinking")
 
 
 def test_a_template_that_hides_the_message_to_continue(tmp_path: Path) -> None:

@@ -15,6 +15,15 @@ def test_the_models_own() -> None:
     assert describe("auto", OWN) == text
 
 
+def test_without_sampling_the_filters_mean_nothing(tmp_path: Path) -> None:
+    greedy = {**OWN, "do_sample": False, "repetition_penalty": 1.1}
+    left = {"temperature": 0.0, "repetition_penalty": 1.1, "do_sample": False, "eos_token_id": [1, 2]}
+    assert sampling_defaults("auto", greedy) == left
+    assert describe("auto", left).startswith("temperature 0, repetition_penalty 1.1 (the model's")
+    (tmp_path / "g.json").write_text('{"do_sample": false, "top_p": 0.5}')
+    assert sampling_defaults(str(tmp_path / "g.json"), OWN) == {"do_sample": False, "temperature": 0.0}
+
+
 def test_none_keeps_what_ends_an_answer() -> None:
     assert sampling_defaults("none", OWN) == {"eos_token_id": [1, 2]}
     assert describe("none", {"eos_token_id": [1, 2]}).startswith("as each API says")

@@ -35,7 +35,5 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_model(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's generation_config.json asks for: its numbers if it samples, greedy if it says it does not."""
-    if generation.get("do_sample") is False:
-        return {"temperature": 0.0}
+    """What the chosen generation config asks for."""
     return {name: generation[name] for name in _NUMBERS if isinstance(generation.get(name), (int, float))}

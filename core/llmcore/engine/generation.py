@@ -10,17 +10,19 @@ import msgspec
 
 from llmcore.errors import ConfigError
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+FILTERS = ("top_p", "top_k", "min_p")
+SAMPLING = ("temperature", *FILTERS, "repetition_penalty")
 """What a generation_config.json says of how tokens are drawn."""
 
 
 def sampling_defaults(choice: str, own: Mapping[str, Any]) -> dict[str, Any]:
     """The generation config that `--generation_config` means; `own`: the model's. Raises ConfigError.
 
-    With "none", what says how tokens are drawn is left out; what ends an answer stays.
+    With "none", what says how tokens are drawn is left out; what ends an answer stays. Where `do_sample` is false,
+    filters of draws mean nothing, as in transformers: the temperature is 0.
     """
     if choice == "auto":
-        return dict(own)
+        return _greedy_if_asked(own)
     if choice == "none":
         return {name: value for name, value in own.items() if name not in (*SAMPLING, "do_sample")}
     path = Path(choice).expanduser()
@@ -32,7 +34,13 @@ def sampling_defaults(choice: str, own: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"--generation_config {choice}: {reason}; give auto, none, or a generation_config.json"
         ) from error
-    return found
+    return _greedy_if_asked(found)
+
+
+def _greedy_if_asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("do_sample") is not False:
+        return dict(given)
+    return {name: value for name, value in given.items() if name not in FILTERS} | {"temperature": 0.0}
 
 
 def describe(choice: str, generation: Mapping[str, Any]) -> str:

@@ -136,8 +136,9 @@ def check(front: Front, body: CompletionRequest) -> None:
     sampling.check(front, body)
     if body.max_tokens == 0 and not body.echo:
         raise _refusal("max_tokens", "0 asks for the prompt alone, so set echo to true; else it is 1 or more")
-    if body.max_tokens == 0 and body.min_tokens:
-        raise _refusal("min_tokens", f"{body.min_tokens} is more than max_tokens, 0")
+    name, fewest = sampling.least(body)
+    if body.max_tokens == 0 and fewest:
+        raise _refusal(name, f"{fewest} is more than max_tokens, 0")
     if body.echo and body.truncate_prompt_tokens is not None:
         raise _refusal("echo", "it shows the whole prompt; leave truncate_prompt_tokens out")
     if body.echo and body.suffix and body.logprobs is not None:

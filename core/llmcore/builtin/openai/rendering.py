@@ -24,6 +24,8 @@ def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
     if reserved:
         param = f"chat_template_kwargs.{min(reserved)}"
         raise _refusal(param, "a request cannot set it")
+    if body.enable_thinking is not None:  # LMDeploy's; what a template does not know is off
+        _set(front, variables, "enable_thinking", body.enable_thinking)
     for name in ("reasoning_effort", "verbosity"):
         value = getattr(body, name)
         if value is not None and value != "medium":
@@ -43,15 +45,15 @@ def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
     return variables
 
 
-def _set(front: Front, variables: dict[str, Any], name: str, value: str) -> None:
+def _set(front: Front, variables: dict[str, Any], name: str, value: str | bool) -> None:
     """Raises RequestError where the template would not notice."""
     known = getattr(front.tokenizer, "template_variables", None)  # tokenizers of plugins need not say
-    if known is None or name in known:
+    if known is None or name in known or value is False:
         variables.setdefault(name, value)
     elif name == "reasoning_effort" and "enable_thinking" in known:
         variables.setdefault("enable_thinking", value not in ("none", "minimal"))
     else:
-        raise _refusal(name, f"this model's chat template does not know {value[:50]!r}; leave it out")
+        raise _refusal(name, f"this model's chat template does not know {str(value)[:50]!r}; leave it out")
 
 
 def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:

@@ -82,10 +82,12 @@ class Sampled(Struct, kw_only=True):
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    do_sample: Flag = None
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     max_tokens: Count = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=32)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     include_stop_str_in_output: Flag = None
@@ -116,6 +118,7 @@ class Sampled(Struct, kw_only=True):
     metadata: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
     store: Flag = None
     service_tier: Text | None = None
+    session_id: int | Text | None = None
     priority: int | None = None
     spaces_between_special_tokens: Flag = None
 
@@ -124,8 +127,13 @@ class Sampled(Struct, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
     bad_words: Any = None
+    no_repeat_ngram_size: Any = None
     prompt_logprobs: Any = None
+    repetition_ngram_size: Any = None
+    return_logprob: Any = None
     return_token_ids: Any = None
+    stop_regex: Any = None
+    typical_p: Any = None
 
 
 class Function(Struct):
@@ -218,6 +226,7 @@ class ChatRequest(Sampled, kw_only=True):
     continue_final_message: Flag = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Text | None = None
+    enable_thinking: Flag = None
     tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: Flag = None
@@ -228,12 +237,18 @@ class ChatRequest(Sampled, kw_only=True):
     safety_identifier: Text | None = None
 
     audio: Any = None
+    character_settings: Any = None
     chat_template: Any = None
+    do_preprocess: Any = None
     documents: Any = None
     echo: Any = None
     function_call: Any = None
     functions: Any = None
+    include_reasoning: Any = None
+    input_ids: Any = None
     modalities: Any = None
+    role_settings: Any = None
+    separate_reasoning: Any = None
     web_search_options: Any = None
 
 
@@ -249,19 +264,30 @@ class CompletionRequest(Sampled, kw_only=True):
 
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ([],),
+    "no_repeat_ngram_size": (0,),
     "priority": (0,),
     "prompt_logprobs": (),
+    "repetition_ngram_size": (0,),
+    "return_logprob": (False,),
     "return_token_ids": (False,),
+    "stop_regex": ("", []),
+    "typical_p": (1.0,),
 }
 
 REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
     ChatRequest: {
         **_REFUSED,
         "audio": (),
+        "character_settings": ({},),
         "chat_template": (),
+        "do_preprocess": (True,),
         "documents": ([],),
         "echo": (False,),
+        "include_reasoning": (True,),
+        "input_ids": ([],),
         "modalities": (["text"],),
+        "role_settings": ({},),
+        "separate_reasoning": (True,),
         "web_search_options": (),
     },
     CompletionRequest: _REFUSED,
@@ -269,6 +295,7 @@ REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
 """Fields that are refused, by kind of request, with the values beside null that change nothing."""
 
 PENALTIES: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
     "temperature": (0.0, 1.0),
     "top_p": (1.0,),
     "top_k": (-1, 0),

@@ -94,7 +94,7 @@ def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> Sampli
     allowed = tuple(body.allowed_token_ids or ())
     intake.check_ids(front, allowed, param="allowed_token_ids")
     return SamplingParams(
-        temperature=_default(body.temperature, model, "temperature", 1.0),
+        temperature=temperature(body, model),
         top_p=_default(body.top_p, model, "top_p", 1.0),
         top_k=max(0, int(_default(body.top_k, model, "top_k", 0))),
         min_p=_default(body.min_p, model, "min_p", 0.0),
@@ -139,8 +139,31 @@ def text_rules(front: Front, body: Sampled) -> TextRules:
         keep_stop_id=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         space_special_tokens=bool(body.spaces_between_special_tokens),
-        min_tokens=body.min_tokens or 0,
+        min_tokens=least(body)[1],
     )
+
+
+def temperature(body: Sampled, model: Mapping[str, Any]) -> float:
+    """The request's, else the model's own; `do_sample` says whether anything is drawn at all."""
+    if body.do_sample is False:
+        return 0.0
+    chosen = _default(body.temperature, model, "temperature", 1.0)
+    if body.do_sample and body.temperature is None and chosen == 0.0:
+        return 1.0  # the model's own is greedy, and the request asks for more
+    return chosen
+
+
+def least(body: Sampled) -> tuple[str, int]:
+    """How many tokens an answer has at least, and the field that says so: vLLM's name, or LMDeploy's."""
+    if body.min_tokens is None and body.min_new_tokens is not None:
+        return "min_new_tokens", body.min_new_tokens
+    if body.min_new_tokens not in (None, body.min_tokens):
+        raise RequestError(
+            f"min_new_tokens: min_tokens says {body.min_tokens}; give one of them",
+            param="min_new_tokens",
+            code="invalid_value",
+        )
+    return "min_tokens", body.min_tokens or 0
 
 
 def submits(
@@ -155,13 +178,14 @@ def submits(
 ) -> list[Submit]:
     """One Submit per prompt. `limit`: the field that bounds the answer, and its value. `source`: see intake.room."""
     name, asked = limit
-    if asked is not None and (body.min_tokens or 0) > asked:
+    least_name, fewest = least(body)
+    if asked is not None and fewest > asked:
         raise RequestError(
-            f"min_tokens: {body.min_tokens} is more than {name}, {asked}", param="min_tokens", code="invalid_value"
+            f"{least_name}: {fewest} is more than {name}, {asked}", param=least_name, code="invalid_value"
         )
-    if body.allowed_token_ids and body.min_tokens and set(body.allowed_token_ids) <= rules.stop_ids:
+    if body.allowed_token_ids and fewest and set(body.allowed_token_ids) <= rules.stop_ids:
         raise RequestError(
-            "allowed_token_ids: only tokens that end the answer are allowed, which min_tokens forbids",
+            f"allowed_token_ids: only tokens that end the answer are allowed, which {least_name} forbids",
             param="allowed_token_ids",
             code="invalid_value",
         )
@@ -183,7 +207,7 @@ def submits(
                 prompt,
                 sampling,
                 max_new_tokens=left,
-                min_new_tokens=min(body.min_tokens or 0, left),
+                min_new_tokens=min(fewest, left),
                 stop_ids=sorted(rules.stop_ids),
                 n=drawn(body),
                 cache_salt=intake.salt(body.cache_salt),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import socket
 import threading
 import time
@@ -12,11 +13,14 @@ import pytest
 import waitress.channel
 import waitress.server
 import waitress.task
+import waitress.wasyncore
 from llmcore.errors import ConfigError, RequestError
 from llmcore.http import streaming
 from llmcore.http.app import RequestIds
 from llmcore.http.reply import Reply
-from llmcore.http.streaming import HttpServer, detach, raise_open_files
+from llmcore.http.streaming import HttpServer, Limits, detach, raise_open_files
+from llmcore.http.streaming.tasks import StreamRequest
+from llmcore.http.strict import Pool
 from llmcore.testing import sockets as raw
 
 
@@ -49,7 +53,7 @@ class Plain:
 
 
 class Served:
-    def __init__(self) -> None:
+    def __init__(self, connections: int = 600, **limits: float) -> None:
         self.detached = Detached()
         app = falcon.App(middleware=[RequestIds()])
         app.add_route("/detached", self.detached)
@@ -57,7 +61,7 @@ class Served:
         app.add_error_handler(RequestError, self._refuse)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(listener.getsockname()[1])
-        self.server = HttpServer(app, listener, connections=600)
+        self.server = HttpServer(app, listener, connections=connections, limits=Limits(**limits))  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
 
@@ -65,14 +69,17 @@ class Served:
     def _refuse(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
         resp.status, resp.data = 400, b"refused"
 
+    def end(self) -> None:
+        self.server.stop(0)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     served = Served()
     yield served
-    served.server.stop(0)
-    served.thread.join(10)
-    assert not served.thread.is_alive()
+    served.end()
 
 
 def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
@@ -88,25 +95,46 @@ POST = raw.request("POST", "/detached", {})
 
 def test_the_internals_that_are_used_are_as_they_were() -> None:
     assert version("waitress") == streaming.WAITRESS
-    source = inspect.getsource(waitress.channel.HTTPChannel)
-    for text in (
-        "self.requests_lock = threading.Lock()",
-        "self.outbuf_lock = threading.Condition()",
-        "task = self.task_class(self, request)",
-        "task = self.error_task_class(self, request)",
-        "except Exception:",
-        "if not self.requests:",
-    ):
-        assert text in source
+    channel, server, loop = waitress.channel.HTTPChannel, waitress.server.BaseWSGIServer, waitress.wasyncore
+    used = {
+        channel: (
+            "self.requests_lock = threading.Lock()",
+            "self.outbuf_lock = threading.Condition()",
+            "task = self.task_class(self, request)",
+            "task = self.error_task_class(self, request)",
+            "err_request = self.parser_class(self.adj)",
+            "err_request.error = InternalServerError(body)",
+            "except Exception:",
+            "if not self.requests:",
+            "return self.total_outbufs_len or self.will_close or self.close_when_flushed",
+        ),
+        channel._flush_some: ("num_sent = self.send(chunk, do_close=do_close)",),
+        channel.handle_write: ("if self.will_close:\n            self.handle_close()",),
+        server.readable: ("if now >= self.next_channel_cleanup:", "len(self._map) >= self.adj.connection_limit"),
+        server.maintenance: ("channel.last_activity < cutoff",),
+        loop.dispatcher.handle_read_event: ("if self.accepting:", "self.handle_accept()", "self.handle_read()"),
+        loop.poll2: ("obj.readable()", "obj.writable() and not obj.accepting", "map.get(fd)"),
+        loop.readwrite: ("obj.handle_read_event()", "obj.handle_close()", "obj.handle_error()"),
+        waitress.task.ThreadedTaskDispatcher: ("self.threads.discard(thread_no)",),
+    }
+    for owner, texts in used.items():
+        source = inspect.getsource(owner)
+        for text in texts:
+            assert text in source, f"{owner} has no {text}"
     service = inspect.getsource(waitress.task.Task.service)
     assert "except OSError" in service and "BaseException" not in service
-    assert "self.channel_class(self, conn, addr, self.adj, map=self._map)" in inspect.getsource(
-        waitress.server.BaseWSGIServer.handle_accept
-    )
-    for name in ("received", "readable", "handle_close", "service", "_flush_some_if_lockable"):
-        assert callable(getattr(waitress.channel.HTTPChannel, name))
-    for name in ("build_response_header", "set_close_on_finish", "get_environment"):
+    for name in ("received", "readable", "writable", "handle_read", "handle_write", "handle_close", "service", "send"):
+        assert callable(getattr(channel, name))
+    for name in ("build_response_header", "set_close_on_finish", "get_environment", "start"):
         assert callable(getattr(waitress.task.WSGITask, name))
+
+
+def test_a_request_has_every_attribute_that_waitress_reads() -> None:
+    request = StreamRequest(Limits(), Pool(100))
+    sources = (waitress.channel.HTTPChannel, waitress.task.WSGITask, waitress.task.ErrorTask, waitress.task.Task)
+    names = set(re.findall(r"\brequest\.([a-z_]+)", "".join(map(inspect.getsource, sources))))
+    assert {"headers", "completed", "get_body_stream"} <= names
+    assert not [name for name in names if not hasattr(request, name)]
 
 
 def test_a_stream_is_chunked_and_closes_its_connection(served: Served) -> None:
@@ -260,18 +288,21 @@ def test_a_slow_reader_is_cut_off(served: Served) -> None:
         until(lambda: served.detached.left == [reply])
 
 
-def test_a_reader_that_stays_behind_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "MAX_BACKLOG_BYTES", 1 << 30)
-    monkeypatch.setattr(streaming, "MAX_BACKLOG_SECONDS", 0.3)
+@pytest.mark.parametrize("pushes", [True, False])
+def test_a_reader_that_stays_behind_is_cut_off(pushes: bool) -> None:
+    served = Served(backlog=1 << 30, backlog_seconds=0.3)
     with raw.connect(served.port) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(POST)
         (reply,) = served.detached.wait(1)
+        reply.stream(b"x" * (8 << 20))
         start = time.monotonic()
         while not reply.closed:
-            reply.stream(b"x" * 65536)
+            if pushes:
+                reply.stream(b"x" * 65536)
             time.sleep(0.01)
             assert time.monotonic() - start < 5
+    served.end()
 
 
 def test_two_hundred_streams_at_once(served: Served) -> None:

@@ -20,6 +20,9 @@ class Transport(Protocol):
     def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         """A whole answer."""
 
+    def send_probe(self) -> None:
+        """Something that is no part of the answer."""
+
 
 class Detach(BaseException):
     """Unwinds a worker thread out of a response that others will write. No `Exception`, so nobody handles it."""
@@ -91,6 +94,16 @@ class Reply:
                 self._callbacks.append(callback)
                 return
         callback()
+
+    def probe(self) -> None:
+        """The client sends nothing more: find out whether it still reads. Called by the transport's side."""
+        with self._lock:
+            if self._abandoned or self._phase == "done":
+                return
+            if self._early is None:
+                self._transport.send_probe()
+            else:
+                self._early.append(self._transport.send_probe)
 
     def attach(self) -> None:
         """The worker thread has let go: send what was kept back so far. Called by the transport's side."""

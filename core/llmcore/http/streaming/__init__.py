@@ -1,0 +1,22 @@
+"""HTTP over waitress: a strict reader of requests, answers that need no thread, and limits of our own.
+
+A responder that calls `detach` returns at once; its worker thread goes back to the pool while the channel keeps the
+request, so the connection stays busy. Whoever holds the `Reply` sends from any thread, and no send ever blocks: what
+the socket does not take is left to waitress's main loop.
+
+This folder is the only place that knows the insides of waitress. They are pinned (`WAITRESS`), and
+tests/http/test_streaming.py holds every one that is used. Every time limit is by the monotonic clock.
+
+Locks are taken in this order: the reply's, channel.requests_lock, channel.outbuf_lock.
+"""
+
+from __future__ import annotations
+
+from llmcore.http.streaming.limits import Limits, raise_open_files
+from llmcore.http.streaming.server import HttpServer
+from llmcore.http.streaming.tasks import detach
+
+WAITRESS = "3.0.2"
+"""The version whose internals this folder was written against."""
+
+__all__ = ["WAITRESS", "HttpServer", "Limits", "detach", "raise_open_files"]

@@ -1,0 +1,323 @@
+"""A connection: what it reads, what may be sent on it and from where, and when it has to end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from waitress.channel import HTTPChannel
+
+from llmcore.errors import RequestError
+from llmcore.http.reply import Detach, Reply
+from llmcore.http.streaming.limits import Limits
+from llmcore.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
+from llmcore.http.strict import Head, Pool
+
+
+class Owner(Protocol):
+    """What a channel needs of its server."""
+
+    limits: Limits
+    pool: Pool
+
+    def judge(self, head: Head) -> RequestError | None:
+        """Why a request may not come in, if so."""
+
+    def watch(self, channel: StreamChannel) -> None:
+        """Close `channel` as soon as its client, which stopped sending, is gone altogether."""
+
+    def forget(self, channel: StreamChannel) -> None:
+        """`channel` is closing."""
+
+
+class StreamChannel(HTTPChannel):  # type: ignore[misc]
+    """A connection whose current request may be answered by a `Reply`."""
+
+    task_class = StreamTask
+    error_task_class = JsonErrorTask
+    requests: list[Any]
+    request: StreamRequest | None
+    _reply: Reply | None = None
+    _extra = False
+    _served = False
+    _ended = False
+    _shut = False
+    _behind_since: float | None = None
+    _allowance = 0.0
+    _lingers_until: float | None = None
+
+    def __init__(self, owner: Owner, *args: Any, **named: Any) -> None:
+        self._owner = owner
+        self._limits = owner.limits
+        self._since = time.monotonic()
+        super().__init__(*args, **named)
+
+    def parser_class(self, adj: object) -> StreamRequest:
+        """Reads one request."""
+        return StreamRequest(self._limits, self._owner.pool)
+
+    # --- worker threads
+
+    def service(self) -> None:
+        """Serve one request; a detached one leaves the channel busy."""
+        try:
+            super().service()
+        except Detach as detached:
+            for request in self.requests[:1]:
+                request.close()  # the body has been read; a stream may be long
+            if self.connected:
+                detached.reply.attach()
+            else:
+                detached.reply.abandon()
+
+    def touch(self) -> None:
+        """A request was answered: the wait for the next begins."""
+        self._since = time.monotonic()
+        self._served = True
+
+    def hold(self, reply: Reply) -> None:
+        """`reply` answers the current request."""
+        with self.requests_lock:
+            self._reply = reply
+            ended = self._ended
+            if len(self.requests) > 1:
+                self.server.pull_trigger()  # the main loop has stopped reading; it must see the client leave
+        if not self.connected:
+            reply.abandon()
+        elif ended:
+            reply.probe()
+
+    def let_go(self, reply: Reply) -> None:
+        """The current request is answered in the usual way after all."""
+        with self.requests_lock:
+            if self._reply is reply:
+                self._reply = None
+
+    # --- the main loop
+
+    def readable(self) -> bool:
+        """Also while a reply is open, so that a client that leaves is noticed at once."""
+        if self._lingers_until is not None:
+            return True
+        if self._ended:
+            return False
+        if self._reply is not None:
+            return not (self.will_close or self.close_when_flushed)
+        return bool(super().readable())
+
+    def writable(self) -> bool:
+        """Whether something is to be sent or the connection to be closed."""
+        if self._lingers_until is not None:
+            return bool(self.total_outbufs_len)
+        if self._ended and not self.requests:
+            self.close_when_flushed = True
+        return bool(super().writable())
+
+    def handle_read(self) -> None:
+        """Read what has come. A client that stopped sending may still be reading: then it gets its answer."""
+        try:
+            data = self.socket.recv(self.adj.recv_bytes)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.handle_close()
+            return
+        if data:
+            self.received(data)
+        elif self.requests and self._lingers_until is None:
+            self._end()
+        else:
+            self.handle_close()
+
+    def handle_write(self) -> None:
+        """Send what is left; after a refusal, say that nothing more follows."""
+        super().handle_write()
+        if self._lingers_until is not None and not self.total_outbufs_len:
+            self._shut_down()
+
+    def received(self, data: bytes) -> bool:
+        """Parse `data`; but nothing is accepted while a reply is open, and the connection closes after it."""
+        with self.requests_lock:
+            if self._reply is not None:
+                self._extra = True
+                return False
+            while data and not (self.will_close or self.close_when_flushed or self._lingers_until is not None):
+                if self.request is None:
+                    self.request = self.parser_class(self.adj)
+                    self._since = time.monotonic()
+                data = self._take(self.request, data)
+        return True
+
+    def handle_close(self) -> None:
+        """Free what the connection holds, and tell the open reply that its client has left."""
+        if self.socket is None:
+            return
+        with self.requests_lock:
+            reply, self._reply = self._reply, None
+            unserved = [*self.requests[1:], *([self.request] if self.request is not None else [])]
+            self.request = None
+        self._owner.forget(self)
+        super().handle_close()
+        for request in unserved:
+            request.close()
+        if reply is not None:
+            reply.abandon()
+
+    def send(self, data: bytes, do_close: bool = True) -> int:
+        """Send what the socket takes. It never closes, as locks may be held: `handle_write` does, after this."""
+        return self._send_now(data)
+
+    def sweep(self, now: float) -> None:
+        """Enforce the limits of time."""
+        limits, request, waited = self._limits, self.request, now - self._since
+        if self._lingers_until is not None:
+            if now > self._lingers_until:
+                self.handle_close()
+        elif self.total_outbufs_len:
+            with self.outbuf_lock:
+                self._watch_backlog(now)
+            if self.will_close:
+                self.handle_close()
+        elif self.requests or self.will_close or self.close_when_flushed:
+            return
+        elif request is None:
+            if waited > (limits.idle_seconds if self._served else limits.head_seconds):
+                self.handle_close()
+        elif request.head is None:
+            if waited > limits.head_seconds:
+                self.refuse(RequestError("The header took too long.", code="request_timeout", status=408), request)
+        elif waited > limits.body_seconds + len(request.body) / limits.rate:
+            self.refuse(RequestError("The body took too long.", code="request_timeout", status=408), request)
+
+    def refuse(self, error: RequestError, request: StreamRequest | None = None, *, close: bool = True) -> None:
+        """Answer with `error` from the main loop; nothing that the client sends after it is looked at."""
+        request = request or self.parser_class(self.adj)
+        request.error = error
+        request.close()
+        self.request = None
+        self.push(JsonErrorTask(self, request).render(close=close))
+        self.touch()
+        if close or self.server.draining:
+            self._lingers_until = self._since + self._limits.linger_seconds
+            if not self.total_outbufs_len:
+                self._shut_down()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered or an answer is still being sent."""
+        return bool(self.requests or self.total_outbufs_len)
+
+    def _take(self, request: StreamRequest, data: bytes) -> bytes:
+        """Give `data` to the request that is being read; what is left of it."""
+        rest = data[request.received(data) :]
+        understood = request.completed and request.error is None
+        if request.head is not None and request.error is None and not request.judged:
+            request.judged = True
+            request.error = self._owner.judge(request.head)
+        if request.error is not None and not self.requests:
+            self.refuse(request.error, request, close=not understood)
+            return rest
+        if request.expect_continue and not self.requests:
+            self.send_continue()
+        if request.completed or request.error is not None:
+            self.request = None
+            self.requests.append(request)
+            if len(self.requests) == 1:
+                self.server.add_task(self)
+        return rest
+
+    def send_continue(self) -> None:
+        """Ask for the body."""
+        if self.request is not None:
+            self.request.expect_continue = False
+            self.push(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _end(self) -> None:
+        """The client sends nothing more. Whether it still reads is found out by sending: see Reply.probe."""
+        with self.requests_lock:
+            self._ended = True
+            reply = self._reply
+            old = reply is not None and self.requests[0].version == "1.0"
+        if old:
+            self.handle_close()  # HTTP/1.0 has nothing to probe with
+            return
+        self._owner.watch(self)
+        if reply is not None:
+            reply.probe()
+
+    def _shut_down(self) -> None:
+        if not self._shut:
+            self._shut = True
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+
+    # --- whoever holds the reply
+
+    def push(self, data: bytes, allowance: float = 0.0) -> None:
+        """Send what the socket takes now and leave the rest to the main loop; cuts off a client that is too slow.
+
+        `allowance`: seconds granted beyond the limit, and the limit of size waived.
+        """
+        with self.outbuf_lock:
+            if not self.connected or self.will_close or not data:
+                return
+            self._allowance = allowance
+            sent = 0
+            if not self.total_outbufs_len:
+                self._behind_since = None
+                sent = self._send_now(data)
+            if sent < len(data):
+                self.outbufs[-1].append(data[sent:])
+                self.total_outbufs_len += len(data) - sent
+            self._watch_backlog(time.monotonic())
+            if self.total_outbufs_len > self._limits.backlog and not allowance:
+                self._cut_off()
+            if self.total_outbufs_len or self.will_close:
+                self.server.pull_trigger()
+
+    def finish(self, task: StreamTask, build: Callable[[bool], bytes], *, close: bool) -> None:
+        """Send the last bytes, `build(closes)`, and take the next request, or close."""
+        with self.requests_lock:
+            self._reply = None
+            whole = not close
+            close = close or self._extra or self._ended or len(self.requests) > 1 or self.request is not None
+            data = build(close)
+            self.push(data, len(data) / self._limits.rate if whole else 0.0)
+            for request in self.requests:
+                request.close()
+            self.touch()
+            self.requests = []
+            if close or task.close_on_finish:
+                self.close_when_flushed = True
+        if self.connected:
+            self.server.pull_trigger()
+
+    def _send_now(self, data: bytes) -> int:
+        try:
+            sent: int = self.socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.will_close = True
+            return len(data)
+        return sent
+
+    def _watch_backlog(self, now: float) -> None:
+        if not self.total_outbufs_len:
+            self._behind_since = None
+            return
+        if self._behind_since is None:
+            self._behind_since = now
+        if now - self._behind_since > self._limits.backlog_seconds + self._allowance:
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Close without waiting: the main loop would never find this socket writable, so end it for both sides."""
+        self.will_close = True
+        with contextlib.suppress(OSError):  # the client may have closed it at this moment
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.socket.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,248 @@
+"""The server: its listening socket, its main loop and its connections."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from waitress import wasyncore
+from waitress.server import create_server
+
+from llmcore.errors import RequestError
+from llmcore.http.streaming.channel import StreamChannel
+from llmcore.http.streaming.limits import Limits, raise_open_files
+from llmcore.http.strict import Head, Pool
+
+SPARE_FILES = 128
+"""Open files a worker needs beside its connections."""
+
+REFUSALS = 512
+"""Connections beyond the limit that are told so at one time; further ones are closed without a word."""
+
+ACCEPTS = 16
+"""Connections taken in one turn of the loop: more would leave the other workers on the socket with too few."""
+
+SWEEP_SECONDS = 0.5
+"""Between two looks at every connection's limits of time."""
+
+LATE_SECONDS = 1.0
+"""How long answers cut off by the end of the grace have to leave."""
+
+Admit = Callable[[Head], RequestError | None]
+"""Decides in the main loop, before a thread is taken, whether a request comes in. It must not block."""
+
+
+class HttpServer:
+    """waitress on an inherited listening socket, with every default that hurts replaced.
+
+    `connections`: most at a time; who comes then gets a 503. `admit` is asked about every request whose header was
+    read; its error is the answer.
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        listener: socket.socket,
+        *,
+        connections: int,
+        admit: Admit | None = None,
+        limits: Limits | None = None,
+        threads: int = 16,
+    ) -> None:
+        raise_open_files(connections + REFUSALS + SPARE_FILES)
+        self.limits = limits or Limits()
+        self.pool = Pool(self.limits.bodies)
+        self.turned = time.monotonic()
+        self._connections = connections
+        self._admit = admit
+        self._server = create_server(
+            app,
+            sockets=[listener],
+            threads=threads,
+            connection_limit=1 << 30,  # the limit is ours: see _open
+            backlog=2048,
+            asyncore_use_poll=True,
+            channel_request_lookahead=1,
+            recv_bytes=64 << 10,
+            outbuf_overflow=1 << 30,  # nothing of an answer goes to a file,
+            outbuf_high_watermark=1 << 30,  # and no thread waits for a client
+            clear_untrusted_proxy_headers=True,
+            expose_tracebacks=False,
+            ident=None,
+        )
+        self._server.next_channel_cleanup = math.inf  # it goes by the wall clock, which jumps: see _sweep
+        self._server.channel_class = self._open
+        self._server.handle_accept = self._accept
+        self._server.draining = False
+        self._departures = Departures(self._server._map)
+        self._by_address: Counter[str] = Counter()
+        self._swept = 0.0
+        self._deadline: float | None = None
+
+    def run(self, draining: Callable[[], None] | None = None, late: Callable[[], None] | None = None) -> None:
+        """Serve until `stop`, then call `draining` and go on until no request is open.
+
+        Connections are still taken meanwhile, so that whoever comes hears at once that the server is ending; none is
+        kept. When the grace is over, `late` is called to end what is left, and has a second to be heard.
+        """
+        while self._deadline is None:
+            self._turn(SWEEP_SECONDS)
+        self._server.draining = True
+        if draining is not None:
+            draining()
+        if time.monotonic() >= self._deadline:
+            self._stop_accepting()
+        for channel in self._channels():
+            if not channel.busy:
+                channel.close_when_flushed = True
+        self._wait_for_idle(self._deadline)
+        self._stop_accepting()
+        if late is not None and self._busy():
+            late()
+            self._wait_for_idle(time.monotonic() + LATE_SECONDS)
+        self._end_threads(time.monotonic() + 0.5)
+        for channel in self._channels():
+            channel.handle_close()
+        self._departures.close()
+        self._server.trigger.close()
+
+    def stop(self, grace: float) -> None:
+        """End once open requests are answered, or after `grace` seconds; with none, nothing more is accepted.
+
+        From any thread; the first call counts.
+        """
+        if self._deadline is None:
+            self._deadline = time.monotonic() + grace
+            self._server.pull_trigger()
+
+    # --- for channels
+
+    def judge(self, head: Head) -> RequestError | None:
+        """See Owner."""
+        return self._admit(head) if self._admit is not None else None
+
+    def watch(self, channel: StreamChannel) -> None:
+        """See Owner."""
+        self._departures.watch(channel)
+
+    def forget(self, channel: StreamChannel) -> None:
+        """See Owner."""
+        self._departures.forget(channel)
+        address = channel.addr[0]
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
+    # --- the main loop
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                sock, address = self._server.socket.accept()
+            except OSError:  # none is waiting, or the one that was has left
+                return
+            self._server.set_socket_options(sock)
+            self._server.channel_class(
+                self._server, sock, self._server.fix_addr(address), self._server.adj, map=self._server._map
+            )
+
+    def _open(self, server: Any, sock: socket.socket, address: Any, adj: Any, map: dict[int, Any]) -> None:
+        """Take a connection, if only to say that there are too many."""
+        open_now = len(server.active_channels)
+        if open_now >= self._connections + REFUSALS:
+            sock.close()
+            return
+        channel = StreamChannel(self, server, sock, address, adj, map=map)
+        most = self.limits.per_address
+        self._by_address[channel.addr[0]] += 1
+        if open_now >= self._connections:
+            channel.refuse(_too_many("The server has too many connections; try again.", 503))
+        elif 0 < most < self._by_address[channel.addr[0]] and sock.family != socket.AF_UNIX:
+            channel.refuse(_too_many(f"More than {most} connections are open from your address.", 429))
+
+    def _turn(self, seconds: float) -> None:
+        now = self.turned = time.monotonic()
+        if now >= self._swept + SWEEP_SECONDS:
+            self._swept = now
+            for channel in self._channels():
+                channel.sweep(now)
+        wasyncore.loop(timeout=seconds, use_poll=True, map=self._server._map, count=1)
+
+    def _stop_accepting(self) -> None:
+        if self._server.accepting:
+            self._server.accepting = False
+            self._server.del_channel()
+            self._server.socket.close()
+
+    def _busy(self) -> bool:
+        return any(channel.busy for channel in self._channels())
+
+    def _wait_for_idle(self, deadline: float) -> None:
+        while time.monotonic() < deadline and self._busy():
+            self._turn(0.05)
+
+    def _end_threads(self, deadline: float) -> None:
+        dispatcher = self._server.task_dispatcher
+        dispatcher.set_thread_count(0)
+        while dispatcher.threads and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _channels(self) -> list[StreamChannel]:
+        return list(self._server.active_channels.values())
+
+
+class Departures:
+    """Notices at once when clients that have stopped sending are gone altogether.
+
+    The main loop cannot: it would have to ask whether they can be read, which is always so once they have stopped.
+    """
+
+    accepting = False
+
+    def __init__(self, map: dict[int, Any]) -> None:
+        self._map = map
+        self._epoll = select.epoll()
+        self._channels: dict[int, StreamChannel] = {}
+        self._map[self._epoll.fileno()] = self
+
+    def watch(self, channel: StreamChannel) -> None:
+        """Close `channel` when its client is gone."""
+        self._channels[channel._fileno] = channel
+        self._epoll.register(channel._fileno, 0)  # errors and hang-ups are reported all the same
+
+    def forget(self, channel: StreamChannel) -> None:
+        """`channel` is closing."""
+        if self._channels.pop(channel._fileno, None) is not None:
+            self._epoll.unregister(channel._fileno)
+
+    def close(self) -> None:
+        """No more."""
+        self._map.pop(self._epoll.fileno(), None)
+        self._epoll.close()
+
+    def readable(self) -> bool:
+        """Part of waitress's interface, like the next ones."""
+        return True
+
+    def writable(self) -> bool:
+        """Never."""
+        return False
+
+    def handle_read_event(self) -> None:
+        """Some are gone."""
+        for descriptor, _ in self._epoll.poll(0):
+            if descriptor in self._channels:
+                self._channels[descriptor].handle_close()
+
+    def handle_error(self) -> None:
+        """What went wrong is raised again: it ends the main loop."""
+        raise  # noqa: PLE0704 - called while an exception is handled
+
+
+def _too_many(message: str, status: int) -> RequestError:
+    return RequestError(message, code="server_overloaded", status=status)

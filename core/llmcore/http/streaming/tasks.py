@@ -1,0 +1,198 @@
+"""Requests as waitress holds them, and the answers to them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import falcon
+from waitress.task import ErrorTask, WSGITask
+
+from llmcore.errors import RequestError
+from llmcore.http.errors import http_error, openai_error
+from llmcore.http.reply import Detach, Reply
+from llmcore.http.request_id import request_id
+from llmcore.http.streaming.limits import Limits
+from llmcore.http.strict import Head, Pool, RequestReader
+
+_TASK = "llmcore.task"
+_SSE_HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def detach(env: Mapping[str, Any], response: falcon.Response) -> Reply:
+    """Make `response` one that is sent later. Headers set on it so far and by middleware are kept.
+
+    If the responder raises afterwards, the error is the answer and the reply closes.
+    """
+    task: StreamTask = env[_TASK]
+    reply = Reply(task)
+    task.reply = reply
+    task.channel.hold(reply)
+    response.stream = reply
+    return reply
+
+
+class StreamRequest(RequestReader):
+    """A request with the attributes that waitress's channel and tasks read."""
+
+    empty = False
+    expect_continue = False
+    judged = False
+    """Whether it was asked to be let in."""
+    command = ""
+    path = ""
+    query = ""
+    request_uri = ""
+    url_scheme = "http"
+    version = "1.1"
+    headers: Mapping[str, str]
+
+    def __init__(self, limits: Limits, pool: Pool) -> None:
+        super().__init__(limits.bounds, pool)
+        self.headers = {}
+        self._file: io.BytesIO | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether it is read to its end, or has an error."""
+        return self.done
+
+    @property
+    def headers_finished(self) -> bool:
+        """Whether the header is read."""
+        return self.head is not None
+
+    def received(self, data: bytes) -> int:
+        """See RequestReader.feed."""
+        headless = self.head is None
+        taken = self.feed(data)
+        if self.head is not None:
+            if headless:
+                self._show(self.head)
+            # a client that sends its body unasked needs no answer to its question
+            self.expect_continue = self.expect_continue and not (self.done or self.body)
+            if self.done and self.head.length is None:
+                self.head.headers["CONTENT_LENGTH"] = str(len(self.body))
+        return taken
+
+    def get_body_stream(self) -> io.BytesIO:
+        """The body as WSGI's input."""
+        self._file = io.BytesIO(self.body)
+        return self._file
+
+    def close(self) -> None:
+        """Free the body."""
+        self.release()
+        if self._file is not None:
+            self._file.close()
+
+    def _show(self, head: Head) -> None:
+        self.command, self.path, self.query = head.method, head.path, head.query
+        self.request_uri, self.version, self.headers = head.target, head.version, head.headers
+        self.expect_continue = head.expects
+
+
+class StreamTask(WSGITask):  # type: ignore[misc]
+    """A waitress task that outlives its worker thread when its response was detached."""
+
+    reply: Reply | None = None
+    response_headers: list[tuple[str, str]]
+
+    def get_environment(self) -> dict[str, Any]:
+        """WSGI's environment, with the way back to this task."""
+        environment: dict[str, Any] = super().get_environment()
+        environment[_TASK] = self
+        return environment
+
+    def service(self) -> None:
+        """Run the application; a reply that was not detached after all is closed."""
+        detached = False
+        try:
+            super().service()
+        except Detach:
+            detached = True
+            raise
+        finally:
+            self.channel.touch()
+            if self.reply is not None and not detached:
+                self.channel.let_go(self.reply)
+                self.reply.abandon()
+
+    def send_part(self, data: bytes) -> None:
+        """Frame and send a piece of the body."""
+        head = b"" if self.wrote_header else self._stream_header()
+        self.channel.push(head + self._frame(data) if data else head)
+
+    def send_end(self) -> None:
+        """Send the last chunk and hand the channel back, to be closed."""
+        head = b"" if self.wrote_header else self._stream_header()
+        self.channel.finish(self, lambda _: head + (b"0\r\n\r\n" if self.chunked_response else b""), close=True)
+
+    def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
+        """Send header and body and hand the channel back; it closes if the client asked or sent more meanwhile."""
+
+        def build(close: bool) -> bytes:
+            if close:
+                self.set_close_on_finish()
+            return self._header(falcon.code_to_http_status(status), content_type, headers, len(body)) + body
+
+        self.channel.finish(self, build, close=False)
+
+    def send_probe(self) -> None:
+        """Send what a client ignores that has only stopped sending. From one that has left a reset comes back."""
+        self.channel.push(self._frame(b":\n\n") if self.wrote_header else _CONTINUE)
+
+    def build_response_header(self) -> bytes:
+        """The header; a server that is about to end keeps no connection."""
+        if self.channel.server.draining:
+            self.request.headers["CONNECTION"] = "close"
+        header: bytes = super().build_response_header()
+        return header
+
+    def _stream_header(self) -> bytes:
+        return self._header("200 OK", "text/event-stream; charset=utf-8", dict(_SSE_HEADERS), None)
+
+    def _header(self, status: str, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
+        replaced = {"content-type", "content-length", *(name.lower() for name in headers)}
+        kept = [(name, value) for name, value in self.response_headers if name.lower() not in replaced]
+        self.status = status
+        self.response_headers = [*kept, ("Content-Type", content_type), *headers.items()]
+        self.content_length = length
+        header: bytes = self.build_response_header()
+        self.wrote_header = True
+        return header
+
+    def _frame(self, data: bytes) -> bytes:
+        return b"%X\r\n%b\r\n" % (len(data), data) if self.chunked_response else data
+
+
+class JsonErrorTask(ErrorTask):  # type: ignore[misc]
+    """What is refused before the application sees it, in our error shape."""
+
+    def execute(self) -> None:
+        """Send the error and close. Called by a worker thread, where answers before this one were still to come."""
+        self.write(self._prepare(close=True))
+
+    def render(self, *, close: bool) -> bytes:
+        """The whole answer, for whoever sends it."""
+        self.start()
+        body = self._prepare(close=close)
+        header: bytes = self.build_response_header()
+        return header if self.request.command == "HEAD" else header + body
+
+    def _prepare(self, *, close: bool) -> bytes:
+        error = self.request.error
+        if not isinstance(error, RequestError):
+            error = http_error(500)  # waitress's own: the application raised
+        body = openai_error(error)
+        self.status = falcon.code_to_http_status(error.status)
+        self.response_headers.append(("Content-Type", "application/json"))
+        self.response_headers.append(("X-Request-Id", request_id(self.request.headers.get("X_REQUEST_ID"))))
+        if error.status in (429, 503):
+            self.response_headers.append(("Retry-After", "1"))
+        if close or self.channel.server.draining:
+            self.set_close_on_finish()
+        self.content_length = len(body)
+        return body

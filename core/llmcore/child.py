@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import signal
 import sys
 import traceback
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import zmq
 
@@ -41,11 +42,20 @@ def begin(kind: type[L]) -> L:
         launch = decode_launch(file.read(), kind)
     die_with_parent(launch.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log = open(launch.log, "a")  # noqa: SIM115 - faulthandler needs it for as long as the process lives
+    os.umask(0o077)
+    log = _open_log(launch)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log)
     log_to_stderr(launch.config.reports, launch.name)
     return launch
+
+
+def _open_log(launch: Launch) -> TextIO:
+    """The log file; standard error where the disk has no room for one."""
+    try:
+        return open(launch.log, "a")
+    except OSError:
+        return open(os.dup(2), "w")
 
 
 def die_with_parent(parent: int) -> None:
@@ -57,7 +67,7 @@ def die_with_parent(parent: int) -> None:
 
 def report_failure(launch: Launch, error: BaseException) -> None:
     """Send the supervisor one line for people, and append the traceback to the log file."""
-    with open(launch.log, "a") as file:
+    with contextlib.suppress(OSError), _open_log(launch) as file:
         traceback.print_exception(error, file=file)
     usage = isinstance(error, LlmcoreError)
     message = str(error) if usage else f"{type(error).__name__}: {error}"

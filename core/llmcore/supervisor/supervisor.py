@@ -7,8 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -17,8 +16,7 @@ from llmcore.bridge import Load
 from llmcore.config import Config, with_plugins
 from llmcore.errors import LlmcoreError
 from llmcore.plugins import build_registry, discover
-from llmcore.registry import Registry
-from llmcore.specs import OutputParserSpec, TokenizerSpec
+from llmcore.supervisor.admin import Admin
 from llmcore.supervisor.backoff import BackOff
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
@@ -27,10 +25,9 @@ from llmcore.supervisor.failures import Failures
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.stops import Stopped, Stops
+from llmcore.supervisor.texts import check_options, prepare_tokenizer, with_parsers
 from llmcore.supervisor.workers import Workers
-from llmcore.text.chosen_template import choose_template
-from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
-from llmcore.text.source import prepare
+from llmcore.tallies import TALLIES
 from llmcore.wire import (
     Addresses,
     Alive,
@@ -40,10 +37,12 @@ from llmcore.wire import (
     Finished,
     Mailbox,
     ModelFacts,
+    Probe,
     Progress,
     Shutdown,
     Snapshot,
     State,
+    Tallied,
     ToSupervisor,
     WorkerGone,
     WorkerReady,
@@ -100,12 +99,13 @@ class Supervisor:
         self._sinks = Sinks(self._registry, config.reports)
         self._directory = RunDirectory(config.server.zmq_mode)
         self._addresses = Addresses(self._directory.address("engine"), self._directory.address("control"))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._entrance = Entrance(config, self._directory, self._addresses)
+            self._admin = Admin(config, self._directory, self._addresses, self._context, self._entrance.url)
         except LlmcoreError:
             self._directory.remove()
             raise
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control: Mailbox[ToSupervisor] = Mailbox(self._context, self._addresses.control, ToSupervisor)
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
@@ -115,16 +115,15 @@ class Supervisor:
         self._throughput = ThroughputLog(config.server.log_stats_interval, time.monotonic())
         self._backoff = BackOff(config.server.restart_pause, config.server.restart_limit)
         self._state_due = 0.0
-        self._not_ready = ""
+        self._not_ready = "the server is starting"
 
     # --- its life
 
     def run(self, engine_module: str) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
         self._registry.call("on_startup", config=self._config)
-        check_parsers(self._parser_specs(), self._config.model)
-        if self._config.model.chat_template is not None:
-            choose_template(self._config.model.chat_template)
+        check_options(self._registry, self._config)
+        self._spawn_missing()
         engine = self._spawn_engine(engine_module)
         try:
             with self._stops.interrupting():  # while the engine loads
@@ -149,6 +148,7 @@ class Supervisor:
             engine.close()
         self._workers.close()
         self._entrance.close()
+        self._admin.close()
         self._sinks.close()
         self._control.close()
         self._context.term()
@@ -159,19 +159,16 @@ class Supervisor:
         if not self._wait_until(lambda: engine.facts is not None) or engine.facts is None:
             return False
         self._entrance.listen()
-        model = self._config.model
-        parsers = choose_parsers(self._parser_specs(), model, chat_templates(model, Path(tokenizer_dir)))
-        facts = msgspec.structs.replace(engine.facts, report=(*engine.facts.report, *parsers.rows()))
-        self._workers.prepare(replace(self._config, model=parsers.named(model)), facts, tokenizer_dir)
+        config, facts = with_parsers(self._registry, self._config, engine.facts, tokenizer_dir)
+        facts = msgspec.structs.replace(facts, report=(*facts.report, *self._admin.rows))
+        self._workers.prepare(config, facts, tokenizer_dir)
         self._spawn_missing()
         if not self._wait_until(lambda: self._workers.all_ready() and self._entrance.ready):
             return False
+        self._not_ready = ""
         self._publish_load(engine.load)
         self._notices.ready(self._entrance.url, facts)
         return True
-
-    def _parser_specs(self) -> list[OutputParserSpec]:
-        return [spec for spec, _ in self._registry.specs(OutputParserSpec)]
 
     def _wait_until(self, ready: Callable[[], bool]) -> bool:
         """Handle messages until `ready`; False if told to stop, StartupError if a child ends."""
@@ -231,6 +228,7 @@ class Supervisor:
         self._not_ready = ""
         self._workers.renew(engine.facts)
         self._spawn_missing()
+        TALLIES.count("engine_restarts")
         logger.info("another engine serves")
         return engine
 
@@ -277,6 +275,7 @@ class Supervisor:
             if isinstance(ready, int):
                 self._poller.unregister(ready)  # a child that has ended; its pidfd would wake us for ever
         self._hear_all()
+        self._admin.tell(self._not_ready, self._engines, self._children(), self._sinks)
 
     def _hear_all(self) -> None:
         for message in self._control.drain():
@@ -295,12 +294,18 @@ class Supervisor:
             case WorkerReady():
                 self._workers.ready(sender)
                 self._entrance.heard(sender)
+                self._admin.heard(sender)
                 self._state_due = 0.0
             case Progress():
                 self._notices.progress(body.stage, body.done, body.total)
             case Alive():
                 self._workers.heard(sender)
                 self._entrance.heard(sender)
+                self._admin.heard(sender)
+            case Tallied():
+                self._sinks.tallied(sender, body)
+            case Probe():
+                self._admin.probe(self._engines)
             case Failed():
                 self._failures.said(sender, body)
 
@@ -326,7 +331,7 @@ class Supervisor:
         for engine in self._engines:
             if engine.hung and engine.child.alive:
                 self._failures.kill_hung(engine.child, f"the engine has finished no step for {seconds} s")
-        for child in [*self._workers.hung(), *self._entrance.hung()]:
+        for child in [*self._workers.hung(), *self._entrance.hung(), *self._admin.hung()]:
             self._failures.kill_hung(child, f"{child.name} was silent for {seconds} s")
 
     def _replace(self, engine: Engine) -> None:
@@ -335,17 +340,19 @@ class Supervisor:
             self._unwatch(child)
         for worker in self._workers.ended():
             logger.error("%s %s; starting another", worker.child.name, self._failures.obituary(worker.child))
+            TALLIES.count("worker_restarts")
             engine.tell(WorkerGone(worker.number))
             self._unwatch(worker.child)
             self._workers.forget(worker)
-        if (terminator := self._entrance.ended()) is not None:
-            logger.error("%s %s; starting another", terminator.name, self._failures.obituary(terminator))
-            self._unwatch(terminator)
-            self._entrance.forget()
+        for part in (self._entrance, self._admin):
+            if (child := part.ended()) is not None:
+                logger.error("%s %s; starting another", child.name, self._failures.obituary(child))
+                self._unwatch(child)
+                part.forget()
         self._spawn_missing()
 
     def _spawn_missing(self) -> None:
-        while child := self._workers.spawn_missing() or self._entrance.spawn_missing():
+        while child := self._workers.spawn_missing() or self._entrance.spawn_missing() or self._admin.spawn_missing():
             self._poller.register(child.pidfd, zmq.POLLIN)
 
     def _spawn_engine(self, engine_module: str) -> Engine:
@@ -374,15 +381,9 @@ class Supervisor:
             self._poller.unregister(child.pidfd)
 
     def _children(self) -> list[Child]:
-        return [engine.child for engine in self._engines] + self._workers.children() + self._entrance.children()
+        engines = [engine.child for engine in self._engines]
+        return [*engines, *self._workers.children(), *self._entrance.children(), *self._admin.children()]
 
     def _called(self, name: str) -> list[Engine]:
         """The engine of that name, unless it has died and been forgotten."""
         return [engine for engine in self._engines if engine.child.name == name]
-
-
-def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:
-    """The directory that workers load the tokenizer from, after a conversion where one is needed."""
-    specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
-    model, out = Path(config.model.model_dir or ""), directory / "tokenizer"
-    return str(prepare(specs, config.model, model, out))

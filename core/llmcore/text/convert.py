@@ -1,4 +1,4 @@
-"""`python -m llmcore.text.convert CONVERTER MODEL OUT [--trust-remote-code]`: build a tokenizer once, then exit.
+"""`python -m llmcore.text.convert PARENT CONVERTER MODEL OUT [--trust-remote-code]`: build a tokenizer, then exit.
 
 What only transformers or a plugin can read becomes a directory with tokenizer.json and its companions, so that no
 process that stays imports more than the `tokenizers` package.
@@ -7,10 +7,12 @@ process that stays imports more than the `tokenizers` package.
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from llmcore.child import die_with_parent
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.specs import ImportString
@@ -26,7 +28,7 @@ def convert(converter: ImportString, model: Path, out: Path, *, trust_remote_cod
     Raises ConfigError with the child's last line when it fails.
     """
     out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", __name__, converter, str(model), str(out)]
+    command = [sys.executable, "-m", __name__, str(os.getpid()), converter, str(model), str(out)]
     try:
         done = subprocess.run(
             command + [_TRUST] * trust_remote_code, capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -52,9 +54,10 @@ def run(converter: ImportString, model: Path, out: Path, *, trust_remote_code: b
 
 def main(arguments: list[str]) -> int:
     """The child's exit code: 0, or 2 with one line of reason on stderr."""
-    converter, model, out = arguments[:3]
+    parent, converter, model, out = arguments[:4]
+    die_with_parent(int(parent))
     try:
-        run(converter, Path(model), Path(out), trust_remote_code=_TRUST in arguments[3:])
+        run(converter, Path(model), Path(out), trust_remote_code=_TRUST in arguments[4:])
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return _BAD_INPUT

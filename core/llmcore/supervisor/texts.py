@@ -1,0 +1,51 @@
+"""What of a model the supervisor reads, before its workers do: the tokenizer, chat templates, output parsers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from llmcore.config import Config
+from llmcore.registry import Registry
+from llmcore.specs import OutputParserSpec, TokenizerSpec
+from llmcore.text.chosen_template import choose_template
+from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
+from llmcore.text.source import prepare
+from llmcore.text.trial import try_templates
+from llmcore.wire import ModelFacts
+
+
+def check_options(registry: Registry, config: Config) -> None:
+    """Raises ConfigError for a parser or a chat template of the operator's that cannot be."""
+    check_parsers(_parser_specs(registry), config.model)
+    if config.model.chat_template is not None:
+        choose_template(config.model.chat_template)
+
+
+def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:
+    """The directory that workers load the tokenizer from, after a conversion where one is needed.
+
+    Raises ConfigError too for chat templates beside it that no server should render.
+    """
+    specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
+    model, out = Path(config.model.model_dir or ""), directory / "tokenizer"
+    tokenizer = prepare(specs, config.model, model, out)
+    if config.model.chat_template is None:
+        try_templates(tokenizer)
+    return str(tokenizer)
+
+
+def with_parsers(
+    registry: Registry, config: Config, facts: ModelFacts, tokenizer_dir: str
+) -> tuple[Config, ModelFacts]:
+    """Settings and facts for workers: the parsers of this model chosen, and named in the start-up summary."""
+    templates = chat_templates(config.model, Path(tokenizer_dir))
+    parsers = choose_parsers(_parser_specs(registry), config.model, templates)
+    told = msgspec.structs.replace(facts, report=(*facts.report, *parsers.rows()))
+    return replace(config, model=parsers.named(config.model)), told
+
+
+def _parser_specs(registry: Registry) -> list[OutputParserSpec]:
+    return [spec for spec, _ in registry.specs(OutputParserSpec)]

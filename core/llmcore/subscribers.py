@@ -38,11 +38,18 @@ class Subscribers:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def refusal(self) -> RequestError | None:
+        """What `open` raises; None while it opens."""
+        refusal = self._refusal
+        return None if refusal is None else RequestError(refusal[1], code=refusal[0], status=503)
+
     def open(self, request: Submit, sink: Sink) -> None:
         """Events of `request` go to `sink` from now on. Raises RequestError (503) after `refuse`."""
         with self._lock:
-            if self._refusal is not None:
-                raise RequestError(self._refusal[1], code=self._refusal[0], status=503)
+            refusal = self.refusal
+            if refusal is not None:
+                raise refusal
             self._open[request.id] = _Open(sink, set(range(request.n)))
 
     def close(self, request: int) -> bool:
@@ -90,7 +97,7 @@ class Subscribers:
     def _call(self, request: int, sink: Sink, event: ChoiceEvent) -> None:
         try:
             sink(event)
-        except Exception:
+        except BaseException:  # a native library's panic may be no Exception
             logger.exception("the sink of a request failed")
             if self.close(request):
                 self._abort(request)

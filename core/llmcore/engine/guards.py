@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmcore.kv.group import NO_GRANULES, KVGroup
 from llmcore.protocols import Int32, Int64, KVManager, LengthEstimator
+from llmcore.tallies import TALLIES
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class GuardedEstimator:
 
     def _dismiss(self, error: Exception) -> None:
         self._estimator = None
+        TALLIES.count("plugin_failures", self._name, "length_estimator")
         what = "length estimator %r has failed; from now on full lengths are foreseen"
         log.error(what, self._name, exc_info=error)
 
@@ -102,6 +104,7 @@ class GuardedManager:
 
     def _dismiss(self, error: Exception) -> None:
         self._manager, self.caching = None, False
+        TALLIES.count("plugin_failures", self._name, "kv_manager")
         log.error("prefix cache %r has failed; from now on nothing is cached", self._name, exc_info=error)
 
     def _left(self) -> Int32:

@@ -112,7 +112,14 @@ class Making:
             result = self._bind(asked.request) if wanted else ()
         except RequestError as error:
             result = error
-        except BaseException as error:
-            logger.error("making logits processors failed", exc_info=error)
+            if error.status >= 500:
+                _log(asked.request, error.__cause__ or error)
+        except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
+            _log(asked.request, error)
             result = RequestError(f"logits_processors: {type(error).__name__}", code="internal_error", status=500)
         self._done.put((asked, result))
+
+
+def _log(request: Submit, error: BaseException) -> None:
+    name = request.request_id or request.id
+    logger.error("request %s: its logits processors could not be made", name, exc_info=error)

@@ -16,7 +16,7 @@ import numpy as np
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.threads import Threads
-from llmcore.errors import LlmcoreError, RequestError, did_you_mean
+from llmcore.errors import LlmcoreError, RequestError, did_you_mean, text_of
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext
@@ -24,6 +24,7 @@ from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.sched.bound import Bound
 from llmcore.specs import TokenizerSpec
+from llmcore.tallies import TALLIES
 from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare
 
@@ -135,10 +136,11 @@ class Processors:
 
 
 def _refused(call: LogitsProcessor, error: Exception) -> RequestError:
-    """What the client is told; what is no refusal is a plugin's mistake, and logged."""
+    """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin."""
     if not isinstance(error, (ValueError, LlmcoreError)):
-        logger.error("logits processor %s failed on its arguments", call.name, exc_info=error)
-    text = str(error) if isinstance(error, (ValueError, LlmcoreError)) else f"{type(error).__name__}: {error}"
+        TALLIES.count("plugin_failures", call.name, "logits_processor")
+        text = f"{call.param}: {call.name!r} failed: {text_of(error)}"
+        return RequestError(text[:500], param=call.param, code="internal_error", status=500)
     asked_by_name = call.param == LogitsProcessor("").param
-    text = f"{call.param}: {call.name!r} refuses its arguments: {text}" if asked_by_name else f"{call.param}: {text}"
-    return RequestError(text[:500], param=call.param, code="invalid_value")
+    text = f"{call.param}: {call.name!r} refuses its arguments: " if asked_by_name else f"{call.param}: "
+    return RequestError((text + str(error))[:500], param=call.param, code="invalid_value")

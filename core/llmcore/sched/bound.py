@@ -16,6 +16,7 @@ import numpy as np
 from llmcore.errors import text_of
 from llmcore.processors import words_of
 from llmcore.protocols import Int32
+from llmcore.tallies import TALLIES
 
 PATIENT = 3
 """Late answers in a row after which a choice is left out of plans until the next one is there."""
@@ -158,6 +159,7 @@ class Bound:
             bias[int(token)] = bias.get(token, 0.0) + float(value)
 
     def _fail(self, name: str, error: BaseException) -> None:
+        TALLIES.count("plugin_failures", name, "logits_processor")
         self.cause = error
         self.error = f"logits processor {name!r} failed: {text_of(error)}"[:500]
         self._ready.set()

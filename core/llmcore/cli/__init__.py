@@ -13,7 +13,7 @@ import click
 
 from llmcore import __version__
 from llmcore.config import debug_requested
-from llmcore.errors import ConfigError, LlmcoreError, did_you_mean
+from llmcore.errors import ConfigError, did_you_mean
 
 log = logging.getLogger("llmcore.cli")
 
@@ -134,15 +134,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _report(error: Exception) -> int:
-    from rich.console import Console
-    from rich.text import Text
+    from llmcore.cli.failure import show_failure
 
-    text = str(error) if isinstance(error, LlmcoreError) else f"{type(error).__name__}: {error}"
-    hint = (
-        ""
-        if isinstance(error, LlmcoreError)
-        else "\nThis is a bug in llmcore or a plugin; LLMCORE_DEBUG=1 shows where."
-    )
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text.assemble(("error", "bold red"), ": ", text, (hint, "dim")))
+    show_failure(error)
     return 2 if isinstance(error, ConfigError) else 1

@@ -8,11 +8,8 @@ from typing import Any
 import click
 
 from llmcore.cli.options import Resolved, SettingsCommand, group_title
-from llmcore.config import Config, Setting, plugin_settings, settings
+from llmcore.config import plugin_settings, settings, shown_value
 from llmcore.specs import OptionSpec
-
-HIDDEN = "(hidden)"
-"""Stands for what a secret setting holds."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,19 +37,6 @@ def show(resolved: Resolved, origin: bool, as_json: bool) -> None:
             click.echo(f"# {group_title(group)}")
         text = f"{setting.name + ':':<{width}} {_yaml(value)}"
         click.echo(f"{text:<{width + 24}}  # {resolved.origins[setting.name]}" if origin else text)
-
-
-def value_of(config: Config, setting: Setting) -> Any:
-    """A setting's value in a config."""
-    if setting.group == "plugin_options":
-        return config.plugin_options[setting.name]
-    return getattr(getattr(config, setting.group), setting.name)
-
-
-def shown_value(config: Config, setting: Setting) -> Any:
-    """The same for people to see."""
-    value = value_of(config, setting)
-    return HIDDEN if setting.secret and value else value
 
 
 def _entry(value: Any, origin: str, with_origin: bool) -> Any:

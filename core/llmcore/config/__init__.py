@@ -3,7 +3,7 @@
 Nothing outside this package reads the environment.
 """
 
-from llmcore.config.check import check_config, check_model_dir, parse_pin
+from llmcore.config.check import check_config, check_model_dir, is_loopback, parse_pin
 from llmcore.config.load import (
     Origins,
     child_environment,
@@ -16,6 +16,7 @@ from llmcore.config.load import (
     with_plugins,
 )
 from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings
+from llmcore.config.shown import shown_settings, shown_value, value_of
 from llmcore.config.tree import (
     DATA_TYPES,
     Access,
@@ -54,11 +55,15 @@ __all__ = [
     "environment",
     "find_setting",
     "gateway_login",
+    "is_loopback",
     "make_config",
     "parse_pin",
     "plugin_settings",
     "read_yaml",
     "resolve_config",
     "settings",
+    "shown_settings",
+    "shown_value",
+    "value_of",
     "with_plugins",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import signal
 import sys
@@ -20,18 +21,23 @@ from llmcore.engine.engine import DeviceLost, Engine, Events
 from llmcore.engine.refusals import refusal
 from llmcore.engine.workers import Workers
 from llmcore.errors import RequestError
+from llmcore.overview import rows
 from llmcore.plugins import build_registry
+from llmcore.tallies import TALLIES, ServerFigures
 from llmcore.wire import (
     HEARTBEAT_SECONDS,
+    SUPERVISOR,
     EngineLaunch,
     EngineReady,
     Heartbeat,
     Hello,
     Mailbox,
     Outlet,
+    Probe,
     Progress,
     Shutdown,
     Snapshot,
+    Tallied,
     ToEngine,
     ToSupervisor,
     WorkerGone,
@@ -41,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
+
+_PROMPT = bytes(4)
+"""Of a step that is asked for when nothing runs: one token, the first of every vocabulary."""
 
 _LOOK_SECONDS = 0.05
 """How often it is looked who waits for too long."""
@@ -55,6 +64,9 @@ class EngineProcess:
         self._control = Outlet(context, launch.addresses.control)
         self._workers = Workers(context, lambda request: self._admission.ended(request))
         self._context = context
+        self._probes = itertools.count()
+        self._probing = False
+        self._tallied = ServerFigures()
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """SIGTERM: end after this step; while still building, at once."""
@@ -98,9 +110,12 @@ class EngineProcess:
             self._tell_workers()
             if not steps and not engine.idle:
                 self._inbox.wait(_STUCK_SECONDS)
+            if self._probing and engine.idle:
+                self._probing, due = False, 0.0
             if time.monotonic() >= due:
                 due = time.monotonic() + HEARTBEAT_SECONDS
                 self._tell(Snapshot(engine.load()))
+                self._tally()
 
     def _step(self, engine: Engine) -> list[Events]:
         try:
@@ -131,8 +146,27 @@ class EngineProcess:
                 self._workers.heard(owner, body.seen)
             case WorkerGone():
                 self._workers.remove(body.worker, engine.abort)
+            case Probe():
+                self._probe(engine)
             case Shutdown():
                 self._stopping = True
+
+    def _probe(self, engine: Engine) -> None:
+        """Somebody asks whether a step can be done: do one, where no other is under way, and say so at once."""
+        if engine.idle:
+            self._probing = True
+            score = bool(engine.facts.scores)
+            # A salt of its own: whether it hits the prefix cache says nothing of anybody's prompts.
+            probe = Submit(id=next(self._probes), prompt=_PROMPT, max_new_tokens=1, score=score, salt=b"probe")
+            engine.submit(probe, SUPERVISOR)
+
+    def _tally(self) -> None:
+        """What this process has counted, where that is news."""
+        TALLIES.set("dropped_messages", self._launch.name, total=self._inbox.dropped)
+        figures = TALLIES.figures()
+        if figures != self._tallied:
+            self._tallied = figures
+            self._tell(Tallied(rows(figures), figures.gaps, figures.gap_seconds))
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
         try:
@@ -153,7 +187,7 @@ class EngineProcess:
     def _progress(self, stage: str, done: int, total: int) -> None:
         self._tell(Progress(stage, done, total))
 
-    def _tell(self, body: EngineReady | Progress | Snapshot) -> None:
+    def _tell(self, body: EngineReady | Progress | Snapshot | Tallied) -> None:
         self._control.send(ToSupervisor(self._launch.name, body))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterator, Sequence
 
 import falcon
@@ -27,15 +28,17 @@ class ApiKeys:
     A key is compared by its SHA-256 digest, and with every key there is, so that the time taken says nothing of it.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], open_paths: frozenset[str] = OPEN_PATHS) -> None:
         self._digests = [_digest(key) for key in keys]
+        self._open_paths = open_paths
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Falcon's middleware interface."""
-        if resp.complete or req.path in OPEN_PATHS:
+        if resp.complete or req.path in self._open_paths:
             return
-        given = _digest(_bearer(req))
-        if sum(hmac.compare_digest(given, known) for known in self._digests):
+        client = self.client(req.get_header("Authorization") or "")
+        if client >= 0:
+            req.context.client = client
             return
         resp.set_header("WWW-Authenticate", "Bearer")
         raise RequestError(
@@ -43,6 +46,11 @@ class ApiKeys:
             code="invalid_api_key",
             status=401,
         )
+
+    def client(self, authorization: str) -> int:
+        """Which key the header brings, counted from 0; -1 for none of them."""
+        given = _digest(_bearer(authorization))
+        return max((i for i, known in enumerate(self._digests) if hmac.compare_digest(given, known)), default=-1)
 
 
 class Cors:
@@ -86,20 +94,53 @@ class Cors:
         yield "Access-Control-Max-Age", str(MAX_AGE_SECONDS)
 
 
-def middleware(access: Access) -> list[Cors | ApiKeys]:
-    """What `access` asks for, in the order in which it has to be asked."""
+class SameOrigin:
+    """For the admin listener: 403 for a browser's `Origin` that is not the address asked for.
+
+    Where there may be no keys (`loopback`), a name for which anybody could answer is refused too: a page of evil.test
+    is of the same origin as this server, once evil.test resolves to 127.0.0.1.
+    """
+
+    def __init__(self, *, loopback: bool) -> None:
+        self._loopback = loopback
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Falcon's middleware interface."""
+        host, origin = req.get_header("Host") or "", req.get_header("Origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            raise RequestError("Web pages of other origins may not use the admin listener.", status=403)
+        if self._loopback and not is_local_name(host):
+            raise RequestError(
+                "The admin listener is called by its address here: 127.0.0.1 or localhost in Host.", status=403
+            )
+
+
+def middleware(access: Access, open_paths: frozenset[str] = OPEN_PATHS) -> list[Cors | ApiKeys]:
+    """What `access` asks for, in the order in which it has to be asked; no key is needed for `open_paths`."""
     found: list[Cors | ApiKeys] = []
     if access.allow_origins:
         found.append(Cors(access))
     if access.api_keys:
-        found.append(ApiKeys(access.api_keys))
+        found.append(ApiKeys(access.api_keys, open_paths))
     return found
 
 
-def _bearer(req: falcon.Request) -> str:
-    scheme, _, key = (req.get_header("Authorization") or "").partition(" ")
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def is_local_name(host: str) -> bool:
+    """Whether `host` (as in a Host header) is an address or localhost."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

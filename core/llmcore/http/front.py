@@ -13,8 +13,11 @@ import falcon
 from llmcore.bridge import Bridge
 from llmcore.config import Config
 from llmcore.http import body, streaming
+from llmcore.http.admission import Gate
+from llmcore.http.deadlines import Deadlines
 from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.reply import Reply
+from llmcore.http.terms import read_terms
 from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.text.parsing import OutputParsers
 from llmcore.wire import ModelFacts, State
@@ -27,13 +30,15 @@ class Route:
     """One path of a dialect and the Falcon resource behind it (`on_get`, `on_post`, ...).
 
     `encode_error` makes the dialect's body of a RequestError, for whatever fails on this path. `body`: what a body is
-    read as, for the OpenAPI document; the resource's docstrings are its text there.
+    read as, for the OpenAPI document; the resource's docstrings are its text there. `queued`: what is posted here
+    waits for the engine, so it is refused, before it is read, while the engine's queue is full.
     """
 
     path: str
     resource: object
     encode_error: EncodeError = openai_error
     body: type | None = None
+    queued: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,8 @@ class Front:
 
     `facts`: what the engine knows of the model. `state`: the supervisor's newest word on readiness, load and
     metrics. `parsers`: the output parsers that the operator chose. `processors`: names of the logits processors that
-    requests may ask for. `observers` are told of every finished request.
+    requests may ask for. `observers` are told of every finished request. `gate` and `deadlines`: what `Generation`
+    keeps the server's limits with.
     """
 
     config: Config
@@ -53,6 +59,8 @@ class Front:
     parsers: OutputParsers = field(default_factory=OutputParsers)
     processors: frozenset[str] = frozenset()
     observers: tuple[Callable[[RequestRecord], object], ...] = ()
+    gate: Gate = field(default_factory=Gate)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -63,7 +71,7 @@ class Front:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Every name that clients may use: the model's and its aliases."""
-        return self.config.model.model_name or (Path(self.config.model.model_dir or "").name,)
+        return model_names(self.config)
 
     def next_id(self) -> int:
         """A number for `Submit.id` that this worker has not used."""
@@ -78,7 +86,10 @@ class Front:
 
         If the responder raises afterwards, the error is the answer and the reply's `on_close` callbacks run.
         """
-        return streaming.detach(req.env, resp)
+        terms = getattr(req.context, "terms", None) or read_terms(req)
+        reply = streaming.detach(req.env, resp)
+        reply.terms = terms
+        return reply
 
     def request_id(self, req: falcon.Request) -> str:
         """The `x-request-id` of this request."""
@@ -89,3 +100,8 @@ class Front:
         """A request ended, for whatever reason: tell the hooks and the metric sinks. Once per submitted request."""
         for observer in self.observers:
             observer(record)
+
+
+def model_names(config: Config) -> tuple[str, ...]:
+    """Every `--model_name`, else the name of the model's directory or file."""
+    return config.model.model_name or (Path(config.model.model_dir or "").name,)

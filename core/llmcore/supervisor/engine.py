@@ -18,6 +18,7 @@ from llmcore.wire import (
     EngineLaunch,
     ModelFacts,
     Outlet,
+    Probe,
     Shutdown,
     Snapshot,
     ToEngine,
@@ -59,7 +60,7 @@ class Engine:
         if self._watchdog is not None:
             self._watchdog.heard(snapshot, time.monotonic())
 
-    def tell(self, body: WorkerGone | Shutdown) -> None:
+    def tell(self, body: WorkerGone | Probe | Shutdown) -> None:
         """Send it a message."""
         self._outlet.send(ToEngine(SUPERVISOR, body))
 

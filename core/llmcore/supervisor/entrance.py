@@ -37,6 +37,7 @@ class Entrance:
         self._addresses = addresses
         self._child: Child | None = None
         self._ready = False
+        self._open = False
         self._silence = Silence(config.server.watchdog_timeout)
         self._tls = config.access.ssl
         if self._tls:
@@ -58,13 +59,14 @@ class Entrance:
 
     def listen(self) -> None:
         """Let connections in."""
+        self._open = True
         listening.listen(self._public)
         if self._tls:
             listening.listen(self.workers)
 
     def spawn_missing(self) -> Child | None:
         """Start the process that ends TLS, where one is needed and none runs."""
-        if not self._tls or self._child is not None:
+        if not self._tls or not self._open or self._child is not None:
             return None
         launch = TlsLaunch(
             name=NAME,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable
 
 from llmcore.bridge import Load
 from llmcore.config import Reports
+from llmcore.overview import counts
 from llmcore.plugins import load as load_target
 from llmcore.protocols import MetricSink, RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import MetricSinkSpec
 from llmcore.supervisor.push import Pusher
+from llmcore.tallies import GAP_SECONDS, TALLIES, ServerFigures, Sum
+from llmcore.wire import Tallied
 
 logger = logging.getLogger(__name__)
 
@@ -19,28 +23,50 @@ NO_PAGE = ("text/plain; charset=utf-8", b"")
 
 
 class Sinks:
-    """Every plugin's metric sink; one that raises is named in the log and nobody else suffers."""
+    """Every plugin's metric sink; one that raises is named in the log and nobody else suffers.
+
+    `newest`: the newest page. `ended`: requests by their `finish`. `first_tokens`: times to the first token, counted
+    by bucket of `tallies.GAP_SECONDS`.
+    """
 
     def __init__(self, registry: Registry, reports: Reports | None = None) -> None:
         self._sinks: list[tuple[str, MetricSink]] = [
             (plugin.name, load_target(spec.make)()) for spec, plugin in registry.specs(MetricSinkSpec)
         ]
+        self._sum = Sum()
+        self.newest = NO_PAGE
+        self.ended: dict[str, int] = {}
+        self.first_tokens = [0] * (len(GAP_SECONDS) + 1)
         self._pusher = Pusher(reports) if reports is not None and reports.metric_gateway is not None else None
 
     def request_finished(self, record: RequestRecord) -> None:
         """Pass a record on."""
+        self.ended[record.finish] = self.ended.get(record.finish, 0) + 1
+        if record.first_token is not None:
+            self.first_tokens[bisect_left(GAP_SECONDS, record.first_token)] += 1
         self._each(lambda sink: sink.request_finished(record))
 
     def snapshot(self, load: Load) -> None:
         """Pass the engine's figures on."""
         values = load.figures()
         self._each(lambda sink: sink.snapshot(values))
+        figures = self.figures()
+        self._each(lambda sink: sink.server(figures))
+
+    def tallied(self, process: str, body: Tallied) -> None:
+        """A child's own totals."""
+        self._sum.heard(process, ServerFigures(counts(body.counts), body.gaps, body.gap_seconds))
+
+    def figures(self) -> ServerFigures:
+        """What all processes have counted, this one included."""
+        self._sum.heard("supervisor", TALLIES.figures())
+        return self._sum.figures()
 
     def page(self) -> tuple[str, bytes]:
         """(content type, body) of `/metrics`: that of the first sink that has one. It is what is pushed too."""
         pages: list[tuple[str, bytes]] = []
         self._each(lambda sink: pages.extend(filter(None, [sink.page()])))
-        page = pages[0] if pages else NO_PAGE
+        page = self.newest = pages[0] if pages else NO_PAGE
         if self._pusher is not None:
             self._pusher.offer(page)
         return page
@@ -55,6 +81,7 @@ class Sinks:
             try:
                 call(sink)
             except Exception:
+                TALLIES.count("plugin_failures", plugin, "metric sink")
                 logger.exception("the metric sink of plugin %r failed", plugin)
 
 

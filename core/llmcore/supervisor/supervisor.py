@@ -345,9 +345,9 @@ class Supervisor:
             self._unwatch(worker.child)
             self._workers.forget(worker)
         for part in (self._entrance, self._admin):
-            if (child := part.ended()) is not None:
-                logger.error("%s %s; starting another", child.name, self._failures.obituary(child))
-                self._unwatch(child)
+            if (ended := part.ended()) is not None:
+                logger.error("%s %s; starting another", ended.name, self._failures.obituary(ended))
+                self._unwatch(ended)
                 part.forget()
         self._spawn_missing()
 

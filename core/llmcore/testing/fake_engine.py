@@ -29,6 +29,7 @@ from llmcore.wire import (
     Mailbox,
     ModelFacts,
     Outlet,
+    Probe,
     Progress,
     Shutdown,
     Snapshot,
@@ -77,6 +78,7 @@ class FakeEngine:
     prompt_tokens: int = 0
     output_tokens: int = 0
     stopping: bool = False
+    probed: bool = False
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -98,7 +100,8 @@ class FakeEngine:
             if self.running:
                 self.step()
                 time.sleep(step_seconds)
-            if time.monotonic() >= due:
+            if self.probed or time.monotonic() >= due:
+                self.probed = False
                 due = time.monotonic() + HEARTBEAT_SECONDS
                 control.send(ToSupervisor(self.launch.name, Snapshot(self.load())))
         inbox.close()
@@ -124,6 +127,9 @@ class FakeEngine:
                 self.workers[owner] = Outlet(self.context, body.mailbox)
             case WorkerGone():
                 self.forget(body.worker)
+            case Probe():
+                self.steps += not self.running
+                self.probed = True
             case Shutdown():
                 self.stopping = True
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from llmcore.bench.machine import machine, versions
-from llmcore.cli.config import value_of
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, with_model
-from llmcore.config import check_model_dir, plugin_settings, settings
+from llmcore.config import check_model_dir, plugin_settings, settings, value_of
 from llmcore.specs import OptionSpec
 
 if TYPE_CHECKING:

@@ -1,0 +1,36 @@
+"""Settings as people may see them: nothing secret in them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from llmcore.config.setting import Setting, settings
+from llmcore.config.tree import Config
+
+HIDDEN = "(hidden)"
+"""Stands for what a secret setting holds."""
+
+_LOGIN = re.compile(r"^([a-z]+://|)[^/@\s]+@")
+"""The login in an address."""
+
+
+def value_of(config: Config, setting: Setting) -> Any:
+    """A setting's value in a config."""
+    if setting.group == "plugin_options":
+        return config.plugin_options[setting.name]
+    return getattr(getattr(config, setting.group), setting.name)
+
+
+def shown_value(config: Config, setting: Setting) -> Any:
+    """The same for people to see."""
+    value = value_of(config, setting)
+    if setting.secret and value:
+        return HIDDEN
+    return _LOGIN.sub(rf"\1{HIDDEN}@", value) if setting.name == "metric_gateway" and value else value
+
+
+def shown_settings(config: Config) -> dict[str, Any]:
+    """Every setting of core by name. Those of plugins are named only: which of them are secret nobody says."""
+    shown = {setting.name: shown_value(config, setting) for setting in settings()}
+    return {**shown, **dict.fromkeys(config.plugin_options, HIDDEN)}

@@ -1,0 +1,165 @@
+"""The routes of the admin listener. Each answers from memory, in well under a millisecond; none waits in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import falcon
+import msgspec
+import orjson
+
+from llmcore.config import Config, is_loopback
+from llmcore.errors import RequestError
+from llmcore.http import streaming
+from llmcore.http.access import SameOrigin
+from llmcore.http.admin.board import Board
+from llmcore.http.admin.history import WINDOW
+from llmcore.http.admin.info import server_info
+from llmcore.http.app import build_app
+from llmcore.http.front import Route
+
+OPEN_PATHS = frozenset({"/", "/live", "/ready", "/dashboard"})
+"""What is answered without a key: whoever restarts servers has none, and the page holds no figure by itself."""
+
+PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+"""Content-Security-Policy of the dashboard: it loads nothing, and talks to this listener only."""
+
+NO_PAGE = ("text/plain; charset=utf-8", b"")
+
+
+class Answer:
+    """A resource that answers GET and HEAD with (status, content type, body)."""
+
+    def __init__(self, make: Callable[[], tuple[int, str, bytes]], summary: str) -> None:
+        self._make = make
+        self.__doc__ = summary
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """See the class."""
+        status, resp.content_type, resp.data = self._make()
+        resp.status = falcon.code_to_http_status(status)
+        resp.set_header("Cache-Control", "no-store")
+
+    on_head = on_get
+
+
+class Ready:
+    """200 while requests can be served and a step has finished lately, else 503 and why."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """An engine that has been idle for long does a step first."""
+        verdict = self._board.verdict()
+        resp.set_header("Cache-Control", "no-store")
+        if verdict.idle:
+            self._board.await_step(streaming.detach(req.env, resp))
+            return
+        resp.status = falcon.code_to_http_status(verdict.status)
+        resp.content_type, resp.data = "application/json", verdict.body
+
+    on_head = on_get
+
+
+class Figures:
+    """The last minutes, for the dashboard; `?since=` (a sample's time) leaves out what the client has."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Samples, and what is true now."""
+        try:
+            since = float(req.get_param("since") or 0)
+        except ValueError:
+            raise RequestError("since: give the time of a sample, a number", param="since") from None
+        overview, verdict = self._board.overview, self._board.verdict()
+        now: dict[str, Any] = {
+            "ready": verdict.ready or verdict.idle,
+            "reason": "" if verdict.idle else verdict.reason,
+        }
+        if overview is not None:
+            now |= {
+                "started": overview.started,
+                "kv_total": overview.load.kv_total,
+                "ended": overview.ended,
+                "counts": overview.counts,
+                "processes": overview.processes,
+                "load": overview.load.figures(),
+            }
+        samples = [] if verdict.reason and overview is None else self._board.history.since(since)
+        resp.content_type = "application/json"
+        resp.set_header("Cache-Control", "no-store")
+        resp.data = msgspec.json.encode({"window_seconds": WINDOW, "now": now, "samples": samples})
+
+    on_head = on_get
+
+
+class Dashboard:
+    """The live page: one file that loads nothing else."""
+
+    def __init__(self) -> None:
+        self._html = files("llmcore.http.admin").joinpath("dashboard.html").read_bytes()
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The page."""
+        resp.content_type, resp.data = "text/html; charset=utf-8", self._html
+        resp.set_header("Content-Security-Policy", PAGE_POLICY + "; frame-ancestors 'none'")
+        resp.set_header("Cache-Control", "no-cache")
+
+    on_head = on_get
+
+
+class Home:
+    """To the dashboard."""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """302."""
+        resp.status = falcon.HTTP_302
+        resp.set_header("Location", "/dashboard")
+
+    on_head = on_get
+
+
+def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
+    """Every route there is."""
+
+    def live() -> tuple[int, str, bytes]:
+        ok = not board.silent
+        body = {"status": "ok"} if ok else {"status": "error", "reason": "the supervisor does not answer"}
+        return (200 if ok else 503), "application/json", orjson.dumps(body)
+
+    def metrics() -> tuple[int, str, bytes]:
+        return 200, *(NO_PAGE if board.overview is None else board.overview.page)
+
+    def info() -> tuple[int, str, bytes]:
+        verdict = board.verdict()
+        reason = "" if verdict.ready or verdict.idle else verdict.reason
+        return 200, "application/json", orjson.dumps(server_info(config, url, board.overview, reason), default=list)
+
+    yield Route("/", Home())
+    yield Route("/live", Answer(live, "200 while the server's supervisor lives."))
+    yield Route("/ready", Ready(board))
+    yield Route("/metrics", Answer(metrics, "Prometheus."))
+    yield Route("/server_info", Answer(info, "What runs here."))
+    yield Route("/figures", Figures(board))
+    yield Route("/dashboard", Dashboard())
+
+
+def admin_app(config: Config, url: str, board: Board) -> falcon.App[falcon.Request, falcon.Response]:
+    """The application. With keys every path but OPEN_PATHS wants one, as on the server itself."""
+    access = replace(config.access, allow_origins=(), disable_fastapi_docs=True)
+    table = [(route, "core") for route in routes(config, url, board)]
+    guard = SameOrigin(loopback=is_loopback(config.server.admin_host))
+    app = build_app(table, access, open_paths=OPEN_PATHS, first=(guard,))
+    known = ", ".join(route.path for route, _ in table)
+
+    def nowhere(req: falcon.Request, resp: falcon.Response, **kwargs: Any) -> None:
+        raise RequestError(f"The admin listener has {known}.", code="not_found", status=404)
+
+    app.add_sink(nowhere)
+    return app

@@ -17,10 +17,10 @@ import waitress.wasyncore
 from llmcore.errors import ConfigError, RequestError
 from llmcore.http import streaming
 from llmcore.http.app import RequestIds
+from llmcore.http.bodies import Pool
 from llmcore.http.reply import Reply
 from llmcore.http.streaming import HttpServer, Limits, detach, raise_open_files
 from llmcore.http.streaming.tasks import StreamRequest
-from llmcore.http.strict import Pool
 from llmcore.testing import sockets as raw
 
 

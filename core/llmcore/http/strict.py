@@ -7,13 +7,12 @@ they are refused, never repaired. After an error nothing more of the connection 
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 from llmcore.errors import RequestError
+from llmcore.http.bodies import Body, Bounds, ChunkedBody, Pool, SizedBody, bad, too_large
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 
@@ -22,51 +21,11 @@ SINGLE = frozenset(
 )
 """Headers that may come once only: joined or picked from, two of them mean different things to different readers."""
 
-TINY_CHUNKS = 4096
-"""So many chunks may be of any size; after that they must hold TINY_BYTES each on average."""
-
-TINY_BYTES = 64
-
 _BROKEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r[^\n]|(?<!\r)\n")
-_START = re.compile(rb"[A-Z]{1,7}(?: |\Z)")
+_BEGUN = frozenset(name[:n] for name in METHODS for n in range(len(name) + 1))
 _LINE = re.compile(r"([A-Z]{1,7}) (/[!\"$-~]*) HTTP/1\.([01])")
 _NAME = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]+")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
-_SIZE_BEGUN = re.compile(rb"[0-9A-Fa-f]{0,16}[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r?")
-_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """Most of everything that a request may hold, in bytes unless it says otherwise."""
-
-    head: int = 32 << 10
-    fields: int = 100
-    body: int = 32 << 20
-    chunk_line: int = 1 << 10
-    trailer: int = 8 << 10
-
-
-class Pool:
-    """Bytes that all bodies of a process may take together. Safe from any thread."""
-
-    def __init__(self, size: int) -> None:
-        self._free = size
-        self._lock = threading.Lock()
-
-    def take(self, n: int) -> None:
-        """Take `n` bytes; RequestError (503) where so many are not free."""
-        with self._lock:
-            if n <= self._free:
-                self._free -= n
-                return
-        raise RequestError("The server is reading too many bodies; try again.", code="server_overloaded", status=503)
-
-    def give(self, n: int) -> None:
-        """Bring `n` bytes back."""
-        with self._lock:
-            self._free += n
 
 
 @dataclass(slots=True)
@@ -92,7 +51,7 @@ def parse_head(data: bytes | bytearray, bounds: Bounds) -> Head:
     if match is None or match[1] not in METHODS:
         raise _bad_line()
     if len(fields) > bounds.fields:
-        raise _too_large(f"The request has more than {bounds.fields} headers.", 431)
+        raise too_large(f"The request has more than {bounds.fields} headers.", 431)
     method, target, minor = match.groups()
     path, _, query = target.partition("?")
     headers = _headers(fields)
@@ -101,14 +60,14 @@ def parse_head(data: bytes | bytearray, bounds: Bounds) -> Head:
     head = Head(method, target, path, query, f"1.{minor}", headers)
     host = headers.get("HOST")
     if host is None and minor == "1":
-        raise _bad("The Host header is missing.")
+        raise bad("The Host header is missing.")
     if host is not None and _HOST.fullmatch(host) is None:
-        raise _bad("The Host header is no host name or address, with or without a port.")
+        raise bad("The Host header is no host name or address, with or without a port.")
     _frame(head, bounds)
     expect = headers.get("EXPECT")
     if expect is not None and minor == "1":
         if expect.lower() != "100-continue":
-            raise _bad("The only Expect that is understood is 100-continue.", 417)
+            raise bad("The only Expect that is understood is 100-continue.", 417)
         head.expects = head.length != 0
     return head
 
@@ -119,14 +78,14 @@ def _headers(lines: list[str]) -> dict[str, str]:
         name, colon, value = line.partition(":")
         key = _key(name)
         if not key or not colon:
-            raise _bad("A header is not of the form name: value, on one line.")
+            raise bad("A header is not of the form name: value, on one line.")
         if "_" in name:
             continue  # under CGI's names it could pass for another header, one with dashes
         value = value.strip(" \t")
         if key not in headers:
             headers[key] = value
         elif key in SINGLE:
-            raise _bad(f"The header {name} may come only once.")
+            raise bad(f"The header {name} may come only once.")
         else:
             headers[key] += ", " + value
     return headers
@@ -144,142 +103,18 @@ def _frame(head: Head, bounds: Bounds) -> None:
     length = head.headers.get("CONTENT_LENGTH")
     if coding is not None:
         if length is not None:
-            raise _bad("Content-Length and Transfer-Encoding exclude each other.")
+            raise bad("Content-Length and Transfer-Encoding exclude each other.")
         if head.version == "1.0":
-            raise _bad("HTTP/1.0 has no Transfer-Encoding; send Content-Length.")
+            raise bad("HTTP/1.0 has no Transfer-Encoding; send Content-Length.")
         if coding.lower() != "chunked":
-            raise _bad("The only Transfer-Encoding that is understood is chunked.", 501)
+            raise bad("The only Transfer-Encoding that is understood is chunked.", 501)
         head.length = None
     elif length is not None:
         if not (length.isascii() and length.isdigit() and len(length) <= 18):
-            raise _bad("Content-Length is no number of bytes.")
+            raise bad("Content-Length is no number of bytes.")
         head.length = int(length)
         if head.length > bounds.body:
-            raise _too_large(f"The body is larger than {bounds.body} bytes.")
-
-
-class Body(Protocol):
-    """Collects a body."""
-
-    data: bytes | bytearray
-    taken: int
-    """What the pool has lent for it."""
-    done: bool
-
-    def feed(self, data: bytes) -> int:
-        """Take what belongs to the body; how many bytes of `data` that is. RequestError where it is malformed."""
-
-
-class SizedBody:
-    """A body of known length."""
-
-    def __init__(self, length: int, pool: Pool) -> None:
-        self.data: bytes | bytearray = b""
-        self.taken = 0
-        self.done = False
-        self._length = length
-        self._pool = pool
-
-    def feed(self, data: bytes) -> int:
-        """See Body."""
-        n = min(len(data), self._length - len(self.data))
-        self._pool.take(n)
-        self.taken += n
-        if not self.data and n == self._length:
-            self.data = data[:n]
-        else:
-            if not self.data:
-                self.data = bytearray()
-            self.data += data[:n]
-        self.done = len(self.data) == self._length
-        return n
-
-
-class ChunkedBody:
-    """A body in chunks. Extensions and trailers are checked for form and dropped, as HTTP allows."""
-
-    def __init__(self, bounds: Bounds, pool: Pool) -> None:
-        self.data: bytes | bytearray = bytearray()
-        self.taken = 0
-        self.done = False
-        self._bounds = bounds
-        self._pool = pool
-        self._held = b""  # the beginning of a line whose end has not come
-        self._left = 0  # bytes of the chunk that have not come, and two for its line end
-        self._chunks = 0
-        self._trailer: int | None = None  # bytes of it so far, once the last chunk has come
-
-    def feed(self, data: bytes) -> int:
-        """See Body."""
-        held = len(self._held)
-        if held:
-            data, self._held = self._held + data, b""
-        at, end = 0, len(data)
-        while at < end and not self.done:
-            if self._left:
-                at = self._chunk(data, at)
-            elif self._trailer is None:
-                at = self._size(data, at)
-            else:
-                at = self._trailer_line(data, at)
-        grown = len(self.data) - self.taken
-        if grown:
-            self._pool.take(grown)
-            self.taken += grown
-        return at - held
-
-    def _chunk(self, data: bytes, at: int) -> int:
-        """Data of a chunk, and its line end."""
-        n = min(self._left - 2, len(data) - at)
-        if n > 0:
-            self.data += data[at : at + n]
-            self._left -= n
-            at += n
-        if 0 < self._left <= 2 and at < len(data):
-            ending = data[at : at + self._left]
-            if not b"\r\n"[2 - self._left :].startswith(ending):
-                raise _bad("A chunk is longer than its size says.")
-            self._left -= len(ending)
-            at += len(ending)
-        return at
-
-    def _size(self, data: bytes, at: int) -> int:
-        """The line before a chunk."""
-        match = _SIZE.match(data, at, at + self._bounds.chunk_line + 2)
-        if match is None:
-            rest = data[at : at + self._bounds.chunk_line + 2]
-            if len(data) - at > self._bounds.chunk_line or _SIZE_BEGUN.fullmatch(rest) is None:
-                raise _bad(
-                    f"A chunk does not begin with its size, on a line of at most {self._bounds.chunk_line} bytes."
-                )
-            self._held = rest
-            return len(data)
-        size = int(match[1], 16)
-        if size == 0:
-            self._trailer = 0
-            return match.end()
-        if len(self.data) + size > self._bounds.body:
-            raise _too_large(f"The body is larger than {self._bounds.body} bytes.")
-        self._chunks += 1
-        if self._chunks > TINY_CHUNKS and self._chunks * TINY_BYTES > len(self.data):
-            raise _bad(f"The chunks are too small; send at least {TINY_BYTES} bytes in each.")
-        self._left = size + 2
-        return match.end()
-
-    def _trailer_line(self, data: bytes, at: int) -> int:
-        room = self._bounds.trailer - (self._trailer or 0)
-        end = data.find(b"\r\n", at, at + room)
-        if end < 0:
-            if len(data) - at >= room:
-                raise _bad(f"The trailer is larger than {self._bounds.trailer} bytes.")
-            self._held = data[at:]
-            return len(data)
-        if end == at:
-            self.done = True
-        elif _TRAILER.fullmatch(data, at, end) is None:
-            raise _bad("A trailer is not of the form name: value, on one line.")
-        self._trailer = (self._trailer or 0) + end + 2 - at
-        return end + 2
+            raise too_large(f"The body is larger than {bounds.body} bytes.")
 
 
 class RequestReader:
@@ -329,9 +164,9 @@ class RequestReader:
         start = 2 if text[:2] == b"\r\n" else 0  # one empty line before a request is forgiven, as HTTP asks
         end = text.find(b"\r\n\r\n", max(start, before - 3))
         if _BROKEN.search(text, max(0, before - 1), end + 4 if end >= 0 else len(text)):
-            raise _bad("The header holds a control character, or a line that does not end with CR LF.")
+            raise bad("The header holds a control character, or a line that does not end with CR LF.")
         if (len(text) if end < 0 else end) > self._bounds.head:
-            raise _too_large(f"The header is larger than {self._bounds.head} bytes.", 431)
+            raise too_large(f"The header is larger than {self._bounds.head} bytes.", 431)
         if end < 0:
             self._check_begun(text, start)
             if not before:
@@ -343,15 +178,16 @@ class RequestReader:
 
     def _check_begun(self, text: bytes | bytearray, start: int) -> None:
         """Refuse at once what will never be a request, whatever follows."""
-        if text == b"\r":
+        if self._line_read or text == b"\r":
             return
-        if len(text) > start and _START.match(text, start) is None:
+        word, space, _ = bytes(text[start : start + 8]).partition(b" ")
+        known = METHODS if space else _BEGUN
+        line = text.find(b"\r\n", start)
+        self._line_read = line > 0
+        if word.decode("latin-1") not in known:
             raise _bad_line()
-        line = -1 if self._line_read else text.find(b"\r\n", start)
-        if line > 0:
-            self._line_read = True
-            if _LINE.fullmatch(text[start:line].decode("latin-1")) is None:
-                raise _bad_line()
+        if self._line_read and _LINE.fullmatch(text[start:line].decode("latin-1")) is None:
+            raise _bad_line()
 
     def _feed_body(self, head: Head, data: bytes) -> int:
         if self._body is None:
@@ -362,15 +198,7 @@ class RequestReader:
         return taken
 
 
-def _bad(message: str, status: int = 400) -> RequestError:
-    return RequestError(message, status=status)
-
-
 def _bad_line() -> RequestError:
-    return _bad(
+    return bad(
         "The request does not begin with a line such as POST /v1/completions HTTP/1.1; speak plain HTTP/1.1 here."
     )
-
-
-def _too_large(message: str, status: int = 413) -> RequestError:
-    return RequestError(message, code="request_too_large", status=status)

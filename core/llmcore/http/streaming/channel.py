@@ -12,10 +12,12 @@ from typing import Any, Protocol
 from waitress.channel import HTTPChannel
 
 from llmcore.errors import RequestError
+from llmcore.http.bodies import Pool
+from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.streaming.limits import Limits
 from llmcore.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
-from llmcore.http.strict import Head, Pool
+from llmcore.http.strict import Head
 
 
 class Owner(Protocol):
@@ -24,8 +26,8 @@ class Owner(Protocol):
     limits: Limits
     pool: Pool
 
-    def judge(self, head: Head) -> RequestError | None:
-        """Why a request may not come in, if so."""
+    def judge(self, head: Head) -> tuple[RequestError, EncodeError] | None:
+        """Why a request may not come in, if so, and how to say it."""
 
     def watch(self, channel: StreamChannel) -> None:
         """Close `channel` as soon as its client, which stopped sending, is gone altogether."""
@@ -217,7 +219,9 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         understood = request.completed and request.error is None
         if request.head is not None and request.error is None and not request.judged:
             request.judged = True
-            request.error = self._owner.judge(request.head)
+            refusal = self._owner.judge(request.head)
+            if refusal is not None:
+                request.error, request.encode_error = refusal
         if request.error is not None and not self.requests:
             self.refuse(request.error, request, close=not understood)
             return rest

@@ -6,7 +6,7 @@ import resource
 from dataclasses import dataclass, field
 
 from llmcore.errors import ConfigError
-from llmcore.http.strict import Bounds
+from llmcore.http.bodies import Bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,18 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from waitress import wasyncore
 from waitress.server import create_server
 
 from llmcore.errors import RequestError
+from llmcore.http.bodies import Pool
+from llmcore.http.errors import EncodeError
 from llmcore.http.streaming.channel import StreamChannel
 from llmcore.http.streaming.limits import Limits, raise_open_files
-from llmcore.http.strict import Head, Pool
+from llmcore.http.strict import Head
 
 SPARE_FILES = 128
 """Open files a worker needs beside its connections."""
@@ -33,8 +35,9 @@ SWEEP_SECONDS = 0.5
 LATE_SECONDS = 1.0
 """How long answers cut off by the end of the grace have to leave."""
 
-Admit = Callable[[Head], RequestError | None]
-"""Decides in the main loop, before a thread is taken, whether a request comes in. It must not block."""
+Admit = Callable[[str, str, Mapping[str, str]], tuple[RequestError, EncodeError] | None]
+"""Why a request with this method, path and headers (as in WSGI, without HTTP_) is refused, and how to say it; None to
+let it in. It is asked in the main loop, before the body and before a thread is taken, and must not block."""
 
 
 class HttpServer:
@@ -122,9 +125,9 @@ class HttpServer:
 
     # --- for channels
 
-    def judge(self, head: Head) -> RequestError | None:
+    def judge(self, head: Head) -> tuple[RequestError, EncodeError] | None:
         """See Owner."""
-        return self._admit(head) if self._admit is not None else None
+        return self._admit(head.method, head.path, head.headers) if self._admit is not None else None
 
     def watch(self, channel: StreamChannel) -> None:
         """See Owner."""

@@ -10,11 +10,12 @@ import falcon
 from waitress.task import ErrorTask, WSGITask
 
 from llmcore.errors import RequestError
-from llmcore.http.errors import http_error, openai_error
+from llmcore.http.bodies import Pool
+from llmcore.http.errors import EncodeError, http_error, openai_error
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.request_id import request_id
 from llmcore.http.streaming.limits import Limits
-from llmcore.http.strict import Head, Pool, RequestReader
+from llmcore.http.strict import Head, RequestReader
 
 _TASK = "llmcore.task"
 _SSE_HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
@@ -41,6 +42,7 @@ class StreamRequest(RequestReader):
     expect_continue = False
     judged = False
     """Whether it was asked to be let in."""
+    encode_error: EncodeError = staticmethod(openai_error)
     command = ""
     path = ""
     query = ""
@@ -186,7 +188,7 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]
         error = self.request.error
         if not isinstance(error, RequestError):
             error = http_error(500)  # waitress's own: the application raised
-        body = openai_error(error)
+        body: bytes = self.request.encode_error(error)
         self.status = falcon.code_to_http_status(error.status)
         self.response_headers.append(("Content-Type", "application/json"))
         self.response_headers.append(("X-Request-Id", request_id(self.request.headers.get("X_REQUEST_ID"))))

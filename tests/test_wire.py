@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +12,11 @@ import pytest
 import zmq
 from llmcore.bridge import Abort, SamplingParams, StepEvents, Submit
 from llmcore.config import Config, Server, make_config
+from llmcore.errors import ConfigError
 from llmcore.protocols import RequestRecord
 from llmcore.specs import PluginInfo
 from llmcore.wire import (
+    MAX_MESSAGE_BYTES,
     Addresses,
     EngineLaunch,
     EngineReady,
@@ -29,6 +35,7 @@ from llmcore.wire import (
     WorkerLaunch,
     decode_launch,
     encode,
+    encode_launch,
 )
 
 RECORD = RequestRecord(
@@ -81,7 +88,7 @@ def test_a_launch_carries_the_whole_config() -> None:
     config = Config(server=config.server, model=config.model, discovered=(PluginInfo("a", "b", "1", "c"),))
     addresses = Addresses("ipc:///a", "ipc:///b")
     engine = EngineLaunch(name="e", parent=1, log="l", addresses=addresses, config=config)
-    assert decode_launch(encode(engine), EngineLaunch) == engine
+    assert decode_launch(encode_launch(engine), EngineLaunch) == engine
     facts = ModelFacts(
         architecture="A",
         vocab_size=1,
@@ -103,7 +110,7 @@ def test_a_launch_carries_the_whole_config() -> None:
         tokenizer_dir="t",
         facts=facts,
     )
-    assert decode_launch(encode(worker), WorkerLaunch) == worker
+    assert decode_launch(encode_launch(worker), WorkerLaunch) == worker
 
 
 def test_what_is_no_message_is_dropped_counted_and_logged_once(
@@ -119,6 +126,8 @@ def test_what_is_no_message_is_dropped_counted_and_logged_once(
         b"\xff\x00rubbish",
         pickled,
         encode(["x", {"type": "abort", "id": 1}]),
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
         encode({"type": "abort"}),
     ):
         stranger.send(data)
@@ -129,7 +138,7 @@ def test_what_is_no_message_is_dropped_counted_and_logged_once(
         assert box.wait(5)
         got = box.drain()
     assert got == [ToEngine(1, Heartbeat(2.0))]
-    assert box.dropped == 6
+    assert box.dropped == 8
     assert len([record for record in caplog.records if "is not one of ours" in record.message]) == 1
     assert not canary.exists()
     stranger.close()
@@ -174,3 +183,44 @@ def test_drain_stops_at_its_limit(context: zmq.Context[zmq.Socket[bytes]]) -> No
     assert not box.wait(0)
     outlet.close(0)
     box.close()
+
+
+def test_a_launch_of_another_version_says_to_restart() -> None:
+    with pytest.raises(ConfigError, match=r"runs llmcore 0\.0\.9 .* restart the server"):
+        decode_launch(b"0.0.9\n\x80", EngineLaunch)
+
+
+def test_a_message_in_parts_is_dropped(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    mailbox: Mailbox[ToEngine] = Mailbox(context, f"ipc://{tmp_path}/x", ToEngine)
+    with context.socket(zmq.PUSH) as peer:
+        peer.connect(mailbox.endpoint)
+        peer.send_multipart([encode(ToEngine(1, Abort(2))), b"more"])
+        assert mailbox.wait(5)
+        assert mailbox.drain() == [] and mailbox.dropped == 1
+    mailbox.close()
+
+
+# row 62
+def test_only_this_user_may_connect(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    mailbox: Mailbox[ToEngine] = Mailbox(context, f"ipc://{tmp_path}/x", ToEngine)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
+    assert mailbox.socket.getsockopt(zmq.MAXMSGSIZE) == MAX_MESSAGE_BYTES
+    mailbox.close()
+
+
+# row 62
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_not_let_in_even_where_the_file_system_would(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        mailbox: Mailbox[ToEngine] = Mailbox(context, f"ipc://{directory}/x", ToEngine)
+        Path(directory).chmod(0o777)
+        Path(directory, "x").chmod(0o777)
+        for user, heard in ((65534, False), (0, True)):
+            program = (
+                f"import os, zmq; os.setgid({user}); os.setuid({user})\n"
+                f"peer = zmq.Context().socket(zmq.PUSH); peer.connect({mailbox.endpoint!r}); peer.send(b'x')\n"
+                "peer.close(linger=300); peer.context.term()"
+            )
+            subprocess.run([sys.executable, "-c", program], check=True)
+            assert mailbox.wait(0.2) is heard
+        mailbox.close()

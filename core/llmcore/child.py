@@ -13,7 +13,7 @@ from typing import TextIO, TypeVar
 
 import zmq
 
-from llmcore.errors import LlmcoreError
+from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.logs import log_to_stderr
 from llmcore.wire import (
     AdminLaunch,
@@ -39,7 +39,11 @@ def begin(kind: type[L]) -> L:
     handle), and writes every thread's stack to its log file on SIGUSR1.
     """
     with os.fdopen(int(sys.argv[1]), "rb") as file:
-        launch = decode_launch(file.read(), kind)
+        data = file.read()
+    try:
+        launch = decode_launch(data, kind)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
     die_with_parent(launch.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o077)

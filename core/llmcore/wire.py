@@ -13,13 +13,16 @@ there (`llmcore.child`). A message that is no valid struct is dropped and counte
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
 
+from llmcore import __version__
 from llmcore.bridge import Abort, FinishChoice, Load, StepEvents, Submit
 from llmcore.config import Config
+from llmcore.errors import ConfigError
 from llmcore.protocols import RequestRecord, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -283,6 +286,8 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
 
 _ENCODER = msgspec.msgpack.Encoder()
 
+_IPC = "ipc://"
+
 M = TypeVar("M")
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
@@ -292,14 +297,27 @@ def encode(message: object) -> bytes:
     return _ENCODER.encode(message)
 
 
+def encode_launch(launch: Launch) -> bytes:
+    """A launch struct as its child reads it, after a line with this version of llmcore."""
+    return __version__.encode() + b"\n" + encode(launch)
+
+
 def decode_launch(data: bytes, kind: type[L]) -> L:
-    """A launch struct from its bytes; msgspec.ValidationError if they are none."""
-    return msgspec.msgpack.decode(data, type=kind)
+    """A launch struct from its bytes. Raises ConfigError where another version of llmcore wrote them."""
+    version, _, body = data.partition(b"\n")
+    if version != __version__.encode():
+        raise ConfigError(
+            f"the server runs llmcore {version.decode(errors='replace')[:40]} and {__version__} is installed now; "
+            "restart the server"
+        )
+    return msgspec.msgpack.decode(body, type=kind)
 
 
 class Mailbox(Generic[M]):
-    """A bound PULL socket and the one type it accepts. For one thread. `dropped` counts what was not of that type;
-    the first is logged.
+    """A bound PULL socket and the one type it accepts. For one thread.
+
+    `dropped` counts what was not of that type; the first is logged. A socket in the file system takes connections of
+    this user's processes only.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, kind: Any) -> None:
@@ -310,7 +328,11 @@ class Mailbox(Generic[M]):
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
+        if endpoint.startswith(_IPC):
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._socket.bind(endpoint)
+        if endpoint.startswith(_IPC):
+            os.chmod(endpoint.removeprefix(_IPC), 0o600)
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -330,8 +352,10 @@ class Mailbox(Generic[M]):
             except zmq.Again:
                 break
             try:
-                messages.append(self._decoder.decode(b"".join(frames)))
-            except msgspec.DecodeError as error:
+                if len(frames) > 1:
+                    raise ValueError(f"it has {len(frames)} parts")
+                messages.append(self._decoder.decode(frames[0]))
+            except (ValueError, RecursionError) as error:  # msgspec.DecodeError is a ValueError
                 if not self.dropped:
                     logger.warning("a message to %s is not one of ours and is dropped: %s", self.endpoint, error)
                 self.dropped += 1

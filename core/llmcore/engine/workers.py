@@ -59,7 +59,12 @@ class Workers:
 
     def add(self, owner: int, mailbox: str) -> None:
         """A worker said hello."""
-        self._workers[owner] = _Worker(Outlet(self._context, mailbox), self.clock)
+        try:
+            outlet = Outlet(self._context, mailbox)
+        except zmq.ZMQError as error:
+            logger.warning("worker %d has no mailbox that can be reached: %s", owner, error)
+            return
+        self._workers[owner] = _Worker(outlet, self.clock)
 
     def heard(self, owner: int, seen: float) -> None:
         """A heartbeat: the worker has handled everything up to stamp `seen`."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from llmcore.config import child_environment
-from llmcore.wire import Launch, encode
+from llmcore.wire import Launch, encode_launch
 
 STACKS_SECONDS = 0.5
 """How long a process that hangs has to write its stacks before it is killed."""
@@ -24,7 +24,7 @@ class Child:
         self.name = launch.name
         # In memory: a full disk must not keep a server from replacing what died.
         with os.fdopen(os.memfd_create(launch.name), "w+b") as file:
-            file.write(encode(launch))
+            file.write(encode_launch(launch))
             file.seek(0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(file.fileno())],

@@ -25,7 +25,7 @@ RANKS = (
     ("specs", "models"),
     (
         *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget", "wire"),
-        *("tallies", "overview"),
+        *("tallies", "overview", "bounds"),
         *("child", "logs"),
         *("weights.map", "weights.dtypes"),
     ),

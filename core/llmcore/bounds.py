@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmcore.config import Config
+from llmcore.errors import RequestError
 
 WAITING_POOLS = 4
 """Default of `--max_waiting_tokens`, in KV pools."""
@@ -24,6 +25,10 @@ class Bounds:
     open: int
 
 
+UNBOUNDED = Bounds(NO_BOUND, NO_BOUND, NO_BOUND, NO_BOUND)
+"""A server that refuses nobody."""
+
+
 def bounds(config: Config, *, max_running: int, kv_tokens: int) -> Bounds:
     """What the options say, for an engine that runs so many choices in so many KV slots."""
     asked = config.admission
@@ -40,3 +45,23 @@ def bounds(config: Config, *, max_running: int, kv_tokens: int) -> Bounds:
 
 def _bound(asked: int | None, default: int) -> int:
     return (default if asked is None else asked) or NO_BOUND
+
+
+def too_many(retry_after: int) -> RequestError:
+    """The queue is full."""
+    return RequestError(
+        f"Too many requests wait already; send this one again in {retry_after} s.",
+        code="queue_full",
+        status=429,
+        retry_after=retry_after,
+    )
+
+
+def too_many_of_key(most: int, retry_after: int) -> RequestError:
+    """A key has its share."""
+    return RequestError(
+        f"This API key has as many requests open as it may have ({most}); send this one again when one has ended.",
+        code="rate_limit_exceeded",
+        status=429,
+        retry_after=retry_after,
+    )

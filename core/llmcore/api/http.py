@@ -5,7 +5,7 @@ submits to `front.bridge`, and sends from the bridge's thread through the `Reply
 """
 
 from llmcore.http import intake
-from llmcore.http.errors import EncodeError, as_request_error, openai_error
+from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Front, Route
 from llmcore.http.generation import FINISH_REASONS, Choice, Generation, Job, Usage, Writer
 from llmcore.http.guided import fitting, guided
@@ -30,4 +30,5 @@ __all__ = [
     "guided",
     "intake",
     "openai_error",
+    "retry_headers",
 ]

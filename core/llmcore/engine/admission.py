@@ -11,9 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from llmcore.bounds import Bounds
+from llmcore.bounds import Bounds, too_many, too_many_of_key
 from llmcore.bridge import Submit
-from llmcore.errors import RequestError
 from llmcore.sched.crowd import Crowd
 from llmcore.wire import Intake
 
@@ -72,7 +71,7 @@ class Admission:
         bounds, n = self._bounds, request.choices
         open_now = self._clients[request.client] if request.client >= 0 else 0
         if open_now and open_now + n > bounds.per_key:
-            raise per_key(bounds.per_key, self._pace.seconds(1))
+            raise too_many_of_key(bounds.per_key, self._pace.seconds(1))
         now = self._crowd()
         if now.choices and not self._fits(now, n, len(request.prompt) // 4):
             self._retry = self._pace.seconds(now.choices)
@@ -123,23 +122,3 @@ class Admission:
         places, slots = (0, 0) if self._left_over else (now.places, now.slots)
         bounds = self._bounds
         return now.choices + choices <= bounds.waiting + places and now.tokens + tokens <= bounds.tokens + slots
-
-
-def too_many(retry_after: int) -> RequestError:
-    """The queue is full."""
-    return RequestError(
-        f"Too many requests wait already; send this one again in {retry_after} s.",
-        code="queue_full",
-        status=429,
-        retry_after=retry_after,
-    )
-
-
-def per_key(most: int, retry_after: int) -> RequestError:
-    """A key has its share."""
-    return RequestError(
-        f"This API key has as many requests open as it may have ({most}); send this one again when one has ended.",
-        code="rate_limit_exceeded",
-        status=429,
-        retry_after=retry_after,
-    )

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import falcon
 from falcon.routing import CompiledRouter
 
 from llmcore.config import Access
 from llmcore.errors import ConfigError
-from llmcore.http.access import middleware
-from llmcore.http.errors import EncodeError, as_request_error, openai_error
+from llmcore.http.access import OPEN_PATHS, SameOrigin, middleware
+from llmcore.http.admission import Arrivals, Gate
+from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Route
 from llmcore.http.openapi import Docs
 from llmcore.http.request_id import request_id
 
 _FIELD = re.compile(r"{[^}]*}")
-_RETRY = frozenset({429, 503})
 
 
 class RequestIds:
@@ -42,8 +42,7 @@ class ErrorHandler:
         encode = self._encoders.get(self._template(req), openai_error)
         if isinstance(ex, falcon.HTTPError) and ex.headers:
             resp.set_headers(ex.headers)
-        if error.status in _RETRY:
-            resp.set_header("Retry-After", "1")
+        resp.set_headers(retry_headers(error))
         resp.status = error.status
         resp.content_type = "application/json"
         resp.data = encode(error)
@@ -57,18 +56,26 @@ class ErrorHandler:
 
 
 def build_app(
-    routes: Iterable[tuple[Route, str]], access: Access | None = None
+    routes: Iterable[tuple[Route, str]],
+    access: Access | None = None,
+    *,
+    open_paths: frozenset[str] = OPEN_PATHS,
+    first: Sequence[SameOrigin] = (),
+    gate: Gate | None = None,
 ) -> falcon.App[falcon.Request, falcon.Response]:
     """The application of `routes`, each with the name of its plugin. ConfigError where two want one path.
 
-    `access`: who may use it (default: everybody), and whether it describes itself.
+    `access`: who may use it (default: everybody), and whether it describes itself; no key is needed for `open_paths`.
+    `first`: middleware that is asked before keys are. `gate`: refuses what has to wait for the engine while that has
+    no room.
     """
     access = access or Access()
     router = CompiledRouter()
-    app = falcon.App(middleware=[RequestIds(), *middleware(access)], router=router)
+    routes = list(routes)
+    arrivals = Arrivals(gate or Gate(), frozenset(route.path for route, _ in routes if route.queued))
+    app = falcon.App(middleware=[RequestIds(), *first, *middleware(access, open_paths), arrivals], router=router)
     encoders: dict[str, EncodeError] = {}
     owners: dict[str, str] = {}
-    routes = list(routes)
     if not access.disable_fastapi_docs:
         taken = {route.path for route, _ in routes}
         docs = Docs(tuple(routes), keys=bool(access.api_keys))

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import zmq
 
+from llmcore.bounds import bounds
 from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
 from llmcore.errors import RequestError
+from llmcore.http.admission import Gate
+from llmcore.http.deadlines import Deadlines
 from llmcore.protocols import RequestRecord
 from llmcore.subscribers import Subscribers
 from llmcore.wire import (
@@ -26,6 +29,7 @@ from llmcore.wire import (
     Finished,
     Heartbeat,
     Hello,
+    Intake,
     Mailbox,
     Outlet,
     Shutdown,
@@ -61,6 +65,10 @@ class WireBridge:
         self._seen = 0.0
         self._stopping = threading.Event()
         self._over = threading.Event()
+        facts = launch.facts
+        limits = bounds(launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
+        self.gate = Gate(limits, self._unready)
+        self.deadlines = Deadlines()
         self._informed = threading.Event()
         self.state = State(ready=True)
         self._to_engine(Hello(launch.mailbox))
@@ -111,8 +119,9 @@ class WireBridge:
         """The hub: receive until `stop`, and tell the supervisor that this worker lives while `alive` says so."""
         due = 0.0
         while not self._stopping.is_set():
-            self._mailbox.wait(HEARTBEAT_SECONDS)
+            self._mailbox.wait(self.deadlines.patience(HEARTBEAT_SECONDS))
             self._handle(self._mailbox.drain())
+            self.deadlines.expire()
             if self._over.is_set():
                 self._requests.end_all()
             if time.monotonic() >= due:
@@ -145,6 +154,12 @@ class WireBridge:
         with self._sending:
             return not self._lost and self._engine.send(ToEngine(self._worker, body)) > 0
 
+    def _unready(self) -> RequestError | None:
+        if self._requests.refusal is not None or self.state.ready:
+            return self._requests.refusal
+        text = f"The server takes no requests now: {self.state.reason or 'it is not ready'}."
+        return RequestError(text, code="server_overloaded", status=503)
+
     def _lose_engine(self) -> None:
         """Another engine may take this one's place and its address; nothing that was meant for this one goes there."""
         with self._sending:
@@ -169,6 +184,8 @@ class WireBridge:
                     self._requests.refuse(_LOST)
                     self._over.set()
                     self.state = msgspec.structs.replace(self.state, ready=False, reason=message.message)
+                case Intake():
+                    self.gate.hear(message)
                 case Shutdown():
                     self._on_shutdown(message.grace)
         if steps:

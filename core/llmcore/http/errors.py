@@ -19,6 +19,7 @@ KNOWN_CODES = frozenset(
     {
         "context_length_exceeded",
         "engine_failed",
+        "first_token_timeout",
         "internal_error",
         "invalid_api_key",
         "invalid_json",
@@ -28,6 +29,10 @@ KNOWN_CODES = frozenset(
         "missing_required_parameter",
         "model_not_found",
         "not_found",
+        "queue_full",
+        "queue_timeout",
+        "rate_limit_exceeded",
+        "request_timeout",
         "request_too_large",
         "server_overloaded",
         "unsupported_media_type",
@@ -55,6 +60,11 @@ def openai_error(error: RequestError) -> bytes:
     code = error.code if error.code in KNOWN_CODES else None
     body = {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
     return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+def retry_headers(error: RequestError) -> dict[str, str]:
+    """What says when a refused request is worth another try."""
+    return {"Retry-After": str(error.retry_after)} if error.status in (429, 503) else {}
 
 
 def http_error(status: int) -> RequestError:

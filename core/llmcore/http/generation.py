@@ -6,7 +6,9 @@ everything happens on the bridge's thread, except that the client's leaving is n
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 import time
 from array import array
@@ -15,8 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from llmcore.bridge import ChoiceEvent, Finish, Submit
 from llmcore.errors import RequestError
+from llmcore.http.deadlines import Deadline
+from llmcore.http.errors import http_error, openai_error
 from llmcore.http.front import Front
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord
@@ -30,8 +36,19 @@ logger = logging.getLogger(__name__)
 FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 """How a finished choice is called in OpenAI's and LightLLM's dialects."""
 
-_STATUS = {"context_length_exceeded": 400, "engine_failed": 503, "invalid_value": 400, "server_overloaded": 503}
+_STATUS = {
+    **{"context_length_exceeded": 400, "invalid_value": 400},
+    **{"queue_full": 429, "rate_limit_exceeded": 429},
+    **{"engine_failed": 503, "server_overloaded": 503, "queue_timeout": 503},
+}
 """Status of an engine's errors by code; any other one is a 500."""
+
+_CAUSES = {
+    **{"queue_full": "overload", "rate_limit_exceeded": "overload", "server_overloaded": "overload"},
+    **{"queue_timeout": "deadline", "first_token_timeout": "deadline", "request_timeout": "deadline"},
+    **{"engine_failed": "engine", "context_length_exceeded": "refused", "invalid_value": "refused"},
+}
+"""What records call them; any other one is a "failure"."""
 
 _CUT_OFF = RequestError("The server ended this request; send it again.", code="server_overloaded", status=503)
 
@@ -137,31 +154,37 @@ class Generation:
             for i in range(submit.n)
         ]
         self._front = front
+        self._inside = 0
         self._removed = sum(healing.tokens for healing in healings if healing is not None)
         self._cached = [0] * len(job.submits)
         self._running = len(self.choices)
         self._first_token: float | None = None
-        self._started = time.monotonic()
+        self._terms = reply.terms
+        self._started = self._terms.received
+        self._deadlines: list[Deadline] = []
         self._ending = threading.Lock()
         self._ended = False
 
     def start(self, writer: Writer) -> None:
-        """Submit everything. Raises RequestError if the bridge refuses; nothing is left running then."""
+        """Submit everything. Raises RequestError if the gate or the bridge refuses; nothing is left running then."""
         self._writer = writer
         if logger.isEnabledFor(logging.DEBUG):
             self._log_prompts()
-        self.reply.on_close(self._left)
-        for prompt, submit in enumerate(self.job.submits):
-            if self._ended:
-                break
-            try:
-                self._front.bridge.submit(submit, partial(self._take, prompt, submit))
-            except RequestError:
-                if self._claim():
-                    self._abort()
-                    self._record("error")
-                    raise
-                return
+        try:
+            self._enter()
+            self.reply.on_close(self._left)
+            for prompt, submit in enumerate(self.job.submits):
+                if self._ended:
+                    break
+                named = msgspec.structs.replace(submit, request_id=self.job.request_id, client=self._terms.client)
+                self._front.bridge.submit(named, partial(self._take, prompt, submit))
+        except Exception as error:
+            if self._claim():
+                self._abort()
+                self._record("error", _cause(error))
+                raise
+            return
+        self._limit()
         if self.reply.closed:
             # The client left between two submissions, after the first were aborted.
             self._abort()
@@ -176,13 +199,55 @@ class Generation:
             reasoning=sum(thoughts) if thoughts else None,
         )
 
+    def _enter(self) -> None:
+        """Ask the gate, and count as open until the end."""
+        choices = sum(submit.choices for submit in self.job.submits)
+        self._front.gate.enter(self._terms.client, choices)
+        self._inside = choices
+
+    def _limit(self) -> None:
+        """Have the request ended when its time is over: the operator's, or the client's where that is shorter."""
+        limits = self._front.config.admission
+        own = self._terms.seconds
+        total = min(own or math.inf, limits.request_timeout or math.inf)
+        if limits.first_token_timeout < total and limits.first_token_timeout:
+            self._end_at(limits.first_token_timeout, "first_token_timeout")
+        if total < math.inf:
+            self._end_at(total, "request_timeout")
+        if self._ended:
+            self._forget_limits()
+
+    def _end_at(self, seconds: float, code: str) -> None:
+        call = partial(self._late, code, seconds)
+        self._deadlines.append(self._front.deadlines.add(self._started + seconds, call))
+
+    def _late(self, code: str, seconds: float) -> None:
+        """On the bridge's thread: a limit is over."""
+        if code == "request_timeout":
+            text = f"The request was not done within {seconds:g} s."
+        elif self._first_token is None:
+            text = f"The first token did not come within {seconds:g} s."
+        else:
+            return
+        self._fail(RequestError(text, code=code, status=504))
+
+    def _forget_limits(self) -> None:
+        for deadline in self._deadlines:
+            deadline.cancel()
+
     def _take(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
-        """The sink of one prompt's events."""
+        """The sink of one prompt's events. Whatever code fails on them, this request ends, and no other."""
         if self._ended:
             return
-        if event.finish in (Finish.ERROR, Finish.ABORT):
-            self._fail(_as_error(event, submit))
-            return
+        try:
+            if event.finish in (Finish.ERROR, Finish.ABORT):
+                self._fail(_as_error(event, submit, self._front.gate.retry_after))
+            else:
+                self._advance(prompt, submit, event)
+        except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
+            self._fail(self._note(error))
+
+    def _advance(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
         if self._first_token is None:
             self._first_token = time.monotonic() - self._started
         if event.cached > 0:
@@ -217,20 +282,43 @@ class Generation:
     def _complete(self) -> None:
         reasons = {choice.text.finish for choice in self.choices}
         if self._claim():
-            self._writer.done()
-            self._record(FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP])
+            reason, cause = FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP], ""
+            try:
+                self._writer.done()
+            except BaseException as error:  # noqa: BLE001 - a dialect's writer is foreign code
+                reason, cause = "error", "failure"
+                self._write_error(self._note(error))
+            self._record(reason, cause)
 
     def _fail(self, error: RequestError) -> None:
         if self._claim():
             self._abort()
+            self._write_error(error)
+            self._record("error", _cause(error))
+
+    def _note(self, error: BaseException) -> RequestError:
+        """What the client is told of `error`; the log gets the rest."""
+        logger.error("request %s failed on the way to its client", self.job.request_id, exc_info=error)
+        return http_error(500)
+
+    def _write_error(self, error: RequestError) -> None:
+        try:
             self._writer.failed(error)
-            self._record("error")
+        except BaseException as broken:  # noqa: BLE001 - a dialect's writer is foreign code
+            # The client must not wait for ever, so it hears of it in a shape that is nobody's in particular.
+            body = openai_error(self._note(broken))
+            try:
+                self.reply.respond(500, body)
+            except RuntimeError:  # its stream has begun, or is over
+                with contextlib.suppress(RuntimeError):
+                    self.reply.stream(b"data: " + body + b"\n\n")
+                    self.reply.end()
 
     def _left(self) -> None:
         """The client has left."""
         if self._claim():
             self._abort()
-            self._record("abort")
+            self._record("abort", "client")
 
     def _abort(self) -> None:
         for submit in self.job.submits:
@@ -240,9 +328,13 @@ class Generation:
         """Whether the caller is the one to end this generation."""
         with self._ending:
             ended, self._ended = self._ended, True
+        if not ended:
+            self._forget_limits()
+            if self._inside:
+                self._front.gate.leave(self._terms.client, self._inside)
         return not ended
 
-    def _record(self, reason: str) -> None:
+    def _record(self, reason: str, cause: str = "") -> None:
         usage = self.usage()
         self._front.finished(
             RequestRecord(
@@ -253,16 +345,31 @@ class Generation:
                 output_tokens=usage.output,
                 max_new_tokens=max(submit.max_new_tokens for submit in self.job.submits),
                 finish=reason,
+                cause=cause,
                 first_token=self._first_token,
                 duration=time.monotonic() - self._started,
             )
         )
 
 
-def _as_error(event: ChoiceEvent, submit: Submit) -> RequestError:
+def _cause(error: Exception) -> str:
+    if not isinstance(error, RequestError):
+        return "failure"
+    if error is _CUT_OFF:
+        return "slow_client"
+    return "refused" if error.status in (400, 404) else _CAUSES.get(error.code or "", "failure")
+
+
+def _as_error(event: ChoiceEvent, submit: Submit, retry_after: int) -> RequestError:
     if event.error is None:
         return _CUT_OFF
     code, message = event.error
     # The engine's messages begin with the field, which events do not carry.
     fields = (call.param for call in submit.sampling.logits_processors if message.startswith(f"{call.param}:"))
-    return RequestError(message, param=next(fields, None), code=code, status=_STATUS.get(code, 500))
+    return RequestError(
+        message,
+        param=next(fields, None),
+        code=code,
+        status=_STATUS.get(code, 500),
+        retry_after=retry_after if code == "queue_full" else 1,
+    )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
+from llmcore.http.terms import Terms
+
 
 class Transport(Protocol):
     """What carries a reply; the three calls are made one at a time, in order, and never block."""
@@ -35,11 +37,14 @@ class Detach(BaseException):
 class Reply:
     """Either `stream` any number of times and `end`, or `respond` once.
 
+    `terms`: whose request it answers, and for how long.
+
     When the client leaves before that, the `on_close` callbacks run and what is sent from then on is dropped. To the
     HTTP server it is a response body that detaches itself when iterated.
     """
 
     def __init__(self, transport: Transport) -> None:
+        self.terms = Terms()
         self._transport = transport
         self._lock = threading.Lock()
         self._early: list[Callable[[], None]] | None = []

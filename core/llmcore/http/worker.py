@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from llmcore import child
+from llmcore.http.access import ApiKeys
+from llmcore.http.admission import Doorman
 from llmcore.http.app import build_app
 from llmcore.http.bridge import WireBridge
 from llmcore.http.front import Front, Route
@@ -77,10 +79,16 @@ def serve(launch: WorkerLaunch) -> int:
         parsers=open_parsers([spec for spec, _ in registry.specs(OutputParserSpec)], launch.config.model, tokenizer),
         processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
         observers=(bridge.report, partial(_notify, registry)),
+        gate=bridge.gate,
+        deadlines=bridge.deadlines,
     )
-    app = build_app(dialect_routes(registry, front), launch.config.access)
+    access = launch.config.access
+    routes = list(dialect_routes(registry, front))
+    queued = {route.path: route.encode_error for route, _ in routes if route.queued}
+    doorman = Doorman(bridge.gate, ApiKeys(access.api_keys) if access.api_keys else None, queued)
+    app = build_app(routes, access, gate=bridge.gate)
     connections = max(CONNECTIONS, launch.config.memory.running_max_req_size + SPARE_CONNECTIONS)
-    server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=connections)
+    server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=connections, admit=doorman.admit)
     signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))
     hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
     hub.start()

@@ -31,10 +31,10 @@ def routes(front: Front) -> Iterable[Route]:
     if front.config.plugin_options.get("use_reward_model") and not front.facts.scores:
         raise ConfigError("--use_reward_model: this model has no head that scores; leave the option out")
     if not front.config.plugin_options.get("use_tgi_api"):
-        yield route("/generate", Generate(front, stream=False), body=GenerateRequest)
-        yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest)
-        yield route("/", Generate(front, stream=None), body=GenerateRequest)
-    yield route("/get_score", Score(front), body=ScoreRequest)
+        yield route("/generate", Generate(front, stream=False), body=GenerateRequest, queued=True)
+        yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest, queued=True)
+        yield route("/", Generate(front, stream=None), body=GenerateRequest, queued=True)
+    yield route("/get_score", Score(front), body=ScoreRequest, queued=True)
     yield route("/tokens", Tokens(front), body=TokensRequest)
     yield route("/token_load", TokenLoad(front))
     yield route("/get_model_name", ModelName(front))

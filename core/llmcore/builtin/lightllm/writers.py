@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import FINISH_REASONS, Choice, Generation, openai_error
+from llmcore.api.http import FINISH_REASONS, Choice, Generation, openai_error, retry_headers
 
 LOWEST = -9999.0
 """What stands for minus infinity, which JSON does not have."""
@@ -173,5 +173,4 @@ def _scalar(values: list[Any]) -> Any:
 
 
 def _respond_error(generation: Generation, error: RequestError) -> None:
-    headers = {"Retry-After": "1"} if error.status == 503 else {}
-    generation.reply.respond(error.status, encode_error(error), headers=headers)
+    generation.reply.respond(error.status, encode_error(error), headers=retry_headers(error))

@@ -19,13 +19,13 @@ def routes(front: Front) -> Iterable[Route]:
     models = Models(front)
     yield Route("/v1/models", models)
     yield Route("/v1/models/{model:path}", Model(front, models))
-    yield Route("/v1/chat/completions", ChatCompletions(front), body=ChatRequest)
-    yield Route("/v1/completions", Completions(front), body=CompletionRequest)
+    yield Route("/v1/chat/completions", ChatCompletions(front), body=ChatRequest, queued=True)
+    yield Route("/v1/completions", Completions(front), body=CompletionRequest, queued=True)
     yield Route("/tokenize", Tokenize(front), body=TokenizeRequest)
     yield Route("/detokenize", Detokenize(front), body=DetokenizeRequest)
     vectors = Vectors(front)
-    yield Route("/v1/embeddings", Embeddings(vectors), body=EmbeddingRequest)
+    yield Route("/v1/embeddings", Embeddings(vectors), body=EmbeddingRequest, queued=True)
     for path in ("/v1/score", "/score"):
-        yield Route(path, Scores(vectors), body=CompareRequest)
+        yield Route(path, Scores(vectors), body=CompareRequest, queued=True)
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        yield Route(path, Rerank(vectors), body=RerankRequest)
+        yield Route(path, Rerank(vectors), body=RerankRequest, queued=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.http import Choice, Front, Generation, openai_error
+from llmcore.api.http import Choice, Front, Generation, openai_error, retry_headers
 from llmcore.api.text import Event
 from llmcore.builtin.openai.logprobs import Pending, clamped
 from llmcore.builtin.openai.requests import StreamOptions
@@ -251,5 +251,4 @@ def pending(generation: Generation, shape: Shape) -> list[Pending]:
 
 def respond_error(generation: Generation, error: RequestError) -> None:
     """Answer a request of which nothing was sent yet."""
-    headers = {"Retry-After": "1"} if error.status == 503 else {}
-    generation.reply.respond(error.status, openai_error(error), headers=headers)
+    generation.reply.respond(error.status, openai_error(error), headers=retry_headers(error))

@@ -22,9 +22,9 @@ def routes(front: Front) -> Iterable[Route]:
     if not front.config.plugin_options.get("use_tgi_api"):
         return
     route = partial(Route, encode_error=encode_error)
-    yield route("/generate", Generate(front, stream=False), body=GenerateRequest)
-    yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest)
-    yield route("/", Generate(front, stream=None), body=GenerateRequest)
+    yield route("/generate", Generate(front, stream=False), body=GenerateRequest, queued=True)
+    yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest, queued=True)
+    yield route("/", Generate(front, stream=None), body=GenerateRequest, queued=True)
     yield route("/info", Info(front))
 
 

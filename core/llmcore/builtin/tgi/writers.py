@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import Choice, Generation
+from llmcore.api.http import Choice, Generation, retry_headers
 
 LOWEST = -9999.0
 """What stands for minus infinity, which JSON does not have."""
@@ -203,5 +203,4 @@ class StreamWriter:
 
 
 def _respond_error(generation: Generation, error: RequestError) -> None:
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
-    generation.reply.respond(error.status, encode_error(error), headers=headers)
+    generation.reply.respond(error.status, encode_error(error), headers=retry_headers(error))

@@ -1,0 +1,120 @@
+"""Who is let through to the engine: refused as early, and as cheaply, as a worker can tell.
+
+The engine alone knows how many wait, and refuses exactly (`llmcore.engine.admission`). A worker refuses before that
+what the engine would refuse anyway: it has heard that the queue is full, or has that many requests open itself. It is
+asked twice: when a request's head has been read, before its body and before a thread is taken (`Doorman`), and before
+the responder of its route runs (`Arrivals`), which also finds requests that came before the news did.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import falcon
+
+from llmcore.bounds import UNBOUNDED, Bounds, too_many, too_many_of_key
+from llmcore.errors import RequestError
+from llmcore.http.access import ApiKeys
+from llmcore.http.errors import EncodeError
+from llmcore.http.terms import NO_KEY, read_terms
+from llmcore.wire import Intake
+
+
+class Gate:
+    """One per worker, for any thread. `unready`: why the server takes no requests now, None while it does."""
+
+    def __init__(self, bounds: Bounds = UNBOUNDED, unready: Callable[[], RequestError | None] = lambda: None) -> None:
+        self._bounds = bounds
+        self._unready = unready
+        self._intake = Intake(full=False, retry_after=1)
+        self._open = 0
+        self._clients: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which a refused request is worth another try, as the engine says."""
+        return self._intake.retry_after
+
+    def hear(self, intake: Intake) -> None:
+        """The engine's newest word."""
+        self._intake = intake
+
+    def check(self, client: int, choices: int = 1) -> RequestError | None:
+        """Why another request would be refused now."""
+        unready = self._unready()
+        if unready is not None:
+            return unready
+        if self._intake.full or (self._open and self._open + choices > self._bounds.open):
+            return too_many(self._intake.retry_after)
+        mine = self._clients[client] if client != NO_KEY else 0
+        if mine and mine + choices > self._bounds.per_key:
+            return too_many_of_key(self._bounds.per_key, self._intake.retry_after)
+        return None
+
+    def enter(self, client: int, choices: int) -> None:
+        """A request of so many choices is about to be submitted. Raises RequestError where that is in vain."""
+        if choices > self._bounds.open:
+            raise RequestError(
+                f"the request asks for {choices} answers at once; this server takes {self._bounds.open} in all "
+                "(--running_max_req_size and --max_waiting_requests): ask for fewer",
+                code="invalid_value",
+            )
+        with self._lock:
+            error = self.check(client, choices)
+            if error is not None:
+                raise error
+            self._open += choices
+            self._clients[client] += choices
+
+    def leave(self, client: int, choices: int) -> None:
+        """It has ended."""
+        with self._lock:
+            self._open -= choices
+            self._clients[client] -= choices
+
+
+class Arrivals:
+    """Middleware behind `ApiKeys`: what waits for the engine is refused before its body is looked at."""
+
+    def __init__(self, gate: Gate, queued: frozenset[str]) -> None:
+        self._gate = gate
+        self._queued = queued
+
+    def process_resource(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, params: dict[str, object]
+    ) -> None:
+        """Falcon's middleware interface."""
+        if req.method != "POST" or req.uri_template not in self._queued:
+            return
+        req.context.terms = terms = read_terms(req)
+        error = self._gate.check(terms.client)
+        if error is not None:
+            raise error
+
+
+class Doorman:
+    """Refuses by the head alone. `queued`: how each path whose requests wait for the engine encodes its errors."""
+
+    def __init__(self, gate: Gate, keys: ApiKeys | None, queued: Mapping[str, EncodeError]) -> None:
+        self._gate = gate
+        self._keys = keys
+        self._queued = queued
+
+    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[RequestError, EncodeError] | None:
+        """Why the request is refused, and its dialect's encoder; None to let it go on. `headers`: under CGI's names.
+
+        Who brings no valid key goes on, to be told so: nothing is learned of the queue without one.
+        """
+        encode = self._queued.get(path)
+        if encode is None or method != "POST":
+            return None
+        client = NO_KEY
+        if self._keys is not None:
+            client = self._keys.client(headers.get("AUTHORIZATION", ""))
+            if client == NO_KEY:
+                return None
+        error = self._gate.check(client)
+        return None if error is None else (error, encode)

@@ -1,0 +1,71 @@
+"""What is to happen at a given time unless it is called off: the limits of requests, kept by the bridge's thread."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.02
+"""How exactly a limit is kept."""
+
+_WORTH_SWEEPING = 1000
+
+
+class Deadline:
+    """`call` is called at `at` (time.monotonic()) unless `cancel` came first; then nothing is held any more."""
+
+    __slots__ = ("at", "call")
+
+    def __init__(self, at: float, call: Callable[[], object]) -> None:
+        self.at = at
+        self.call: Callable[[], object] | None = call
+
+    def cancel(self) -> None:
+        """Nothing is to happen. From any thread; also when it has happened."""
+        self.call = None
+
+
+class Deadlines:
+    """All of a worker's. `add` may be called from any thread; one thread calls `expire`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = itertools.count()
+        self._heap: list[tuple[float, int, Deadline]] = []
+        self._most = _WORTH_SWEEPING
+
+    def add(self, at: float, call: Callable[[], object]) -> Deadline:
+        """Have `call` called at `at`, by `expire`'s thread."""
+        deadline = Deadline(at, call)
+        with self._lock:
+            heapq.heappush(self._heap, (at, next(self._count), deadline))
+            if len(self._heap) > self._most:
+                self._heap = [entry for entry in self._heap if entry[2].call is not None]
+                heapq.heapify(self._heap)
+                self._most = max(_WORTH_SWEEPING, 2 * len(self._heap))
+        return deadline
+
+    def patience(self, most: float) -> float:
+        """How long `expire` may be left alone, at most `most` seconds: one that is added meanwhile may be due soon."""
+        return min(most, TICK_SECONDS) if self._heap else most
+
+    def expire(self) -> None:
+        """Call what is due. What it raises is logged, and ends nobody else's."""
+        now = time.monotonic()
+        due: list[Deadline] = []
+        with self._lock:
+            while self._heap and (self._heap[0][0] <= now or self._heap[0][2].call is None):
+                due.append(heapq.heappop(self._heap)[2])
+        for deadline in due:
+            call = deadline.call
+            if call is not None:
+                try:
+                    call()
+                except Exception:
+                    logger.exception("ending a request at its time limit failed")

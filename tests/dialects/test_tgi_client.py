@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import AsyncInferenceClient, InferenceClient
-from huggingface_hub.errors import TextGenerationError, ValidationError
+from huggingface_hub.errors import HfHubHTTPError, TextGenerationError, ValidationError
 from llmcore.testing.server import RunningServer, serving
 from llmcore.testing.sockets import call
 from llmcore.testing.tokenizer import write_tokenizer
@@ -109,6 +109,16 @@ def test_the_other_routes_stay(server: RunningServer) -> None:
     assert (info["max_total_tokens"], info["router"]) == (256, "llmcore")
     assert call(server.port, "GET", "/health")[0] == 200
     assert json.loads(call(server.port, "POST", "/tokens", {"text": PROMPT})[2])["ntokens"] > 0
+
+
+def test_its_chats_are_served_under_whatever_name_it_sends(client: InferenceClient) -> None:
+    hello: list[Any] = [{"role": "user", "content": "hello"}]
+    whole = client.chat_completion(hello, max_tokens=4)
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    chunks = list(client.chat_completion(hello, model="tgi", max_tokens=4, stream=True))
+    assert chunks[-1].choices[0].finish_reason
+    with pytest.raises(HfHubHTTPError, match="404"):
+        client.chat_completion(hello, model="another", max_tokens=4)
 
 
 async def collected(url: str) -> str:

@@ -19,10 +19,13 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Choice:
-    """What `tool_choice` says. `names`: the only tools that may be called, None for all that are offered."""
+    """What `tool_choice` says. `names`: the only tools that may be called, None for all that are offered. `named`: it
+    is the name of a function.
+    """
 
     mode: Literal["none", "auto", "required"]
     names: frozenset[str] | None = None
+    named: bool = False
 
     @property
     def free(self) -> bool:
@@ -49,7 +52,8 @@ def choice_of(body: ChatRequest) -> Choice:
     if chosen.type == "function":
         if chosen.function is None:
             raise _refusal("tool_choice.function", "this field is required")
-        return Choice("required", _known([chosen.function.name], offered, "tool_choice.function.name"))
+        name = _known([chosen.function.name], offered, "tool_choice.function.name")
+        return Choice("required", name, named=True)
     if chosen.allowed_tools is None:
         raise _refusal("tool_choice.allowed_tools", "this field is required")
     names = [tool.function.name for tool in chosen.allowed_tools.tools]

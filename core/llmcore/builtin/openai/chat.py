@@ -28,7 +28,9 @@ from llmcore.builtin.openai.writers import Shown, StreamWriter, whole_writer
 
 
 class ChatShape:
-    """How chat completions show a choice."""
+    """How chat completions show a choice. `named`: the client says which function is called, so that a call is no
+    reason to end.
+    """
 
     id_prefix = "chatcmpl"
     object = "chat.completion"
@@ -37,8 +39,9 @@ class ChatShape:
     answers = True
     every_token = False
 
-    def __init__(self, front: Front):
+    def __init__(self, front: Front, *, named: bool = False):
         self._names = TokenNames(front.tokenizer)
+        self._named = named
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
         """Nothing of it is shown."""
@@ -70,7 +73,7 @@ class ChatShape:
 
     def finish_reason(self, choice: Choice) -> str:
         """A limit of tokens counts more than a call, which it may have cut."""
-        if choice.calls and choice.text.finish is Finish.STOP:
+        if choice.calls and not self._named and choice.text.finish is Finish.STOP:
             return "tool_calls"
         return FINISH_REASONS[choice.text.finish]
 
@@ -80,19 +83,19 @@ class ChatCompletions:
 
     def __init__(self, front: Front):
         self._front = front
-        self._shape = ChatShape(front)
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
         body = self._front.read(req, ChatRequest)
         job, logprobs = self._job(body, self._front.request_id(req))
+        shape = ChatShape(self._front, named=choice_of(body).named)
         generation = Generation(self._front, self._front.detach(req, resp), job)
         if body.stream:
             generation.start(
-                StreamWriter(self._front, generation, self._shape, logprobs=logprobs, options=body.stream_options)
+                StreamWriter(self._front, generation, shape, logprobs=logprobs, options=body.stream_options)
             )
         else:
-            generation.start(whole_writer(self._front, generation, self._shape, logprobs=logprobs, n=body.n or 1))
+            generation.start(whole_writer(self._front, generation, shape, logprobs=logprobs, n=body.n or 1))
 
     def _job(self, body: ChatRequest, request_id: str) -> tuple[Job, bool]:
         refuse_functions(body)

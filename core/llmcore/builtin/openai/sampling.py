@@ -45,8 +45,14 @@ def check(front: Front, body: Sampled) -> None:
         )
 
 
+_ANY_MODEL = ("dummy", "tgi")
+"""What clients of text-generation-inference call the only model of a server; huggingface_hub sends the first."""
+
+
 def check_model(front: Front, name: str | None) -> None:
     """Refuse another model's name."""
+    if name in _ANY_MODEL and front.config.plugin_options.get("use_tgi_api"):
+        return
     if name and name not in front.model_names:
         raise RequestError(
             f"The model `{name[:100]}` does not exist; this server has `{front.model_name}`.",

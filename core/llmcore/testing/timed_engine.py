@@ -1,0 +1,88 @@
+"""`python -m llmcore.testing.timed_engine FD`: the real engine, which notes when clients' departures reach it.
+
+For every abort it appends a line to the file that `config.plugin_options["abort_log"]` names: the time.monotonic() at
+which it took the message, and after how many further steps (0: none) one request less was running or waiting; where
+that was the last one, no slot may be live either.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from llmcore import child
+from llmcore.bridge import Abort
+from llmcore.engine.engine import Engine, Events
+from llmcore.engine.process import EngineProcess
+from llmcore.wire import EngineLaunch, ToEngine
+
+
+@dataclass
+class _Leaving:
+    """An abort whose request still counts. `most`: as many are left when it does no more."""
+
+    taken: float
+    most: int
+    steps: int = 0
+
+
+class TimedEngine(EngineProcess):
+    """The engine process with its notes."""
+
+    def __init__(self, launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        super().__init__(launch, context)
+        self._notes = open(launch.config.plugin_options["abort_log"], "a", buffering=1)  # noqa: SIM115 - until the end
+        self._leaving: list[_Leaving] = []
+
+    def _handle(self, engine: Engine, message: ToEngine) -> None:
+        if not isinstance(message.body, Abort):
+            super()._handle(engine, message)
+            return
+        load = engine.load()
+        leaving = _Leaving(time.monotonic(), load.running + load.waiting - 1)
+        super()._handle(engine, message)
+        self._leaving.append(leaving)
+        self._look(engine, steps=0)
+
+    def _step(self, engine: Engine) -> list[Events]:
+        steps = super()._step(engine)
+        if steps:
+            self._look(engine, steps=1)
+        return steps
+
+    def _look(self, engine: Engine, steps: int) -> None:
+        if not self._leaving:
+            return
+        load = engine.load()
+        counted = load.running + load.waiting
+        still = []
+        for leaving in self._leaving:
+            leaving.steps += steps
+            if counted <= leaving.most and (counted or not load.kv_live):
+                self._notes.write(f"{leaving.taken} {leaving.steps}\n")
+            else:
+                still.append(leaving)
+        self._leaving = still
+
+
+def main() -> int:
+    """The process; its exit code."""
+    launch = child.begin(EngineLaunch)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    process = TimedEngine(launch, context)
+    signal.signal(signal.SIGTERM, process.stop)
+    try:
+        process.run()
+    except Exception as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
+        child.report_failure(launch, error)
+        return 1
+    context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

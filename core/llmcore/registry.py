@@ -20,10 +20,11 @@ import pluggy
 
 from llmcore import hookspecs, specs
 from llmcore.config import plugin_settings
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean
+from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean, text_of
 from llmcore.models import LayerInfo
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
+from llmcore.tallies import TALLIES
 
 log = logging.getLogger("llmcore.plugins")
 
@@ -265,13 +266,17 @@ class Registry:
             assert caller is not None
             try:
                 caller(**arguments)
-            except Exception as error:
-                if hook == "on_startup" and isinstance(error, ConfigError):
+            except BaseException as error:  # a native library's panic may be no Exception
+                meant = (KeyboardInterrupt, SystemExit, *([ConfigError] if hook == "on_startup" else []))
+                if isinstance(error, meant):
                     raise
                 first = (info.name, hook) not in self._told
                 self._told.add((info.name, hook))
-                text = f"plugin {info.name!r} ({info.dist} {info.version}) failed in {hook}"
-                log.error("%s: %s: %s", text, type(error).__name__, error, exc_info=first)
+                TALLIES.count("plugin_failures", info.name, hook)
+                request = getattr(arguments.get("record"), "request_id", None)
+                of = f" of request {request}" if request else ""
+                text = f"plugin {info.name!r} ({info.dist} {info.version}) failed in {hook}{of}"
+                log.error("%s: %s", text, text_of(error), exc_info=error if first else None)
 
     def wrap_layer(self, layer: Any, info: LayerInfo) -> Any:
         """`layer` after every plugin's `build_layer`, in the order of their names; PluginError names who failed."""

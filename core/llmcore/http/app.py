@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import falcon
 from falcon.routing import CompiledRouter
@@ -12,7 +13,7 @@ from llmcore.config import Access
 from llmcore.errors import ConfigError
 from llmcore.http.access import OPEN_PATHS, SameOrigin, middleware
 from llmcore.http.admission import Arrivals, Gate
-from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
+from llmcore.http.errors import EncodeError, as_request_error, count_error, openai_error, retry_headers
 from llmcore.http.front import Route
 from llmcore.http.openapi import Docs
 from llmcore.http.request_id import request_id
@@ -38,11 +39,12 @@ class ErrorHandler:
 
     def __call__(self, req: falcon.Request, resp: falcon.Response, ex: Exception, params: dict[str, object]) -> None:
         """Falcon's error-handler interface."""
-        error = as_request_error(ex)
+        error = as_request_error(ex, getattr(req.context, "request_id", ""))
         encode = self._encoders.get(self._template(req), openai_error)
         if isinstance(ex, falcon.HTTPError) and ex.headers:
             resp.set_headers(ex.headers)
         resp.set_headers(retry_headers(error))
+        count_error(error)
         resp.status = error.status
         resp.content_type = "application/json"
         resp.data = encode(error)
@@ -53,6 +55,19 @@ class ErrorHandler:
             return req.uri_template
         found = self._router.find(req.path, req=req)
         return str(found[3]) if found else ""
+
+
+class App(falcon.App[falcon.Request, falcon.Response]):
+    """Falcon's, which lets only exceptions of its own kind through: a native library's panic is none."""
+
+    def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """WSGI."""
+        try:
+            return super().__call__(env, start_response)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RuntimeError("a native library failed on this request") from error
 
 
 def build_app(
@@ -73,7 +88,7 @@ def build_app(
     router = CompiledRouter()
     routes = list(routes)
     arrivals = Arrivals(gate or Gate(), frozenset(route.path for route, _ in routes if route.queued))
-    app = falcon.App(middleware=[RequestIds(), *first, *middleware(access, open_paths), arrivals], router=router)
+    app = App(middleware=[RequestIds(), *first, *middleware(access, open_paths), arrivals], router=router)
     encoders: dict[str, EncodeError] = {}
     owners: dict[str, str] = {}
     if not access.disable_fastapi_docs:

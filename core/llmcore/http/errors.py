@@ -9,6 +9,7 @@ import falcon
 import orjson
 
 from llmcore.errors import RequestError
+from llmcore.tallies import TALLIES
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,11 @@ def retry_headers(error: RequestError) -> dict[str, str]:
     return {"Retry-After": str(error.retry_after)} if error.status in (429, 503) else {}
 
 
+def count_error(error: RequestError) -> None:
+    """An HTTP client is told of `error`; codes that nobody knows count as none."""
+    TALLIES.count("error_answers", str(error.status), error.code if error.code in KNOWN_CODES else "")
+
+
 def http_error(status: int) -> RequestError:
     """What a bare HTTP status means here."""
     fallback = "internal_error" if status >= 500 else None
@@ -75,11 +81,11 @@ def http_error(status: int) -> RequestError:
     return RequestError(message, code=code, status=status)
 
 
-def as_request_error(error: Exception) -> RequestError:
+def as_request_error(error: Exception, request_id: str = "") -> RequestError:
     """`error` as something a client may read; what nobody expected is logged and becomes a bare 500."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, falcon.HTTPError):
         return http_error(error.status_code)
-    logger.error("a request failed", exc_info=error)
+    logger.error("request %s failed", request_id or "without an id", exc_info=error)
     return http_error(500)

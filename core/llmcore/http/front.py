@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from llmcore.text.parsing import OutputParsers
 from llmcore.wire import ModelFacts, State
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Front:
     `facts`: what the engine knows of the model. `state`: the supervisor's newest word on readiness, load and
     metrics. `parsers`: the output parsers that the operator chose. `processors`: names of the logits processors that
     requests may ask for. `observers` are told of every finished request. `gate` and `deadlines`: what `Generation`
-    keeps the server's limits with.
+    keeps the server's limits with. `key_names`: what logs call the API keys, in their order.
     """
 
     config: Config
@@ -61,6 +64,7 @@ class Front:
     observers: tuple[Callable[[RequestRecord], object], ...] = ()
     gate: Gate = field(default_factory=Gate)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    key_names: tuple[str, ...] = ()
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -72,6 +76,10 @@ class Front:
     def model_names(self) -> tuple[str, ...]:
         """Every name that clients may use: the model's and its aliases."""
         return model_names(self.config)
+
+    def key_name(self, client: int) -> str:
+        """What logs call the API key of number `client`: the beginning of its SHA-256; "" for none."""
+        return self.key_names[client] if 0 <= client < len(self.key_names) else ""
 
     def next_id(self) -> int:
         """A number for `Submit.id` that this worker has not used."""
@@ -99,7 +107,10 @@ class Front:
     def finished(self, record: RequestRecord) -> None:
         """A request ended, for whatever reason: tell the hooks and the metric sinks. Once per submitted request."""
         for observer in self.observers:
-            observer(record)
+            try:
+                observer(record)
+            except BaseException:  # a native library's panic, or a plugin's exit, may be no Exception
+                logger.exception("request %s: an observer of its end failed", record.request_id)
 
 
 def model_names(config: Config) -> tuple[str, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from llmcore.bridge import ChoiceEvent, Finish, Submit
 from llmcore.engine.llm import LLM
 from llmcore.testing import fake_answer
 
@@ -152,3 +155,23 @@ def test_stop_ids_and_stop_texts_end_early(make_llm: MakeLLM, ahead: int) -> Non
     answer = llm.generate([PROMPTS[1]], max_new_tokens=20, stop=stop, **GREEDY)[0]
     assert (answer.text, answer.finish_reason) == (text[: text.index(stop)], "stop")
     consistent(llm)
+
+
+def test_a_prefix_is_no_hit_for_another_key(make_llm: MakeLLM) -> None:
+    """Whoever brings another API key cannot tell what was asked with this one."""
+    llm = make_llm()
+    prompt = np.arange(20, 60, dtype="<i4").tobytes()
+    cached: list[int] = []
+    for number, client in enumerate((0, 0, 1, 1, -1, 0), 1):
+        done = threading.Event()
+        events: list[ChoiceEvent] = []
+
+        def sink(event: ChoiceEvent, events: list[ChoiceEvent] = events, done: threading.Event = done) -> None:
+            events.append(event)
+            if event.finish is not Finish.RUNNING:
+                done.set()
+
+        llm._bridge.submit(Submit(id=10_000 + number, prompt=prompt, max_new_tokens=2, client=client), sink)
+        assert done.wait(10)
+        cached.append(events[0].cached)
+    assert [hit > 0 for hit in cached] == [False, True, False, True, False, True]

@@ -229,11 +229,15 @@ class Engine:
         return _SHORT if isinstance(error, OUT_OF_MEMORY) else _FAILED
 
     def _salted(self, request: Submit) -> Submit:
-        """KV with angles of its prompt's length is shared only among prompts of that length."""
-        length = len(request.prompt) // 4
-        if self._fixed_angles_up_to is None or length <= self._fixed_angles_up_to:
-            return request
-        return msgspec.structs.replace(request, salt=request.salt + b"/prompt:%d" % length)
+        """KV is shared only among requests of one API key: how much of a prompt was there tells what others asked.
+        KV with angles of its prompt's length is shared only among prompts of that length.
+        """
+        salt, length = request.salt, len(request.prompt) // 4
+        if request.client >= 0:
+            salt += b"/key:%d" % request.client
+        if self._fixed_angles_up_to is not None and length > self._fixed_angles_up_to:
+            salt += b"/prompt:%d" % length
+        return msgspec.structs.replace(request, salt=salt) if salt != request.salt else request
 
     def _check(self, request: Submit) -> None:
         vocabulary = self.facts.vocab_size

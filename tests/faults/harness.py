@@ -209,6 +209,14 @@ class House:
     def _same(self, name: str, held: Held) -> bool:
         return name in self.baseline and held.within(self.baseline[name])
 
+    def resident(self) -> int:
+        """Bytes of memory that the server's processes have, all together."""
+        total = 0
+        for pid in self.processes().values():
+            text = Path(f"/proc/{pid}/status").read_text()
+            total += int(re.search(r"^VmRSS:\s+(\d+) kB", text, re.M)[1]) << 10  # type: ignore[index]
+        return total
+
     def count_files(self) -> int:
         """Temporary files of the server, and what lies in its run directory."""
         return sum(1 for _ in self.server.temporary.rglob("*"))

@@ -1,0 +1,79 @@
+"""A server in this process whose replies the test sends itself."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import falcon
+from llmcore.errors import RequestError
+from llmcore.http.app import RequestIds
+from llmcore.http.reply import Reply
+from llmcore.http.streaming import HttpServer, Limits, detach
+from llmcore.http.streaming.server import Admit
+from llmcore.testing import sockets as raw
+
+
+class Detached:
+    """A resource whose replies the test sends itself."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.left: list[Reply] = []
+        self.arrived = threading.Condition()
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        reply = detach(req.env, resp)
+        reply.on_close(lambda: self.left.append(reply))
+        if req.get_param_as_bool("fail"):
+            raise RequestError("no")
+        with self.arrived:
+            self.replies.append(reply)
+            self.arrived.notify_all()
+
+    def wait(self, n: int) -> list[Reply]:
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.replies) >= n, 10)
+        return self.replies
+
+
+class Plain:
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.data = b"plain"
+
+
+class Served:
+    def __init__(self, connections: int = 600, admit: Admit | None = None, **limits: Any) -> None:
+        self.detached = Detached()
+        app = falcon.App(middleware=[RequestIds()])
+        app.add_route("/detached", self.detached)
+        app.add_route("/plain", Plain())
+        app.add_error_handler(RequestError, self._refuse)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(listener.getsockname()[1])
+        self.server = HttpServer(app, listener, connections=connections, admit=admit, limits=Limits(**limits))
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    @staticmethod
+    def _refuse(req: falcon.Request, resp: falcon.Response, error: Exception, params: object) -> None:
+        resp.status, resp.data = 400, b"refused"
+
+    def end(self) -> None:
+        self.server.stop(0)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "did not happen"
+        time.sleep(0.002)
+    return time.monotonic() - start
+
+
+POST = raw.request("POST", "/detached", {})

@@ -42,6 +42,15 @@ class Server:
     httpserver_workers: int = option(
         1, "HTTP worker processes on one shared listening socket.", low=1, high=64, first_page=True
     )
+    max_connections: int | None = option(
+        None,
+        "Most connections of one HTTP worker; further ones get a 503 at once (default: 4096, or 256 beyond "
+        "running_max_req_size where that is more).",
+        low=1,
+    )
+    max_connections_per_address: int = option(
+        0, "Most of them from one address (0: any number; behind a proxy all have the same).", low=0
+    )
     zmq_mode: str = option(
         "ipc:///tmp/", "How processes talk: a private directory, or loopback.", choices=("ipc:///tmp/", "tcp://")
     )

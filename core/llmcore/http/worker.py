@@ -22,7 +22,7 @@ from llmcore.http.admission import Doorman
 from llmcore.http.app import build_app
 from llmcore.http.bridge import WireBridge
 from llmcore.http.front import Front, Route
-from llmcore.http.streaming import HttpServer
+from llmcore.http.streaming import HttpServer, Limits
 from llmcore.plugins import build_registry, load
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.protocols import RequestRecord
@@ -42,7 +42,7 @@ STATE_SECONDS = 2.0
 """How long to wait for the supervisor's first word before serving without it."""
 
 CONNECTIONS = 4096
-"""Connections of one worker, unless more requests than that may run; further ones wait to be accepted."""
+"""Connections of one worker, unless more requests than that may run or --max_connections says so."""
 
 SPARE_CONNECTIONS = 256
 """Beside those of requests that run: for waiting ones, health checks and metrics."""
@@ -87,8 +87,15 @@ def serve(launch: WorkerLaunch) -> int:
     queued = {route.path: route.encode_error for route, _ in routes if route.queued}
     doorman = Doorman(bridge.gate, ApiKeys(access.api_keys) if access.api_keys else None, queued)
     app = build_app(routes, access, gate=bridge.gate)
-    connections = max(CONNECTIONS, launch.config.memory.running_max_req_size + SPARE_CONNECTIONS)
-    server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=connections, admit=doorman.admit)
+    options = launch.config.server
+    server = HttpServer(
+        app,
+        socket.socket(fileno=launch.listen_fd),
+        connections=options.max_connections
+        or max(CONNECTIONS, launch.config.memory.running_max_req_size + SPARE_CONNECTIONS),
+        admit=doorman.admit,
+        limits=Limits(per_address=options.max_connections_per_address),
+    )
     signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))
     hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
     hub.start()

@@ -42,6 +42,6 @@ def raise_open_files(need: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < need:
         raise ConfigError(
             f"{need} open files are needed and the hard limit is {hard}; raise it with `ulimit -Hn {need}` "
-            "(or LimitNOFILE= in a systemd unit, --ulimit nofile= in docker)"
+            "(LimitNOFILE= in a systemd unit, --ulimit nofile= in docker), or lower --max_connections"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))

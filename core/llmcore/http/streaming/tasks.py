@@ -11,7 +11,7 @@ from waitress.task import ErrorTask, WSGITask
 
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
-from llmcore.http.errors import EncodeError, http_error, openai_error
+from llmcore.http.errors import EncodeError, http_error, openai_error, retry_headers
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.request_id import request_id
 from llmcore.http.streaming.limits import Limits
@@ -192,8 +192,7 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]
         self.status = falcon.code_to_http_status(error.status)
         self.response_headers.append(("Content-Type", "application/json"))
         self.response_headers.append(("X-Request-Id", request_id(self.request.headers.get("X_REQUEST_ID"))))
-        if error.status in (429, 503):
-            self.response_headers.append(("Retry-After", "1"))
+        self.response_headers.extend(retry_headers(error).items())
         if close or self.channel.server.draining:
             self.set_close_on_finish()
         self.content_length = len(body)

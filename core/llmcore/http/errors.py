@@ -36,6 +36,7 @@ KNOWN_CODES = frozenset(
         "request_timeout",
         "request_too_large",
         "server_overloaded",
+        "unsupported",
         "unsupported_media_type",
         "unsupported_parameter",
     }

@@ -267,7 +267,7 @@ def refuse_media(given: dict[str, Any] | None) -> None:
             raise RequestError(
                 f"multimodal_params.{name[:50]}: this server takes text only",
                 param=f"multimodal_params.{name[:50]}",
-                code="unsupported_parameter",
+                code="unsupported",
             )
 
 

@@ -112,7 +112,7 @@ def _text_of(part: Part, path: str) -> str:
         raise RequestError(
             f"{path}: content of type {part.type[:50]!r} is not supported; this server takes text",
             param=path,
-            code="unsupported_parameter",
+            code="unsupported",
         )
     if part.text is None:
         raise RequestError(

@@ -50,8 +50,7 @@ class TimedEngine(EngineProcess):
 
     def _step(self, engine: Engine) -> list[Events]:
         steps = super()._step(engine)
-        if steps:
-            self._look(engine, steps=1)
+        self._look(engine, steps=bool(steps))
         return steps
 
     def _look(self, engine: Engine, steps: int) -> None:

@@ -251,6 +251,7 @@ def test_thoughts_may_come_first(openai: Callable[..., Side]) -> None:
     [
         ({"regular_constraint": "a+"}, "parameters.regular_constraint", {"regex": "a+"}),
         ({"guided_grammar": "root ::= x"}, "parameters.guided_grammar", {"grammar": "root ::= x"}),
+        ({"guided_grammar": "json"}, "parameters.guided_grammar", {"json": "true"}),
         ({"guided_json": json.dumps(SCHEMA)}, "parameters.guided_json", {"json": json.dumps(SCHEMA)}),
         ({"guided_json": SCHEMA}, "parameters.guided_json", {"json": json.dumps(SCHEMA)}),
         ({"guided_json": "", "guided_grammar": "", "regular_constraint": ""}, None, {}),

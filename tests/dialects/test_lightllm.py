@@ -48,6 +48,7 @@ def test_details(lightllm: MakeSide) -> None:
         "special": True,
         "count_output_tokens": 4,
         "prompt_tokens": 3,
+        "mtp_accepted_token_num": 0,
         "text": "",
     }
 

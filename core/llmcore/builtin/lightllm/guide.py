@@ -20,4 +20,6 @@ def guide(front: Front, given: Parameters) -> LogitsProcessor | None:
             param=f"parameters.{asked[1]}",
             code="invalid_value",
         )
+    if given.guided_grammar == "json":  # the name of a grammar that LightLLM brings: any JSON
+        return guided(front, "parameters.guided_grammar", json=True)
     return guided(front, f"parameters.{asked[0]}", **{_KINDS[asked[0]]: getattr(given, asked[0])})

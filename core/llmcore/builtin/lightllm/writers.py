@@ -53,6 +53,7 @@ class WholeWriter:
                     "special": token in self._tokenizer.special_ids,
                     "count_output_tokens": count,
                     "prompt_tokens": self._generation.usage().prompt,
+                    "mtp_accepted_token_num": 0,
                     "text": text,
                 }
             )

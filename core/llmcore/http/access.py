@@ -130,6 +130,11 @@ def _bearer(authorization: str) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
+def fingerprint(key: str) -> str:
+    """What logs call a key: enough to tell one from another, and nothing to get in with."""
+    return _digest(key).hex()[:8]
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 

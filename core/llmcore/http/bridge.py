@@ -20,8 +20,10 @@ from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink,
 from llmcore.errors import RequestError
 from llmcore.http.admission import Gate
 from llmcore.http.deadlines import Deadlines
+from llmcore.overview import rows
 from llmcore.protocols import RequestRecord
 from llmcore.subscribers import Subscribers
+from llmcore.tallies import TALLIES, ServerFigures
 from llmcore.wire import (
     HEARTBEAT_SECONDS,
     Alive,
@@ -34,6 +36,7 @@ from llmcore.wire import (
     Outlet,
     Shutdown,
     State,
+    Tallied,
     ToEngine,
     ToSupervisor,
     ToWorker,
@@ -63,6 +66,7 @@ class WireBridge:
         self._sending = threading.Lock()
         self._requests = Subscribers(lambda request: self._to_engine(Abort(request)))
         self._seen = 0.0
+        self._tallied = ServerFigures()
         self._stopping = threading.Event()
         self._over = threading.Event()
         facts = launch.facts
@@ -129,10 +133,19 @@ class WireBridge:
                 self._to_engine(Heartbeat(self._seen))
                 if alive():
                     self._tell(Alive())
+                self._tally()
         self._mailbox.close()
         with self._sending:
             self._engine.close()
             self._control.close()
+
+    def _tally(self) -> None:
+        """What this process has counted, where that is news."""
+        TALLIES.set("dropped_messages", self._name, total=self._mailbox.dropped)
+        figures = TALLIES.figures()
+        if figures != self._tallied:
+            self._tallied = figures
+            self._tell(Tallied(rows(figures), figures.gaps, figures.gap_seconds))
 
     def drain(self) -> None:
         """Refuse what comes and let what is open go on. From any thread."""
@@ -166,7 +179,7 @@ class WireBridge:
             self._lost = True
             self._engine.close(0.0)
 
-    def _tell(self, body: WorkerReady | Alive | Finished) -> None:
+    def _tell(self, body: WorkerReady | Alive | Finished | Tallied) -> None:
         with self._sending:
             self._control.send(ToSupervisor(self._name, body))
 

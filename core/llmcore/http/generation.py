@@ -22,10 +22,11 @@ import msgspec
 from llmcore.bridge import ChoiceEvent, Finish, Submit
 from llmcore.errors import RequestError
 from llmcore.http.deadlines import Deadline
-from llmcore.http.errors import http_error, openai_error
+from llmcore.http.errors import count_error, http_error, openai_error
 from llmcore.http.front import Front
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord
+from llmcore.tallies import TALLIES
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
 from llmcore.text.healing import Healing, heal
 from llmcore.text.parsing import OutputParser, RequestParsing
@@ -57,10 +58,11 @@ class Choice:
     """One answer. `index` counts over the whole HTTP request, all choices of the first prompt first.
 
     `events`: what the job's parsers made of the texts that `Writer.write` gets with it; None without parsers. `calls`:
-    how many tool calls there were so far. `thought`: counts the tokens of reasoning; None without a reasoning parser.
+    how many tool calls there were so far. `came`: when its newest token came (time.monotonic()), 0.0 before the
+    first. `thought`: counts the tokens of reasoning; None without a reasoning parser.
     """
 
-    __slots__ = ("calls", "events", "index", "parser", "prompt", "text", "thought")
+    __slots__ = ("calls", "came", "events", "index", "parser", "prompt", "text", "thought")
 
     def __init__(self, index: int, prompt: int, text: ChoiceText, parsing: RequestParsing | None = None):
         self.index = index
@@ -69,6 +71,7 @@ class Choice:
         self.parser = None if parsing is None else parsing.make()
         self.events: list[Event] | None = None
         self.calls = 0
+        self.came = 0.0
         self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
 
     def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
@@ -248,11 +251,16 @@ class Generation:
             self._fail(self._note(error))
 
     def _advance(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
+        now = time.monotonic()
         if self._first_token is None:
-            self._first_token = time.monotonic() - self._started
+            self._first_token = now - self._started
         if event.cached > 0:
             self._cached[prompt] = event.cached
         choice = self.choices[prompt * submit.n + event.choice]
+        if event.tokens:
+            if choice.came:
+                TALLIES.gap(now - choice.came)
+            choice.came = now
         texts = choice.text.feed(event)
         if choice.parser is not None:
             choice.parse(choice.parser, texts, single_call=self.job.single_call)
@@ -302,6 +310,7 @@ class Generation:
         return http_error(500)
 
     def _write_error(self, error: RequestError) -> None:
+        count_error(error)
         try:
             self._writer.failed(error)
         except BaseException as broken:  # noqa: BLE001 - a dialect's writer is foreign code
@@ -318,7 +327,7 @@ class Generation:
         """The client has left."""
         if self._claim():
             self._abort()
-            self._record("abort", "client")
+            self._record("abort", self.reply.why_closed)
 
     def _abort(self) -> None:
         for submit in self.job.submits:
@@ -346,6 +355,8 @@ class Generation:
                 max_new_tokens=max(submit.max_new_tokens for submit in self.job.submits),
                 finish=reason,
                 cause=cause,
+                key=self._front.key_name(self._terms.client),
+                model=self._front.model_name,
                 first_token=self._first_token,
                 duration=time.monotonic() - self._started,
             )

@@ -37,7 +37,7 @@ class Detach(BaseException):
 class Reply:
     """Either `stream` any number of times and `end`, or `respond` once.
 
-    `terms`: whose request it answers, and for how long.
+    `terms`: whose request it answers, and for how long. `why_closed`: a key of `tallies.CAUSES`, for when it closes.
 
     When the client leaves before that, the `on_close` callbacks run and what is sent from then on is dropped. To the
     HTTP server it is a response body that detaches itself when iterated.
@@ -45,6 +45,7 @@ class Reply:
 
     def __init__(self, transport: Transport) -> None:
         self.terms = Terms()
+        self.why_closed = "client"
         self._transport = transport
         self._lock = threading.Lock()
         self._early: list[Callable[[], None]] | None = []

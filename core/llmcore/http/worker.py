@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from llmcore import child
-from llmcore.http.access import ApiKeys
+from llmcore.http.access import ApiKeys, fingerprint
 from llmcore.http.admission import Doorman
 from llmcore.http.app import build_app
 from llmcore.http.bridge import WireBridge
 from llmcore.http.front import Front, Route
+from llmcore.http.request_log import log_request
 from llmcore.http.streaming import HttpServer, Limits
 from llmcore.plugins import build_registry, load
 from llmcore.processors import LogitsProcessorSpec
@@ -78,7 +79,8 @@ def serve(launch: WorkerLaunch) -> int:
         state=lambda: bridge.state,
         parsers=open_parsers([spec for spec, _ in registry.specs(OutputParserSpec)], launch.config.model, tokenizer),
         processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
-        observers=(bridge.report, partial(_notify, registry)),
+        observers=(bridge.report, log_request, partial(_notify, registry)),
+        key_names=tuple(fingerprint(key) for key in launch.config.access.api_keys),
         gate=bridge.gate,
         deadlines=bridge.deadlines,
     )

@@ -47,12 +47,21 @@ class _Order(msgspec.Struct):
 
 @dataclass
 class RunningServer:
-    """A server that accepts requests. `log` holds everything its processes wrote, `temporary` its temporary files."""
+    """A server that accepts requests. `log` holds everything its processes wrote, `temporary` its temporary files.
+
+    `admin`: the URL of the admin listener.
+    """
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
     temporary: Path
+    admin: str = ""
+
+    @property
+    def admin_port(self) -> int:
+        """Where the admin listener is, on 127.0.0.1."""
+        return int(self.admin.rpartition(":")[2])
 
     @property
     def port(self) -> int:
@@ -100,7 +109,8 @@ def serving(
         temporary.mkdir()
         process, ready = _start(_Order(config, engine_module, os.getpid()), log, temporary)
         try:
-            yield RunningServer(_await_url(process, ready, log, timeout), process, log, temporary)
+            url, _, dashboard = _await_urls(process, ready, log, timeout).partition(" ")
+            yield RunningServer(url, process, log, temporary, dashboard.removesuffix("/dashboard"))
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -112,7 +122,7 @@ def serving(
 
 
 def _start(order: _Order, log: Path, temporary: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """The server's process, and a descriptor from which its URL can be read."""
+    """The server's process, and a descriptor from which its URLs can be read."""
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as file, log.open("wb") as out:
         file.write(msgspec.msgpack.encode(order))
@@ -129,13 +139,13 @@ def _start(order: _Order, log: Path, temporary: Path) -> tuple[subprocess.Popen[
     return process, reader
 
 
-def _await_url(process: subprocess.Popen[bytes], ready: int, log: Path, timeout: float) -> str:
+def _await_urls(process: subprocess.Popen[bytes], ready: int, log: Path, timeout: float) -> str:
     os.set_blocking(ready, False)
     deadline = time.monotonic() + timeout
     with os.fdopen(ready, "rb", buffering=0) as pipe:
         while time.monotonic() < deadline and process.poll() is None:
-            if url := pipe.read():
-                return url.decode()
+            if urls := pipe.read():
+                return urls.decode()
             time.sleep(0.02)
     raise ServerFailed(log.read_text(errors="replace"))
 
@@ -166,7 +176,7 @@ def main() -> int:
     die_with_parent(order.parent)
     log_to_stderr(order.config.reports, "supervisor")
     writer = int(sys.argv[2])
-    notices = Notices(ready=lambda url, facts: _write_all(writer, url))
+    notices = Notices(ready=lambda url, facts: _write_all(writer, f"{url} {dict(facts.report).get('dashboard', '')}"))
     try:
         return serve(order.config, notices, engine_module=order.engine_module)
     except LlmcoreError as error:
@@ -174,9 +184,9 @@ def main() -> int:
         return 2
 
 
-def _write_all(writer: int, url: str) -> None:
+def _write_all(writer: int, text: str) -> None:
     with os.fdopen(writer, "wb") as pipe:
-        pipe.write(url.encode())
+        pipe.write(text.encode())
 
 
 if __name__ == "__main__":

@@ -321,6 +321,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def _cut_off(self) -> None:
         """Close without waiting: the main loop would never find this socket writable, so end it for both sides."""
+        if self._reply is not None:
+            self._reply.why_closed = "slow_client"
         self.will_close = True
         with contextlib.suppress(OSError):  # the client may have closed it at this moment
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

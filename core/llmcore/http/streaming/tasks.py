@@ -11,7 +11,7 @@ from waitress.task import ErrorTask, WSGITask
 
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
-from llmcore.http.errors import EncodeError, http_error, openai_error, retry_headers
+from llmcore.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.request_id import request_id
 from llmcore.http.streaming.limits import Limits
@@ -188,6 +188,7 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]
         error = self.request.error
         if not isinstance(error, RequestError):
             error = http_error(500)  # waitress's own: the application raised
+        count_error(error)
         body: bytes = self.request.encode_error(error)
         self.status = falcon.code_to_http_status(error.status)
         self.response_headers.append(("Content-Type", "application/json"))

@@ -88,6 +88,10 @@ build/tox/bin/tox:
 	@"$(PYTHON)" -m venv build/tox
 	@build/tox/bin/python -m pip install --quiet --disable-pip-version-check 'tox>=4.11'
 
+# The dashboard in a headless Chromium, which comes from the system's packages; not part of `make test`.
+dashboard-shot: setup
+	@$(TIMED) dashboard-shot $(BIN)/python scripts/dashboard_shot.py
+
 docs: setup
 	@$(BIN)/python scripts/generate_docs.py
 

@@ -193,8 +193,8 @@ def test_a_dead_worker_is_replaced_and_its_requests_are_freed(model: Path) -> No
         before = set(server.children().values())
         victim = server.children()[WORKER]
         os.kill(victim, signal.SIGKILL)
-        until(lambda: len(server.children()) == 3 and victim not in server.children().values())
-        assert len(before & set(server.children().values())) == 2
+        until(lambda: len(server.children()) == 4 and victim not in server.children().values())
+        assert len(before & set(server.children().values())) == 3
         for sock in streams:
             sock.close()
         for _ in range(20):

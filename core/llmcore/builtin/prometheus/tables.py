@@ -80,6 +80,8 @@ TOTALS = {
     "prefix_hit_tokens": ("cached_tokens", "Prompt tokens that came from the prefix cache."),
     "generated_tokens": ("output_tokens", "Tokens generated."),
     "preemptions": ("preemptions", "Requests taken out for want of slots, to be recomputed."),
+    "failed_steps": ("failed_steps", "Steps that failed; their requests were tried again one at a time."),
+    "failed_choices": ("failed_requests", "Choices that ended because the model or a plugin failed on them."),
     "aborts": ("aborts", "Requests the engine ended because their client left."),
 }
 """Name -> (field of bridge.Load that only grows, help)."""

@@ -136,6 +136,9 @@ def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
     def metrics() -> tuple[int, str, bytes]:
         return 200, *(NO_PAGE if board.overview is None else board.overview.page)
 
+    def grafana() -> tuple[int, str, bytes]:
+        return 200, "application/json", files("llmcore.builtin.prometheus").joinpath("grafana.json").read_bytes()
+
     def info() -> tuple[int, str, bytes]:
         verdict = board.verdict()
         reason = "" if verdict.ready or verdict.idle else verdict.reason
@@ -147,6 +150,7 @@ def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
     yield Route("/metrics", Answer(metrics, "Prometheus."))
     yield Route("/server_info", Answer(info, "What runs here."))
     yield Route("/figures", Figures(board))
+    yield Route("/grafana.json", Answer(grafana, "A Grafana dashboard of the metrics."))
     yield Route("/dashboard", Dashboard())
 
 

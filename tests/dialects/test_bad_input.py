@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from bad_input import CHAT, COMPLETION, NATIVE, cases, put, refused
 from llmcore.builtin.lightllm.requests import REFUSED as LIGHTLLM_REFUSED
 from llmcore.builtin.lightllm.requests import GenerateRequest, Parameters, ScoreRequest, TokensRequest
 from llmcore.builtin.openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
@@ -16,69 +17,6 @@ from llmcore.testing.dialect import Side
 from llmcore.testing.tokenizer import EOS
 
 MakeSide = Callable[..., Side]
-
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-COMPLETION: dict[str, Any] = {"prompt": "hi"}
-NATIVE: dict[str, Any] = {"inputs": "hi", "parameters": {}}
-
-_WRONG: dict[type, list[Any]] = {
-    msgspec.inspect.StrType: [3, True, {}, 1.5],
-    msgspec.inspect.IntType: ["3", True, 1.5, [], 2**80, -(2**80)],
-    msgspec.inspect.FloatType: ["0.5", True, [], {}],
-    msgspec.inspect.BoolType: ["true", 1, 0, []],
-    msgspec.inspect.ListType: [3, {}, True],
-    msgspec.inspect.TupleType: [3, {}, True, [], [1], [1, 2, 3]],
-    msgspec.inspect.DictType: [3, [], "x"],
-    msgspec.inspect.StructType: [3, [], "x"],
-    msgspec.inspect.LiteralType: ["x", 3, []],
-    msgspec.inspect.AnyType: [],
-}
-
-
-def wrong_values(kind: Any) -> Iterator[Any]:
-    """Values that no alternative of a field's type admits."""
-    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    kinds = [k for k in kinds if not isinstance(k, msgspec.inspect.NoneType)]
-    accepted = set(map(type, kinds))
-    for one in kinds:
-        yield from (value for value in _WRONG[type(one)] if not any(_admits(k, value) for k in accepted))
-        if isinstance(one, msgspec.inspect.IntType | msgspec.inspect.FloatType):
-            yield from (one.ge - 1,) if one.ge is not None else ()
-            yield from (one.gt,) if one.gt is not None else ()
-            yield from (one.le + 1,) if one.le is not None else ()
-        if isinstance(one, msgspec.inspect.StrType) and one.max_length:
-            yield "x" * (one.max_length + 1)
-            yield from ("",) if one.min_length else ()
-        if isinstance(one, msgspec.inspect.ListType | msgspec.inspect.DictType) and one.min_length:
-            yield []
-
-
-def _admits(kind: type, value: Any) -> bool:
-    return {
-        msgspec.inspect.StrType: isinstance(value, str),
-        msgspec.inspect.IntType: type(value) is int and abs(value) < 2**63,
-        msgspec.inspect.ListType: isinstance(value, list),
-        msgspec.inspect.DictType: isinstance(value, dict),
-        msgspec.inspect.StructType: isinstance(value, dict),
-        msgspec.inspect.BoolType: isinstance(value, bool),
-    }.get(kind, False)
-
-
-def cases(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
-        for value in wrong_values(field.type):
-            yield prefix + field.name, value
-
-
-def refused(table: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name in table:
-        yield prefix + name, "something else"
-        yield prefix + name, {"a": 1}
-
-
-def put(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    first, _, rest = path.partition(".")
-    return {**body, first: put(body.get(first) or {}, rest, value) if rest else value}
 
 
 def check(side: Side, url: str, body: dict[str, Any], param: str) -> None:

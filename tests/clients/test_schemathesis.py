@@ -22,7 +22,7 @@ def test_no_server_error(small_model: Path, tool: Tool, tgi: bool, least: int) -
 
 def schemathesis(url: str, tool: Tool, least: int) -> None:
     document = f"{url}/openapi.json"
-    budget = ("--max-time", "45", "--request-timeout", "30", "--workers", "2", "--seed", "1")
+    budget = ("--max-time", "60", "--request-timeout", "30", "--workers", "2", "--seed", "1")
     rules = ("--phases", "coverage,fuzzing", "--checks", "not_a_server_error", "--suppress-health-check", "all")
     said = tool.run("schemathesis", "run", document, *rules, *budget, "--continue-on-failure", "--no-color")
     [(generated, passed)] = re.findall(r"([\d,]+) generated, ([\d,]+) passed", said)

@@ -67,8 +67,9 @@ class Trials:
             _note_all(lost, self._uncached(flight))
             mine = flight.plan.request[table.epoch[flight.plan.request] == flight.row_epoch]
             born = flight.plan.sample_request[table.epoch[flight.plan.sample_request] == flight.sample_epoch]
-            _note_all(lost, {row: int(table.settled[row]) for row in np.concatenate([mine, born]).tolist()})
-            accused = [table.job(row) for row in mine.tolist()]
+            rows = list(dict.fromkeys([*mine.tolist(), *born.tolist()]))
+            _note_all(lost, {row: int(table.settled[row]) for row in rows})
+            accused = [table.job(row) for row in rows]
         for row, valid in lost.items():
             if table.jobs[row] is not None:  # no beam of a search that went back with another
                 self._departures.recompute(row, valid)

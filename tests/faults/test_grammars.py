@@ -1,0 +1,149 @@
+"""Rows 36 to 39: what clients want answers to fit, when it is hostile, endless, or fits nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from conftest import MakeHouse
+from harness import House, expected
+
+REFUSED_SECONDS = 1.2
+SCHEMAS = 600
+"""More than twice what the plugin keeps."""
+
+
+@pytest.fixture(scope="module")
+def module_house(make_house: MakeHouse) -> Iterator[House]:
+    with make_house(plugins=["guided"]) as house:
+        status, _, answer = house.post("/v1/completions", {"prompt": "x", "max_tokens": 9, "guided_regex": "[ab]{4}"})
+        assert status == 200, answer
+        house.settle()
+        yield house
+
+
+def ask(house: House, **more: Any) -> tuple[int, Any, float]:
+    """Status, body and seconds of a completion."""
+    request = house.request("/v1/completions", {"prompt": "x", "max_tokens": 20, "temperature": 0, **more})
+    began = time.monotonic()
+    status, _, answer = house.send(request)
+    return status, json.loads(answer), time.monotonic() - began
+
+
+def fits(house: House) -> None:
+    """Grammars are compiled as before."""
+    for regex in (f"[ab]{{{time.monotonic_ns() % 7 + 2}}}", "yes|no"):
+        status, answer, _ = ask(house, guided_regex=regex)
+        assert status == 200 and re.fullmatch(regex, answer["choices"][0]["text"]), answer
+
+
+REGEXES = {
+    "nested": "(a+)+b",
+    "counted": "a{1,99999}",
+    "counted twice": "(a{1,999}){1,999}b",
+    "doubled": "foo**",
+    "lookbehind": "(?<=a)b",
+    "lookahead": "(?=a)b",
+    "back-reference": r"(a)\1",
+    "open": "(",
+    "a megabyte": "a" * (1 << 20),
+    "many choices": "|".join(f"x{i}y" for i in range(4000)) * 2,
+    "deep": "(" * 3000 + "a" + ")" * 3000,
+    "empty class": "[z-a]",
+}
+
+FINE = {"nested", "counted", "counted twice", "doubled", "many choices"}
+"""They compile at once where the compiler is an automaton's; then the answer fits them."""
+
+
+@pytest.mark.parametrize("name", REGEXES)
+def test_row_36_regular_expressions(house: House, name: str) -> None:
+    with house.neighbour(gap=0.25):
+        status, answer, seconds = ask(house, guided_regex=REGEXES[name])
+    assert status == 400 or (status == 200 and name in FINE), answer
+    assert seconds < REFUSED_SECONDS
+    if status == 400:
+        assert answer["error"]["param"] == "guided_regex"
+        assert len(answer["error"]["message"]) < 600
+    fits(house)
+
+
+def deep(n: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(n):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+RECURSIVE = {
+    "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}},
+    "$ref": "#/$defs/n",
+}
+
+SCHEMES: dict[str, tuple[Any, set[int]]] = {
+    "itself": ({"$ref": "#"}, {400}),
+    "endless": (RECURSIVE, {200, 400}),
+    "deep": (deep(300), {200, 400}),
+    "deeper": ('{"items":' * 10_000 + "{}" + "}" * 10_000, {400}),
+    "many values": ({"enum": [f"value {i}" for i in range(20_000)]}, {200, 400}),
+    "remote": ({"$ref": "http://127.0.0.1:9/schema.json"}, {400}),
+    "a file": ({"$ref": "file:///etc/passwd"}, {400}),
+    "bad pattern": ({"type": "string", "pattern": "("}, {400}),
+    "unknown type": ({"type": "x"}, {400}),
+    "nothing": ({"enum": []}, {400}),
+    "anything": ({}, {200}),
+    "no schema": ("[", {400}),
+    "a list": ("[]", {400}),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_row_37_schemas(house: House, name: str) -> None:
+    schema, statuses = SCHEMES[name]
+    with house.neighbour(gap=0.25):
+        status, answer, seconds = ask(house, guided_json=schema)
+    assert status in statuses, answer
+    assert seconds < (REFUSED_SECONDS if status == 400 else 5.0)
+    assert "/etc/passwd" not in json.dumps(answer) or name == "a file"
+    fits(house)
+
+
+def test_row_38_recursive_grammars(house: House) -> None:
+    for grammar in ("start: start", "start: a\na: b\nb: a", 'root ::= root "a"', "start: a", "%%"):
+        status, answer, seconds = ask(house, guided_grammar=grammar)
+        assert status == 400 and seconds < REFUSED_SECONDS, (grammar, answer)
+    status, answer, _ = ask(house, guided_grammar='root ::= root "a" | "b"')
+    assert status in (200, 400), answer
+    fits(house)
+
+
+def test_row_38_many_schemas(house: House) -> None:
+    """As many as one likes, each new: what is kept of them is bounded."""
+
+    def one(i: int) -> int:
+        schema = {"type": "object", "properties": {f"name_{i}": {"type": "integer"}}, "required": [f"name_{i}"]}
+        return ask(house, guided_json=schema, max_tokens=1)[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(one, range(SCHEMAS // 2))) == {200}
+        before = house.resident()
+        assert set(pool.map(one, range(SCHEMAS // 2, SCHEMAS))) == {200}
+    assert house.resident() - before < 48 << 20
+
+
+def test_row_39_what_allows_no_token(house: House) -> None:
+    """Only the tokens that the grammar does not want are allowed: the request ends, and nobody else does."""
+    with house.neighbour():
+        for more in (
+            {"logits_processors": [{"name": "fault", "args": {"at": "mask", "how": "none"}}]},
+            {"logits_processors": [{"name": "fault", "args": {"at": "mask", "how": "none", "after": 3}}]},
+        ):
+            status, answer, _ = ask(house, **more)
+            assert status == 500 and answer["error"]["type"] == "server_error", answer
+        assert house.text([3, 3], 20) == expected([3, 3], 20)
+    fits(house)

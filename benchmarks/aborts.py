@@ -135,7 +135,8 @@ def measure(phase: Phase, requests: int, streams: int, step: float, scratch: Pat
     log = scratch / f"aborts of {phase.name}"
     model = write_fake_model(scratch / phase.name, max_position=16384, step_delay=step)
     streams = max(streams, phase.full)
-    settings = {"chunked_prefill_size": CHUNK, "running_max_req_size": streams + (0 if phase.full else 64)}
+    places = {"running_max_req_size": streams + (0 if phase.full else 64), "max_waiting_requests": 64}
+    settings = {"chunked_prefill_size": CHUNK, **places}
     options = {"abort_log": str(log)}
     with serving(model, engine_module=ENGINE, plugin_options=options, **settings) as server:
         notes = Notes(log)

@@ -6,6 +6,7 @@ nor transformers.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -100,6 +101,9 @@ def serve(launch: WorkerLaunch) -> int:
     )
     signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))
     hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
+    # What a worker is made of will never be garbage; looking through it would hold up every stream for tens of ms.
+    gc.collect()
+    gc.freeze()
     hub.start()
     bridge.announce()
     bridge.await_state(STATE_SECONDS)

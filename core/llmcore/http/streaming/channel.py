@@ -274,6 +274,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             if not self.total_outbufs_len:
                 self._behind_since = None
                 sent = self._send_now(data)
+                if sent == len(data) and not self.will_close:
+                    return  # as nearly always
             if sent < len(data):
                 self.outbufs[-1].append(data[sent:])
                 self.total_outbufs_len += len(data) - sent

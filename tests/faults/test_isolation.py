@@ -211,3 +211,21 @@ def test_failures_are_counted(house: House) -> None:
         return house.figures()[f"{name}_total"] == before[f"{name}_total"] + n
 
     until(lambda: counted("failed_choices", 2) and counted("failed_steps", 2), "they are counted")
+
+
+def test_row_58_where_the_device_is_lost_every_stream_hears_of_it(make_house: MakeHouse) -> None:
+    """It ends the engine, and without `--health_monitor` the server."""
+    with make_house(httpserver_workers=2) as house, ExitStack() as stack:
+        body = body_for(COMPLETIONS, "x", stream=True, max_tokens=3000)
+        streams = [stack.enter_context(sockets.connect(house.port, 20)) for _ in range(6)]
+        for sock in streams:
+            sock.sendall(house.request(COMPLETIONS, body))
+            assert sockets.read_head(sock)[0] == 200
+        status, _, answer = house.post(COMPLETIONS, body_for(COMPLETIONS, fault("device")))
+        assert (status, json.loads(answer)["error"]["code"]) == (503, "engine_failed")
+        for sock in streams:
+            data = b""
+            while more := sock.recv(1 << 16):
+                data += more
+            assert b"engine_failed" in data, data[-500:]
+        assert house.server.process.wait(10) != 0

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -27,6 +27,7 @@ MAX_LINES = 10_000
 LAST_SECONDS = 1.0
 """How long what waits has to leave when the process ends."""
 
+_STDERR = 2
 _FIELDS = "llmcore_fields"
 
 
@@ -88,11 +89,12 @@ class Behind(logging.Handler):
 
     def _run(self) -> None:
         while True:
-            text = self._lines.get()
+            line = (self._lines.get() + "\n").encode("utf-8", "backslashreplace")
             try:
-                sys.stderr.write(text + "\n")
-                sys.stderr.flush()
-            except (OSError, ValueError):
+                # Not by way of sys.stderr: Python waits for its lock when it ends, and a write may never return.
+                while line:
+                    line = line[os.write(_STDERR, line) :]
+            except OSError:
                 pass  # a full disk, a reader that has gone: the server goes on without its log
             finally:
                 self._lines.task_done()

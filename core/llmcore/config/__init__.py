@@ -16,7 +16,7 @@ from llmcore.config.load import (
     with_plugins,
 )
 from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings
-from llmcore.config.shown import shown_settings, shown_value, value_of
+from llmcore.config.shown import shown_settings, shown_value, value_of, without_login
 from llmcore.config.tree import (
     DATA_TYPES,
     Access,
@@ -66,4 +66,5 @@ __all__ = [
     "shown_value",
     "value_of",
     "with_plugins",
+    "without_login",
 ]

@@ -11,7 +11,7 @@ from llmcore.config.tree import Config
 HIDDEN = "(hidden)"
 """Stands for what a secret setting holds."""
 
-_LOGIN = re.compile(r"^([a-z]+://|)[^/@\s]+@")
+_LOGIN = re.compile(r"^(?:[a-z]+://|)([^/\s]+)@")
 """The login in an address."""
 
 
@@ -27,7 +27,17 @@ def shown_value(config: Config, setting: Setting) -> Any:
     value = value_of(config, setting)
     if setting.secret and value:
         return HIDDEN
-    return _LOGIN.sub(rf"\1{HIDDEN}@", value) if setting.name == "metric_gateway" and value else value
+    return without_login(value, value) if setting.name == "metric_gateway" and value else value
+
+
+def without_login(address: str, text: str) -> str:
+    """`text` without the user and the password that `address` may hold."""
+    found = _LOGIN.match(address)
+    if found is None:
+        return text
+    password = found[1].partition(":")[2]
+    text = text.replace(found[1], HIDDEN)
+    return text.replace(password, HIDDEN) if password else text
 
 
 def shown_settings(config: Config) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmcore.config import Reports, gateway_login
+from llmcore.config import Reports, gateway_login, without_login
 from llmcore.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ class Pusher:
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
+        self._address = reports.metric_gateway or ""
+        self._gateway = without_login(self._address, self._address)
         self._more: dict[str, Any] = {}
         if reports.enable_monitor_auth:
             self._more["handler"] = _with_login()
@@ -58,7 +60,7 @@ class Pusher:
             return
         try:
             push_to_gateway(
-                self._reports.metric_gateway or "",
+                self._address,
                 job=self._reports.job_name,
                 registry=_Parsed(self._page),
                 grouping_key=self._labels,
@@ -67,11 +69,13 @@ class Pusher:
             )
         except Exception as error:  # noqa: BLE001 - whatever a gateway does, the server goes on
             if not self._failing:
-                logger.warning("figures cannot be pushed to %s: %s", self._reports.metric_gateway, error)
+                logger.warning(
+                    "figures cannot be pushed to %s: %s", self._gateway, without_login(self._address, str(error))
+                )
             self._failing = True
         else:
             if self._failing:
-                logger.info("figures are pushed to %s again", self._reports.metric_gateway)
+                logger.info("figures are pushed to %s again", self._gateway)
             self._failing = False
 
 

@@ -76,7 +76,7 @@ def is_ready(house: House) -> bool:
 # --- 59: kill -9 -----------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse) -> None:
+def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse) -> None:  # row 59
     with make_house(httpserver_workers=2) as house, streams(house, 12) as socks:
         before = house.server.children()
         os.kill(before[WORKER], signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse
         house.check(processes=False)
 
 
-def test_a_killed_engine_ends_streams_with_an_error_and_is_replaced(make_house: MakeHouse) -> None:
+def test_a_killed_engine_ends_streams_with_an_error_and_is_replaced(make_house: MakeHouse) -> None:  # row 59
     with make_house(httpserver_workers=2, **REVIVED) as house:
         children = house.server.children()
         with streams(house, 6) as socks, sockets.connect(house.port) as whole:
@@ -122,7 +122,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_is_replaced(make_house: 
         house.check(processes=False)
 
 
-def test_a_killed_engine_ends_an_unsupervised_server_with_code_1(make_house: MakeHouse) -> None:
+def test_a_killed_engine_ends_an_unsupervised_server_with_code_1(make_house: MakeHouse) -> None:  # row 59
     with make_house() as house:
         children, directory = house.server.children(), run_directory(house)
         os.kill(children[ENGINE_MODULE], signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_a_killed_engine_ends_an_unsupervised_server_with_code_1(make_house: Mak
 # --- 60: SIGSTOP -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_engine_is_killed_with_its_stacks_in_a_file(make_house: MakeHouse) -> None:
+def test_a_stopped_engine_is_killed_with_its_stacks_in_a_file(make_house: MakeHouse) -> None:  # row 60
     with make_house(watchdog_timeout=1, **REVIVED) as house:
         children = house.server.children()
         with streams(house, 2) as socks:
@@ -149,7 +149,7 @@ def test_a_stopped_engine_is_killed_with_its_stacks_in_a_file(make_house: MakeHo
         house.check(processes=False)
 
 
-def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHouse) -> None:
+def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHouse) -> None:  # row 60
     with make_house(httpserver_workers=2, watchdog_timeout=2) as house:
         victim = house.server.children()[WORKER]
         os.kill(victim, signal.SIGSTOP)
@@ -166,7 +166,7 @@ def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHous
 # --- 61: SIGTERM and SIGKILL -----------------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_an_idle_server_at_once(make_house: MakeHouse) -> None:
+def test_sigterm_ends_an_idle_server_at_once(make_house: MakeHouse) -> None:  # row 61
     with make_house(drain_timeout=30) as house, sockets.connect(house.port) as kept:
         kept.sendall(sockets.request("GET", "/health"))
         assert sockets.read_reply(kept)[0] == 200
@@ -176,7 +176,7 @@ def test_sigterm_ends_an_idle_server_at_once(make_house: MakeHouse) -> None:
         assert kept.recv(1) == b""
 
 
-def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: MakeHouse) -> None:
+def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: MakeHouse) -> None:  # row 61
     with make_house(drain_timeout=30, running_max_req_size=128, httpserver_workers=2) as house:
         children = house.server.children()
         with streams(house, 100, 150) as socks:
@@ -190,7 +190,7 @@ def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: Ma
         assert all(ended(pid) for pid in children.values())
 
 
-def test_streams_that_outlast_the_drain_end_with_an_error(make_house: MakeHouse) -> None:
+def test_streams_that_outlast_the_drain_end_with_an_error(make_house: MakeHouse) -> None:  # row 61
     with make_house(drain_timeout=0.5) as house, streams(house, 3) as socks:
         start = time.monotonic()
         house.server.process.send_signal(signal.SIGTERM)
@@ -199,7 +199,7 @@ def test_streams_that_outlast_the_drain_end_with_an_error(make_house: MakeHouse)
         assert 0.5 <= time.monotonic() - start < 4.0
 
 
-def test_a_second_sigterm_ends_a_drain_now(make_house: MakeHouse) -> None:
+def test_a_second_sigterm_ends_a_drain_now(make_house: MakeHouse) -> None:  # row 61
     with make_house(drain_timeout=30) as house:
         children = house.server.children()
         with streams(house, 3):
@@ -211,7 +211,7 @@ def test_a_second_sigterm_ends_a_drain_now(make_house: MakeHouse) -> None:
         assert all(ended(pid) for pid in children.values())
 
 
-def test_an_engine_that_dies_during_a_drain_ends_it(make_house: MakeHouse) -> None:
+def test_an_engine_that_dies_during_a_drain_ends_it(make_house: MakeHouse) -> None:  # row 61
     with make_house(drain_timeout=30) as house, streams(house, 3) as socks:
         house.server.process.send_signal(signal.SIGTERM)
         until(lambda: not is_ready(house), "draining")
@@ -220,7 +220,7 @@ def test_an_engine_that_dies_during_a_drain_ends_it(make_house: MakeHouse) -> No
         assert house.server.process.wait(5) == 1
 
 
-def test_what_a_killed_supervisor_leaves_is_gone_with_the_next_server(make_house: MakeHouse) -> None:
+def test_what_a_killed_supervisor_leaves_is_gone_with_the_next_server(make_house: MakeHouse) -> None:  # row 61
     shared = set(os.listdir("/dev/shm"))
     with make_house(httpserver_workers=2) as house, streams(house, 3):
         children, directory = house.server.children(), run_directory(house)
@@ -246,7 +246,7 @@ class Bomb:
         return os.mkdir, (str(self.canary), 0o700)
 
 
-def test_strangers_on_inner_sockets_are_dropped_and_counted(house: House, tmp_path: Path) -> None:
+def test_strangers_on_inner_sockets_are_dropped_and_counted(house: House, tmp_path: Path) -> None:  # row 62
     directory, canary = run_directory(house), tmp_path / "canary"
     names = [path for path in directory.iterdir() if path.is_socket()]
     assert len(names) >= 3
@@ -279,7 +279,7 @@ def dropped(house: House) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def test_a_stranger_who_says_hello_for_a_worker_harms_nobody(house: House) -> None:
+def test_a_stranger_who_says_hello_for_a_worker_harms_nobody(house: House) -> None:  # row 62
     """What is well formed and makes no sense: mailboxes that are none, workers that are not there."""
     hello = [json.dumps(name).encode() for name in ("nonsense", "ipc:///none/such", "")]
     with house.neighbour(), zmq.Context() as context, context.socket(zmq.PUSH) as peer:
@@ -292,7 +292,7 @@ def test_a_stranger_who_says_hello_for_a_worker_harms_nobody(house: House) -> No
 
 
 @pytest.mark.parametrize("name", ["engine", "control"])
-def test_the_inner_sockets_bound_what_they_take(house: House, name: str) -> None:
+def test_the_inner_sockets_bound_what_they_take(house: House, name: str) -> None:  # row 62
     """A frame of a gigabyte is refused by its header: nothing is allocated for it."""
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(5)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from importlib.resources import files
 
 from llmcore.bridge import Load
 from llmcore.builtin.prometheus.sink import PrometheusSink
+from llmcore.builtin.prometheus.tables import metrics
 from llmcore.protocols import RequestRecord
+from llmcore.tallies import COUNTS, GAP_SECONDS, ServerFigures
 
 RECORD = RequestRecord(
     request_id="r",
@@ -76,3 +80,51 @@ def test_two_sinks_do_not_share_figures() -> None:
     one, two = PrometheusSink(), PrometheusSink()
     one.request_finished(RECORD)
     assert values(two)["llmcore_request_count_total"] == 0
+
+
+def test_what_is_documented_is_what_there_is() -> None:
+    sink = PrometheusSink()
+    counts = {(name, tuple("x" for _ in labels)): 1 for name, (labels, _) in COUNTS.items()}
+    sink.server(ServerFigures(counts, (1,) * (len(GAP_SECONDS) + 1), 2.5))
+    sink.snapshot(Load(cache={"nodes": 1}).figures())
+    sink.request_finished(RECORD)
+    text = sink.page()[1].decode()
+    shown = {(m[1], m[2]) for m in re.finditer(r"^# TYPE (\S+) (\S+)$", text, re.M)}
+    assert shown == {(metric.name, metric.kind) for metric in metrics()}
+    for metric in metrics():
+        first = re.search(rf"^{metric.name}(?:_bucket)?(?:{{(.*?)}})? ", text, re.M)
+        assert first is not None, metric.name
+        labels = set(re.findall(r'(\w+)="', first[1] or "")) - {"le"}
+        assert labels == set(metric.labels), metric.name
+
+
+def test_gaps_are_a_histogram() -> None:
+    sink = PrometheusSink()
+    gaps = [0] * (len(GAP_SECONDS) + 1)
+    gaps[0], gaps[-1] = 3, 1
+    sink.server(ServerFigures({}, tuple(gaps), 12.5))
+    text = sink.page()[1].decode()
+    assert 'llmcore_inter_token_duration_bucket{le="0.001"} 3.0' in text
+    assert 'llmcore_inter_token_duration_bucket{le="10"} 3.0' in text
+    assert 'llmcore_inter_token_duration_bucket{le="+Inf"} 4.0' in text
+    got = values(sink)
+    assert (got["llmcore_inter_token_duration_count"], got["llmcore_inter_token_duration_sum"]) == (4, 12.5)
+
+
+def test_the_grafana_dashboard_uses_metrics_that_exist() -> None:
+    text = files("llmcore.builtin.prometheus").joinpath("grafana.json").read_text()
+    board = json.loads(text)
+    known = {metric.name: metric for metric in metrics()}
+    used: set[str] = set()
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            for name in re.findall(r"llmcore_\w+", target["expr"]):
+                family = re.sub(r"_(bucket|sum|count)$", "", name) if name not in known else name
+                assert family in known, f"{panel['title']}: {name}"
+                assert (family != name) == (known[family].kind == "histogram"), name
+                used.add(family)
+            for labels in re.findall(r"by \(([^)]*)\)", target["expr"]):
+                [metric] = {re.sub(r"_bucket$", "", name) for name in re.findall(r"llmcore_\w+", target["expr"])}
+                assert set(labels.split(", ")) <= {*known[metric].labels, "le"}, target["expr"]
+    assert len(used) >= 18
+    assert not re.search(r"https?://", text)

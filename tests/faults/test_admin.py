@@ -306,7 +306,7 @@ def test_deaths_are_seen_counted_and_mended(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-def test_an_address_for_others_needs_keys_and_can_be_switched_off(tmp_path: Path) -> None:
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
     model = write_tokenizer(tmp_path)
     with serving(model, engine_module=FAKE_ENGINE, plugins=(ECHO,), disable_admin=True) as server:
         assert server.admin == "" and ADMIN not in server.children()

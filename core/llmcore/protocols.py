@@ -66,7 +66,7 @@ class Device(Protocol):
         """
 
     def forget_graphs(self) -> None:
-        """Every graph is gone; give its memory back."""
+        """Every graph is gone; give their memory back. Has to be called before another is captured."""
 
     def kv_budget(self, fraction: float) -> int:
         """Bytes that KV may take now; `fraction` is the operator's share of an accelerator's memory."""

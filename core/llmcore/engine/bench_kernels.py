@@ -103,15 +103,16 @@ def ceilings(device: Device, dtype: DType, effort: Effort) -> Ceilings:
     where, seconds = device.torch_device, 20 * effort.seconds
     source = torch.ones(effort.copy, dtype=torch.uint8, device=where)
     target = torch.empty_like(source)
-    copying, _ = seconds_per_call(device, [partial(target.copy_, source)], seconds)
+    # Not from a graph, where a copy may be left to an engine that is slower than the device's processors.
+    copying = seconds_of(device, partial(target.copy_, source), seconds)
     del source, target
     left, right = (torch.randn(effort.side, effort.side, device=where).to(DTYPES[dtype]) for _ in range(2))
-    multiplying, _ = seconds_per_call(device, [partial(torch.matmul, left, right)], seconds)
+    multiplying = seconds_of(device, partial(torch.matmul, left, right), seconds)
     return Ceilings(dtype, 2 * effort.copy / copying, 2 * effort.side**3 / multiplying)
 
 
 def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tuple[float, bool]:
-    """The best of three measurements of at least `least` seconds, and whether they were replays of a graph."""
+    """As `seconds_of`, for each of `calls`, and whether they were replays of a graph."""
 
     def work() -> None:
         for call in calls:
@@ -121,11 +122,18 @@ def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tup
     device.synchronize()
     run, captured = work, False
     if device.graphs:
+        device.forget_graphs()  # the one before is gone, and with it the memory it shared
         try:
             graph, _ = device.capture(work)
             run, captured = graph.replay, True
         except Exception:  # noqa: BLE001 - what waits for the host, as some references do, is timed with it
             device.synchronize()
+
+    return seconds_of(device, run, least) / len(calls), captured
+
+
+def seconds_of(device: Device, run: Call, least: float) -> float:
+    """The best of three measurements of at least `least` seconds, per run."""
 
     def timed(times: int) -> float:
         device.synchronize()
@@ -137,7 +145,7 @@ def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tup
 
     timed(1)
     times = max(1, min(1000, round(least / max(timed(1), 1e-7))))
-    return min(timed(times) for _ in range(3)) / times / len(calls), captured
+    return min(timed(times) for _ in range(3)) / times
 
 
 # --- what is measured --------------------------------------------------------------------------------------------
@@ -168,8 +176,6 @@ class Bench:
                             self._time(row, make, module, context, rotated)
                             yield row
                         del rotated
-                if self.device.graphs:
-                    self.device.forget_graphs()
 
     def _kernels(self, context: OpContext) -> Iterator[tuple[BenchRow, Call]]:
         """Those that fit, and for a composite its parts, with what makes them."""

@@ -121,6 +121,24 @@ def test_logprobs(openai: Callable[..., Side]) -> None:
     assert [[best["logprob"] for best in entry["top_logprobs"]] for entry in content] == [[-1.0, -2.0]] * 3
 
 
+@pytest.mark.parametrize("group", [1, 3])
+def test_token_ids(openai: Callable[..., Side], tokenizer: FastTokenizer, group: int) -> None:
+    side = openai("a😀b stop it, and more", group=group)
+    body: dict[str, Any] = {"messages": USER, "stop": "op i", "return_token_ids": True, "n": 2}
+    whole = side.ok(CHAT, **body)
+    ids = tokenizer.encode("a😀b stop i", add_special_tokens=False)
+    assert [choice["token_ids"] for choice in whole["choices"]] == [ids, ids]
+    assert whole["prompt_token_ids"] == list(memoryview(side.bridge.submitted[0].prompt).cast("i"))
+    assert "token_ids" not in side.ok(CHAT, messages=USER)["choices"][0]
+    chunks = side.events(CHAT, stream=True, **body)[:-1]
+    for index in (0, 1):
+        mine = [c["choices"][0]["token_ids"] for c in chunks if c["choices"][0]["index"] == index]
+        assert [token for part in mine for token in part] == ids
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [
+        whole["prompt_token_ids"]
+    ]
+
+
 @pytest.mark.parametrize("group", [1, 2, 5])
 def test_logprobs_of_a_stream_are_those_of_the_whole(openai: Callable[..., Side], group: int) -> None:
     body: dict[str, Any] = {"messages": USER, "logprobs": True, "stop": "stop it"}

@@ -145,6 +145,20 @@ def test_texts_and_ids_in_one_request(openai: Callable[..., Side]) -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["ab", "cc"]
 
 
+def test_token_ids(openai: Callable[..., Side]) -> None:
+    side = openai("de<|im_end|>")
+    body: dict[str, Any] = {"prompt": ["ab", [66]], "return_token_ids": True, "echo": True}
+    whole = side.ok(PATH, **body)["choices"]
+    assert [choice["prompt_token_ids"] for choice in whole] == [[64, 65], [66]]
+    assert [choice["token_ids"][:2] for choice in whole] == [[67, 68]] * 2
+    chunks = [chunk["choices"][0] for chunk in side.events(PATH, stream=True, **body)[:-1]]
+    for index, choice in enumerate(whole):
+        mine = [chunk for chunk in chunks if chunk["index"] == index]
+        assert [token for chunk in mine for token in chunk["token_ids"]] == choice["token_ids"]
+        prompts = [chunk["prompt_token_ids"] for chunk in mine if "prompt_token_ids" in chunk]
+        assert prompts == [choice["prompt_token_ids"]]
+
+
 def test_the_last_tokens_of_a_prompt(openai: Callable[..., Side]) -> None:
     for keep, text in ((2, "yzyz"), (-1, "xyzx")):
         answer = openai().ok(PATH, prompt="xyz", truncate_prompt_tokens=keep, max_tokens=4)

@@ -38,6 +38,7 @@ class ChatShape:
     closing = b'"delta":{}'
     answers = True
     every_token = False
+    prompts = False
 
     def __init__(self, front: Front, *, named: bool = False):
         self._names = TokenNames(front.tokenizer)
@@ -90,12 +91,11 @@ class ChatCompletions:
         job, logprobs = self._job(body, self._front.request_id(req))
         shape = ChatShape(self._front, named=choice_of(body).named)
         generation = Generation(self._front, self._front.detach(req, resp), job)
+        wanted = {"logprobs": logprobs, "ids": bool(body.return_token_ids)}
         if body.stream:
-            generation.start(
-                StreamWriter(self._front, generation, shape, logprobs=logprobs, options=body.stream_options)
-            )
+            generation.start(StreamWriter(self._front, generation, shape, options=body.stream_options, **wanted))
         else:
-            generation.start(whole_writer(self._front, generation, shape, logprobs=logprobs, n=body.n or 1))
+            generation.start(whole_writer(self._front, generation, shape, n=body.n or 1, **wanted))
 
     def _job(self, body: ChatRequest, request_id: str) -> tuple[Job, bool]:
         refuse_functions(body)

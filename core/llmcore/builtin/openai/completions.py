@@ -27,6 +27,7 @@ class CompletionShape:
     object = "text_completion"
     chunk_object = "text_completion"
     closing = b'"text":""'
+    prompts = True
 
     def __init__(self, front: Front, echoes: Echoes | None, *, answers: bool = True):
         self._names = TokenNames(front.tokenizer, "bytes:")
@@ -95,11 +96,11 @@ class Completions:
         echoes = Echoes(front, given, prompts, special=special) if body.echo else None
         shape = CompletionShape(front, echoes, answers=body.max_tokens != 0)
         generation = Generation(front, front.detach(req, resp), job)
-        logprobs = body.logprobs is not None
+        wanted = {"logprobs": body.logprobs is not None, "ids": bool(body.return_token_ids)}
         if body.stream:
-            generation.start(StreamWriter(front, generation, shape, logprobs=logprobs, options=body.stream_options))
+            generation.start(StreamWriter(front, generation, shape, options=body.stream_options, **wanted))
         else:
-            generation.start(whole_writer(front, generation, shape, logprobs=logprobs, n=body.n or 1))
+            generation.start(whole_writer(front, generation, shape, n=body.n or 1, **wanted))
 
     def _ids(self, body: CompletionRequest, prompt: Prompt) -> Sequence[int]:
         """The tokens of one prompt."""
@@ -139,6 +140,8 @@ def check(front: Front, body: CompletionRequest) -> None:
     name, fewest = sampling.least(body)
     if body.max_tokens == 0 and fewest:
         raise _refusal(name, f"{fewest} is more than max_tokens, 0")
+    if body.max_tokens == 0 and body.return_token_ids:
+        raise _refusal("return_token_ids", "there is no answer to list tokens of; /tokenize lists a prompt's")
     if body.echo and body.truncate_prompt_tokens is not None:
         raise _refusal("echo", "it shows the whole prompt; leave truncate_prompt_tokens out")
     if body.echo and body.suffix and body.logprobs is not None:

@@ -124,6 +124,7 @@ class Sampled(Struct, kw_only=True):
 
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    return_token_ids: Flag = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
     bad_words: Any = None
@@ -131,7 +132,6 @@ class Sampled(Struct, kw_only=True):
     prompt_logprobs: Any = None
     repetition_ngram_size: Any = None
     return_logprob: Any = None
-    return_token_ids: Any = None
     stop_regex: Any = None
     typical_p: Any = None
 
@@ -269,7 +269,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "repetition_ngram_size": (0,),
     "return_logprob": (False,),
-    "return_token_ids": (False,),
     "stop_regex": ("", []),
     "typical_p": (1.0,),
 }

@@ -14,6 +14,7 @@ from llmcore.api.http import Choice, Front, Generation, openai_error, retry_head
 from llmcore.api.text import Event
 from llmcore.builtin.openai.logprobs import Pending, clamped
 from llmcore.builtin.openai.requests import StreamOptions
+from llmcore.builtin.openai.token_ids import TokenIds
 
 Shown = list[tuple[int, int, float, tuple[tuple[int, float], ...]]]
 
@@ -32,6 +33,9 @@ class Shape(Protocol):
 
     every_token: bool
     """Whether tokens without text have logprobs, too."""
+
+    prompts: bool
+    """Whether an answer may be to several prompts."""
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
         """What an event brings beside tokens."""
@@ -95,8 +99,9 @@ class Envelope:
 class WholeWriter:
     """Collects every choice and answers once."""
 
-    def __init__(self, front: Front, generation: Generation, shape: Shape, *, logprobs: bool):
+    def __init__(self, front: Front, generation: Generation, shape: Shape, *, logprobs: bool, ids: bool):
         self._generation = generation
+        self._ids = TokenIds(generation, beside=shape.prompts) if ids else None
         self._shape = shape
         self._envelope = Envelope(front, generation, shape)
         self._texts: list[list[str]] = [[] for _ in generation.choices]
@@ -108,6 +113,8 @@ class WholeWriter:
         """Collect."""
         self._shape.hear(choice, event)
         self._texts[choice.index] += texts
+        if self._ids is not None:
+            self._ids.hear(choice, event)
         self._events[choice.index] += choice.events or ()
         if self._pending is not None:
             self._shown[choice.index] += self._pending[choice.index].take(choice, event)
@@ -117,6 +124,8 @@ class WholeWriter:
         answer = self._envelope.members(self._shape.object)
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(self.chosen())]
         answer["usage"] = self._envelope.usage()
+        if self._ids is not None:
+            answer |= self._ids.of_answer()
         self._generation.reply.respond(200, orjson.dumps(answer))
 
     def failed(self, error: RequestError) -> None:
@@ -134,14 +143,15 @@ class WholeWriter:
             **self._shape.whole(choice, "".join(self._texts[choice.index]), self._events[choice.index]),
             "logprobs": shown,
             "finish_reason": self._shape.finish_reason(choice),
+            **({} if self._ids is None else self._ids.of_choice(choice)),
         }
 
 
 class BestWriter(WholeWriter):
     """Of every prompt's answers, sends the `n` with the highest log-probability per token, best first."""
 
-    def __init__(self, front: Front, generation: Generation, shape: Shape, *, logprobs: bool, n: int):
-        super().__init__(front, generation, shape, logprobs=logprobs)
+    def __init__(self, front: Front, generation: Generation, shape: Shape, *, logprobs: bool, ids: bool, n: int):
+        super().__init__(front, generation, shape, logprobs=logprobs, ids=ids)
         self._n = n
         self._sums = [0.0 for _ in generation.choices]
 
@@ -165,9 +175,17 @@ class StreamWriter:
     """Sends chunks as text is released: per choice an opening, pieces, and a closing with the finish reason."""
 
     def __init__(
-        self, front: Front, generation: Generation, shape: Shape, *, logprobs: bool, options: StreamOptions | None
+        self,
+        front: Front,
+        generation: Generation,
+        shape: Shape,
+        *,
+        logprobs: bool,
+        options: StreamOptions | None,
+        ids: bool = False,
     ):
         self._reply = generation.reply
+        self._ids = TokenIds(generation, beside=shape.prompts) if ids else None
         self._generation = generation
         self._shape = shape
         self._envelope = Envelope(front, generation, shape)
@@ -183,6 +201,8 @@ class StreamWriter:
         """Send what `texts` and the choice's end come to."""
         out: list[bytes] = []
         self._shape.hear(choice, event)
+        if self._ids is not None:
+            self._ids.hear(choice, event)
         if not self._opened[choice.index]:
             self._opened[choice.index] = True
             opening = self._shape.opening(choice)
@@ -219,12 +239,16 @@ class StreamWriter:
         self._reply.end()
 
     def _chunk(self, choice: Choice, members: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
-        return b'%b%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (
+        inner, outer = b"", self._usage_member()
+        if self._ids is not None:
+            inner, outer = _more(self._ids.of_choice(choice)), outer + _more(self._ids.of_answer())
+        return b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b}\n\n' % (
             self._heads[choice.index],
             members,
             logprobs,
             finish,
-            self._usage_member(),
+            inner,
+            outer,
         )
 
     def _usage_member(self) -> bytes:
@@ -237,11 +261,18 @@ class StreamWriter:
         self._reply.stream(b"".join(parts))
 
 
-def whole_writer(front: Front, generation: Generation, shape: Shape, *, logprobs: bool, n: int) -> WholeWriter:
+def _more(members: dict[str, Any]) -> bytes:
+    """Members as they follow others in JSON."""
+    return b"," + orjson.dumps(members)[1:-1] if members else b""
+
+
+def whole_writer(
+    front: Front, generation: Generation, shape: Shape, *, logprobs: bool, ids: bool, n: int
+) -> WholeWriter:
     """The writer of a whole answer with `n` choices for each prompt, of which there may be more."""
     if len(generation.choices) > n * len(generation.job.submits):
-        return BestWriter(front, generation, shape, logprobs=logprobs, n=n)
-    return WholeWriter(front, generation, shape, logprobs=logprobs)
+        return BestWriter(front, generation, shape, logprobs=logprobs, ids=ids, n=n)
+    return WholeWriter(front, generation, shape, logprobs=logprobs, ids=ids)
 
 
 def pending(generation: Generation, shape: Shape) -> list[Pending]:

@@ -78,6 +78,9 @@ class Nowhere:
     def send_part(self, data: bytes) -> None:
         """Transport."""
 
+    def send_probe(self) -> None:
+        """Transport."""
+
     def send_end(self) -> None:
         """Transport."""
 

@@ -172,6 +172,9 @@ class FakeTransport:
         self.response.content_type = "text/event-stream"
         self.response.data = self.sent
 
+    def send_probe(self) -> None:
+        """Transport: this client does not leave."""
+
     def send_end(self) -> None:
         """Transport."""
         self.ended = True

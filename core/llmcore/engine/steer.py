@@ -98,7 +98,7 @@ def changed(logits: Tensor, tables: Tables, plan: StepPlan, outcome: Outcome) ->
                 fine[s] &= (row < torch.inf).all() & (row > -torch.inf).any()
                 # the op takes minus infinity for a broken row
                 scores[s] = row.float().clamp(min=torch.finfo(torch.float32).min)
-            except Exception as error:  # noqa: BLE001 - whatever it raises ends its request only
+            except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
                 outcome.errors[request] = bound.fail(name, error)
                 break
     return scores, fine

@@ -1,0 +1,81 @@
+"""A dialect that fails on an answer, wherever it does: its client hears of it, and the request ends once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import falcon
+import pytest
+from llmcore.bridge import Submit
+from llmcore.errors import RequestError
+from llmcore.http.errors import openai_error
+from llmcore.http.generation import Generation, Job
+from llmcore.http.reply import Reply
+from llmcore.testing.fake_bridge import FakeBridge, FakeTransport, fake_front
+from llmcore.testing.tokenizer import write_tokenizer
+from llmcore.text.stream import TextRules
+from llmcore.text.tokenizer import load_tokenizer
+
+
+class Panic(BaseException):
+    """What a native library's panic is in Python: no Exception."""
+
+
+class Writer:
+    """Raises in the calls named in `broken`; the first `write` begins a stream where that is wanted."""
+
+    def __init__(self, reply: Reply, broken: set[str], *, stream: bool) -> None:
+        self.reply, self.broken, self.stream = reply, broken, stream
+
+    def _at(self, place: str) -> None:
+        if place in self.broken:
+            raise Panic(f"told to panic in {place}")
+
+    def write(self, *given: object) -> None:
+        if self.stream:
+            self.reply.stream(b"data: 1\n\n")
+        self._at("write")
+
+    def done(self) -> None:
+        self._at("done")
+        self.reply.respond(200, b"{}")
+
+    def failed(self, error: RequestError) -> None:
+        self._at("failed")
+        if self.stream:
+            self.reply.stream(b"data: " + openai_error(error) + b"\n\n")
+            self.reply.end()
+        else:
+            self.reply.respond(error.status, openai_error(error))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("broken", [{"write"}, {"done"}, {"write", "failed"}, {"done", "failed"}])
+def test_the_client_hears_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: set[str], stream: bool
+) -> None:
+    bridge = FakeBridge(wait=True)
+    front = fake_front(bridge, load_tokenizer(write_tokenizer(tmp_path)))
+    transport = FakeTransport(falcon.Response())
+    reply = Reply(transport)
+    reply.attach()
+    submit = Submit(id=front.next_id(), prompt=bytes(8), max_new_tokens=3)
+    job = Job(submits=[submit], rules=TextRules(), dialect="x", request_id="r-17")
+    with caplog.at_level(logging.ERROR):
+        Generation(front, reply, job).start(Writer(reply, broken, stream=stream))
+        for _ in range(4):
+            bridge.step()
+    assert transport.ended
+    last = transport.sent.strip().rpartition(b"data: ")[2] if stream else transport.sent
+    assert json.loads(last)["error"]["code"] == "internal_error"
+    assert transport.status == (200 if stream else 500)
+    assert [(record.request_id, record.finish, record.cause) for record in front.records] == [
+        ("r-17", "error", "failure")
+    ]
+    assert not bridge._open, "the engine goes on with it"
+    assert [record.getMessage() for record in caplog.records] == [
+        "request r-17 failed on the way to its client"
+    ] * len(broken)
+    assert b"told to panic" not in transport.sent

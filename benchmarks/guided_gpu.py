@@ -54,7 +54,8 @@ def measure(engine: BenchEngine, options: argparse.Namespace) -> bool:
     prompt, output = max(1, PROMPT // shrink), max(3, OUTPUT // shrink)
     cases = {"no grammar": PLAIN} | {name: guided_by(args) for name, args in GRAMMARS.items()} | {"once more": PLAIN}
     base, good = 0.0, True
-    print(f"{'batch of ' + str(options.rows):14} {'ms per token (lowest-highest)':>32} {'of plain':>9}  {'late masks':>10}")
+    heading = f"batch of {options.rows}"
+    print(f"{heading:14} {'ms per token (lowest-highest)':>32} {'of plain':>9}  {'late masks':>10}")
     for name, sampling in cases.items():
         engine.sampling = sampling
         step = measure_latency(engine, options.rows, prompt, output, repeats=options.repeats, warmup=2).step.scaled(
@@ -63,7 +64,7 @@ def measure(engine: BenchEngine, options: argparse.Namespace) -> bool:
         base = base or step.median
         good &= step.median <= TARGET * base
         late = engine.engine._scheduler.totals.late_masks
-        print(f"{name:14} {step!s:>32} {step.median / base:9.3f}  {late:9}", flush=True)
+        print(f"{name:14} {step!s:>32} {step.median / base:9.3f}  {late:10}", flush=True)
     return good
 
 

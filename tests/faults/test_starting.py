@@ -1,0 +1,205 @@
+"""Model directories that attack, and machines that lack something. Rows 41 and 64."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pytest
+from conftest import MakeHouse
+from harness import until
+from llmcore.testing import sockets, write_fake_model
+from llmcore.testing.server import ENGINE_MODULE
+
+WORKER = "llmcore.http.worker"
+
+CANARY = """\
+import pathlib
+pathlib.Path({path!r}).write_text("executed")
+class CanaryConfig: ...
+class CanaryModel: ...
+class CanaryTokenizer: ...
+"""
+
+PICKLE = b"cos\nsystem\n(S'touch %b'\ntR."
+
+
+def rewrite(path: Path, **fields: object) -> None:
+    """Change fields of a JSON file, which may not be there yet; None takes one away."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known |= fields
+    path.write_text(json.dumps({name: value for name, value in known.items() if value is not None}))
+
+
+def with_code(model: Path, canary: Path) -> None:
+    """An architecture that only the code beside it knows."""
+    (model / "modeling_canary.py").write_text(CANARY.format(path=str(canary)))
+    names = {"AutoConfig": "modeling_canary.CanaryConfig", "AutoModelForCausalLM": "modeling_canary.CanaryModel"}
+    rewrite(model / "config.json", architectures=["CanaryModel"], model_type="canary", auto_map=names)
+
+
+def with_tokenizer_code(model: Path, canary: Path) -> None:
+    """A tokenizer that only the code beside it reads."""
+    (model / "modeling_canary.py").write_text(CANARY.format(path=str(canary)))
+    (model / "tokenizer.json").unlink()
+    names = {"AutoTokenizer": ["modeling_canary.CanaryTokenizer", None]}
+    rewrite(model / "tokenizer_config.json", tokenizer_class="CanaryTokenizer", auto_map=names)
+
+
+def with_pickle(model: Path, canary: Path) -> None:
+    """Weights as torch saves them."""
+    for weights in model.glob("*.safetensors*"):
+        weights.unlink()
+    (model / "pytorch_model.bin").write_bytes(PICKLE % os.fsencode(canary))
+
+
+def with_hostile_template(model: Path, canary: Path) -> None:
+    """A chat template that looks for a way out of its sandbox."""
+    way = "messages.__class__.__base__.__subclasses__()[0].__init__.__globals__['os'].system"
+    (model / "chat_template.jinja").write_text("{{ " + way + f"('touch {canary}') }}}}")
+
+
+def with_endless_template(model: Path, canary: Path) -> None:
+    """A chat template that a prompt of one word takes for ever."""
+    (model / "chat_template.jinja").write_text("{% for i in range(10**9) %}x{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    ("attack", "why"),
+    [
+        (with_code, "CanaryModel"),
+        (with_tokenizer_code, "tokenizer"),
+        (with_pickle, "a pickle, which can run any code and is never loaded"),
+        (with_hostile_template, "chat template cannot be served: access to attribute '__class__'"),
+        (with_endless_template, "chat template cannot be served: Range too big"),
+    ],
+)
+def test_hostile_model_directories_end_the_start(
+    tmp_path: Path, attack: Callable[[Path, Path], None], why: str
+) -> None:
+    """Also where Python drops its asserts."""
+    model, canary = write_fake_model(tmp_path / "fake"), tmp_path / "canary"
+    attack(model, canary)
+    command = [sys.executable, "-m", "llmcore.cli", "serve", str(model), "--port", "0"]
+    environment = {**os.environ, "PYTHONOPTIMIZE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert why in line and "Traceback" not in done.stderr
+    assert not canary.exists()
+
+
+def test_code_beside_a_model_that_needs_none_is_never_looked_at(tmp_path: Path) -> None:
+    model, canary = write_fake_model(tmp_path / "fake"), tmp_path / "canary"
+    (model / "modeling_canary.py").write_text(CANARY.format(path=str(canary)))
+    for name in ("config.json", "tokenizer_config.json"):
+        rewrite(model / name, auto_map={"AutoConfig": "modeling_canary.CanaryConfig"})
+    server = Started("serve", str(model))
+    try:
+        assert server.post({"prompt": [1], "max_tokens": 2}) == 200
+    finally:
+        assert server.stop() == 0
+    assert not canary.exists()
+
+
+# --- 64: a machine that lacks something ------------------------------------------------------------------------------
+
+
+class Started:
+    """`llmcore ARGUMENTS` on a free port; its log goes to a pipe that is read up to the last line of the summary."""
+
+    def __init__(self, *arguments: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = int(probe.getsockname()[1])
+        command = [sys.executable, "-m", "llmcore.cli", *arguments, "--port", str(self.port), "--disable_admin"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        said = b""
+        while b"serving at" not in said:
+            line = self.stderr.readline()
+            assert line, said.decode()
+            said += line
+
+    @property
+    def stderr(self) -> IO[bytes]:
+        """The reader's end of the pipe."""
+        assert self.process.stderr is not None
+        return self.process.stderr
+
+    def post(self, body: object) -> int:
+        """The status of a completion."""
+        return sockets.call(self.port, "POST", "/v1/completions", body)[0]
+
+    def children(self) -> list[int]:
+        """Process ids of its children."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.stderr.close()
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up() -> None:
+    server = Started("testserver", "--step_ms", "1", "--log_level", "DEBUG", "--drain_timeout", "2")
+    fcntl.fcntl(server.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+    body = {"prompt": "a prompt that is logged " * 40, "max_tokens": 2}
+    for _ in range(60):
+        assert server.post(body) == 200
+    room = fcntl.ioctl(server.stderr.fileno(), 0x541B, bytes(4))  # FIONREAD: what lies unread
+    assert int.from_bytes(room, sys.byteorder) > 3000, "the pipe is not full"
+    victim = next(pid for pid in server.children() if WORKER in Path(f"/proc/{pid}/cmdline").read_text())
+    os.kill(victim, signal.SIGKILL)  # the supervisor logs this
+    until(lambda: victim not in server.children(), "it is noticed")
+    assert server.post(body) == 200
+    start = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - start < 8.0
+
+
+def test_a_limit_of_256_descriptors_ends_the_start_with_what_to_do() -> None:
+    limited = 'ulimit -n 256 && exec "$0" -m llmcore.cli testserver --port 0'
+    command = ["bash", "-c", limited, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "ulimit -Hn" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_costs_logs_only(make_house: MakeHouse) -> None:
+    """No file of the engine and its workers may grow by a byte, as on a full disk; memory, sockets and pipes go on."""
+    with make_house(health_monitor=True, restart_pause=0.1, restart_limit=0) as house:
+        for name, pid in house.server.children().items():
+            if name != ENGINE_MODULE:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+        with house.neighbour():
+            for _ in range(20):
+                assert house.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 3})[0] == 200
+            status, _, _ = house.post("/v1/completions", {"prompt": [1] * 200_000, "max_tokens": 3})
+            assert status == 400  # a body beyond what is kept in memory, where a server would use a file
+        os.kill(house.server.children()[WORKER], signal.SIGKILL)
+        until(lambda: WORKER in house.server.children(), "another worker")
+        house.check(processes=False)
+
+
+def test_a_temporary_directory_that_takes_nothing_ends_the_start_with_what_to_do(tmp_path: Path) -> None:
+    model = write_fake_model(tmp_path / "fake")
+    arguments = ["serve", str(model), "--port", "0", "--zmq_mode", "tcp://"]
+    program = "import tempfile, sys; tempfile.tempdir = '/proc'; from llmcore.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "no directory can be made" in done.stderr and "TMPDIR" in done.stderr and "Traceback" not in done.stderr

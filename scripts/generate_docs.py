@@ -12,6 +12,7 @@ from llmcore.cli.options import group_title
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
 from options_elsewhere import brought, options_elsewhere
+from page_of_faults import faults_page
 from page_of_metrics import metrics_page
 from page_of_objects import objects_page
 from pages_from_plugins import hooks_page, known_plugins, plugin_templates
@@ -95,6 +96,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/hooks.md": hooks_page,
     "docs/objects.md": objects_page,
     "docs/metrics.md": metrics_page,
+    "docs/faults.md": faults_page,
     "core/llmcore/known_plugins.json": known_plugins,
     "core/llmcore/plugin_templates.json": plugin_templates,
     **pages_by_hand(),

@@ -30,18 +30,18 @@ def llmcore_registry() -> Callable[..., Registry]:
 def llmcore_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """`llmcore_server(plugins=("./mine.py",))` starts a real server of the fake model and returns it.
 
-    Settings are those of `llmcore serve`; `model_dir` takes another model. It listens on a free port of 127.0.0.1
-    and ends with the test.
+    Settings are those of `llmcore serve`; `model_dir` takes another model. `faults`: requests may ask for those of
+    `llmcore.testing.fault_names`. It listens on a free port of 127.0.0.1 and ends with the test.
     """
     from llmcore.testing.server import serving
 
     with ExitStack() as servers:
 
-        def start(model_dir: Path | None = None, **settings: Any) -> RunningServer:
+        def start(model_dir: Path | None = None, *, faults: bool = False, **settings: Any) -> RunningServer:
             if model_dir is None:
                 from llmcore.testing.fake_files import write_fake_model
 
-                model_dir = write_fake_model(tmp_path / "fake-model")
-            return servers.enter_context(serving(model_dir, **settings))
+                model_dir = write_fake_model(tmp_path / "fake-model", all_faults=faults)
+            return servers.enter_context(serving(model_dir, faults=faults, **settings))
 
         yield start

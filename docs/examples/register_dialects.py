@@ -56,4 +56,4 @@ class Writer:
 
 def routes(front):
     """Called once per HTTP worker."""
-    yield Route("/complete", Complete(front), body=Body)
+    yield Route("/complete", Complete(front), body=Body, queued=True)

@@ -8,9 +8,9 @@ the middle, SHORT want one token, and some ask for what is refused. Every minute
 how its memory grows (MB per hour, least squares over all samples after the warm-up, with the standard error), and
 how many threads and descriptors it has; a row for the server, its live KV slots and requests while nothing is asked.
 
-Exit code 1 when something grows: memory by more than GROWTH_MB per hour and three standard errors, threads or
-descriptors beyond what they were after the warm-up, live slots or requests while nothing is asked, answers that are
-wrong or missing, a process that was replaced.
+Exit code 1 when something grows: memory by more than GROWTH_MB per hour and SETTLING_MB in all, beyond three standard
+errors; threads or descriptors beyond what they were after the warm-up; live slots or requests while nothing is asked;
+answers that are wrong or missing; a process that was replaced. The longer the run, the smaller a leak it finds.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ from processes import Figures, figures
 
 ABORTED, SHORT, REFUSED = 0.3, 0.2, 0.05
 GROWTH_MB = 1.0
+SETTLING_MB = 3.0
+"""An allocator's pools fill up for some ten thousand requests; after that a worker's memory stands still."""
+
 SPARE = 3
 """Threads and descriptors that a process may have beyond what it had after the warm-up."""
 
 SAMPLE_SECONDS = 2.0
+PATIENCE = 60.0
 WARM_SHARE = 0.25
 """Of the whole time: pools and caches fill up first."""
 
@@ -101,7 +105,7 @@ class Client(threading.Thread):
         prompt = [rng.randrange(VOCABULARY) for _ in range(int(LONGEST ** rng.random()))]
         wanted = 1 if rng.random() < SHORT else 1 + int(LONGEST ** rng.random())
         asked = rng.choice((self._openai, self._lightllm))(prompt, wanted)
-        with connect(self._port, 60.0) as sock:
+        with connect(self._port, PATIENCE) as sock:
             for _ in range(rng.choice((1, 1, 3))):
                 sock.sendall(asked)
                 if rng.random() < ABORTED:
@@ -113,7 +117,7 @@ class Client(threading.Thread):
                 status, headers, answer = read_reply(sock)
                 text = "".join(chr(33 + token) for token in fake_answer(prompt, wanted))
                 self._check(status == 200 and text == _text(answer), "answered", f"{status} {answer[:200]!r}")
-                if headers.get("connection") == "close":
+                if headers.get("connection") == "close" or self._resting.is_set():
                     return
 
     def _openai(self, prompt: list[int], wanted: int) -> bytes:
@@ -177,7 +181,7 @@ class Watched:
             return []
         slope, error = self.slope(since)
         found = []
-        if slope > GROWTH_MB and slope > 3 * error:
+        if slope > 3 * error and slope > GROWTH_MB + SETTLING_MB / (self.samples[-1][0] - since):
             found.append(f"{self.name}: memory by {slope:.1f} MB/h")
         third = max(1, len(settled) // 3)
         for what in ("threads", "descriptors"):
@@ -208,8 +212,8 @@ class Soak:
             client.start()
         due = start + 60
         while (now := time.monotonic()) < start + self._seconds:
-            for watched in self._watched:
-                watched.samples.append(((now - start) / 3600, figures(watched.pid)))
+            if not self._sample((now - start) / 3600):
+                break
             if now >= due:
                 due += 60
                 self._rest()
@@ -223,10 +227,20 @@ class Soak:
         grown = [what for watched in self._watched for what in watched.grows(self._warm)]
         return grown + self._left + self._tally.wrong
 
+    def _sample(self, hours: float) -> bool:
+        """Whether every process is still there."""
+        for watched in self._watched:
+            try:
+                watched.samples.append((hours, figures(watched.pid)))
+            except OSError:
+                self._left.append(f"{watched.name} has ended: {self._server.log.read_text(errors='replace')[-2000:]}")
+                return False
+        return True
+
     def _rest(self) -> None:
         """Nothing is asked for a moment: then nothing may run, wait or hold slots."""
         self._resting.set()
-        deadline, held = time.monotonic() + 30, {"": 1.0}
+        deadline, held = time.monotonic() + PATIENCE, {"": 1.0}
         while any(held.values()) and time.monotonic() < deadline:
             time.sleep(0.3)
             held = self._held()
@@ -259,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_fake_model(Path(scratch) / "fake", step_delay=0.005)
+        model = write_fake_model(Path(scratch) / "fake", step_delay=0.002)
         settings = {"httpserver_workers": arguments.workers, "max_total_token_num": 20_000}
         with serving(model, disable_log_stats=True, **settings) as server:
             grown = Soak(server, arguments.clients, arguments.minutes * 60).run()

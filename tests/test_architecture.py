@@ -213,11 +213,29 @@ def offences(source: str) -> list[str]:
         if isinstance(node, ast.ImportFrom) and node.module == "torch":
             found += [f"line {node.lineno} imports torch.load" for alias in node.names if alias.name == "load"]
     for line, name, call in calls(tree):
-        if name in CALLS_NEVER or re.search(r"_object(_list)?$", name.rpartition(".")[2]):
+        if name in CALLS_NEVER or re.search(r"_object(_list)?$|_pyobj$", name.rpartition(".")[2]):
             found.append(f"line {line} calls {name}")
         if any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in call.keywords):
             found.append(f"line {line} allows pickles")
+        if any(k.arg == "trust_remote_code" and ast.unparse(k.value) == "True" for k in call.keywords):
+            found.append(f"line {line} trusts code from elsewhere without being asked to")
+    found += [f"line {line} compares a secret in time that depends on it" for line in compared_secrets(tree)]
     return found
+
+
+SECRETS = re.compile(r"(?i)(^|_)(api_keys?|secrets?|passwords?|authorization|bearer|digests?)($|_)")
+
+
+def compared_secrets(tree: ast.AST) -> Iterator[int]:
+    """Lines of `==`, `!=` and `in` with a name that says that it holds a secret."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(
+            isinstance(op, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)) for op in node.ops
+        ):
+            sides = [node.left, *node.comparators]
+            names = [side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", "") for side in sides]
+            if any(SECRETS.search(name) for name in names):
+                yield node.lineno
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -228,8 +246,61 @@ def test_nothing_is_unpickled_or_evaluated(file: Path) -> None:
 def test_that_rule_can_fail() -> None:
     wrong = ("import pickle", "from multiprocessing import Queue", "eval('1')", "torch.load(p)", "yaml.load(f)")
     wrong += ("dist.all_gather_object(a, b)", "np.load(p, allow_pickle=True)", "from torch import load")
+    wrong += ("sock.recv_pyobj()", "load(x, trust_remote_code=True)", "given == self.api_key", "a in digests")
     assert all(offences(source) for source in wrong)
     assert not offences("model.eval()\nyaml.safe_load(f)\nspec.loader.exec_module(m)\nnp.load(p)\nre.compile('x')")
+
+
+# --- what -O takes away, and what a clock that is set turns around ---------------------------------------------
+
+
+def narrows(test: ast.expr) -> bool:
+    """Whether an assert only tells the type checker what holds: python -O may take it away."""
+    if isinstance(test, ast.BoolOp):
+        return all(narrows(value) for value in test.values)
+    if isinstance(test, ast.UnaryOp):
+        return narrows(test.operand)
+    if isinstance(test, ast.Call):
+        return ast.unparse(test.func) in ("isinstance", "callable")
+    return isinstance(test, ast.Compare) and all(isinstance(op, (ast.Is, ast.IsNot)) for op in test.ops)
+
+
+SHIPPED = [file for file in SOURCES if file.is_relative_to(ROOT / "core") or file in PLUGINS]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [file for file in SHIPPED if not {"testing", "examples", "tests"} & set(file.parts)],
+    ids=lambda file: str(file.relative_to(ROOT)),
+)
+def test_nothing_is_checked_by_assert(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    # An invariant that only tests ask for, by a method of that name, may be told by asserts.
+    asked = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    aside = {id(node) for function in asked for node in ast.walk(function)}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) and id(node) not in aside]
+    assert not [f"line {node.lineno}: {ast.unparse(node)}" for node in found if not narrows(node.test)]
+
+
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now"}
+STAMPS = {
+    "core/llmcore/builtin/openai": "`created` of an answer",
+    "core/llmcore/text/templates.py": "today's date, which templates ask for",
+    "core/llmcore/http/admin": "when something was, for people",
+    "core/llmcore/supervisor/admin.py": "when the server was started, for people",
+}
+
+
+def test_timers_are_monotonic() -> None:
+    """A clock that is set ends nothing early and keeps nothing for ever; only what people read has a date."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for file in SHIPPED
+        if not any(str(file.relative_to(ROOT)).startswith(place) for place in STAMPS)
+        for line, name, _ in calls(ast.parse(file.read_text()))
+        if name in WALL_CLOCK
+    ]
+    assert not wrong
 
 
 ENVIRONMENT = re.compile(r"\bos\.(environb?|getenv|putenv|unsetenv)\b|from os import .*\b(environ|getenv)\b")

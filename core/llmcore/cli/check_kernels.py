@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +25,7 @@ from llmcore.specs import DType, OpSpec
 from llmcore.weights.dtypes import data_type
 
 if TYPE_CHECKING:
+    from llmcore.engine.check_kernels import Unit
     from llmcore.ops import Shape
     from llmcore.protocols import Device
 
@@ -51,7 +55,7 @@ class Asked:
     bench: bool
     seed: int | None
     jobs: int | None
-    share: str | None
+    worker: bool
     plugins: tuple[str, ...]
     as_json: bool
 
@@ -64,16 +68,17 @@ def run(asked: Asked, registry: Registry) -> None:
         registry.find(OpSpec, asked.op)
     device = pick_device(registry, asked.device or "auto")
     seed = secrets.randbits(31) if asked.seed is None else asked.seed
-    if asked.share is not None:
-        first, _, step = asked.share.partition("/")
-        rows = list(_rows(asked, registry, device, seed, slice(int(first), None, int(step))))
-    else:
-        jobs = asked.jobs or (min(JOBS, os.cpu_count() or 1) if device.measured else 1)
-        click.echo(f"{device.info.type} {device.info.name}, seed {seed}, {jobs} processes", err=True)
-        if jobs > 1:
-            rows = list(_spread(asked, seed, jobs))
-        else:
-            rows = list(_rows(asked, registry, device, seed, slice(None)))
+    if asked.worker:
+        _work(asked, registry, device, seed)
+        return
+    todo = _units(asked, registry, device)
+    jobs = min(asked.jobs or (min(JOBS, os.cpu_count() or 1) if device.measured else 1), max(len(todo), 1))
+    click.echo(f"{device.info.type} {device.info.name}, seed {seed}, {jobs} processes", err=True)
+    rows = []
+    for row in _spread(asked, seed, jobs, len(todo)) if jobs > 1 else _rows(asked, registry, device, seed, todo):
+        rows.append(row)
+        if row["declined"] is None and jobs > 1:
+            click.echo(f"{len(rows)} of {len(todo)}: {_said(row)}", err=True)
     rows.sort(key=lambda row: (row["op"], row["kernel"], row["dtype"]))
     if asked.as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -84,15 +89,26 @@ def run(asked: Asked, registry: Registry) -> None:
         sys.exit(1)
 
 
-def _rows(asked: Asked, registry: Registry, device: Device, seed: int, share: slice) -> Iterator[Row]:
-    from llmcore.engine.check_kernels import check_units, units
+def _units(asked: Asked, registry: Registry, device: Device) -> list[Unit]:
+    from llmcore.engine.check_kernels import units
 
     pins = apply_modes(asked.mode, registry, device.info, asked.kernel).kernels
-    dtypes = (data_type(asked.dtype),) if asked.dtype else DTYPES
-    todo = units(registry, asked.op, pins, dtypes)[share]
+    return units(registry, asked.op, pins, (data_type(asked.dtype),) if asked.dtype else DTYPES)
+
+
+def _rows(asked: Asked, registry: Registry, device: Device, seed: int, todo: Iterable[Unit]) -> Iterator[Row]:
+    from llmcore.engine.check_kernels import check_units
+
     shapes = asked_shapes(asked, registry, device)
     for row in check_units(todo, device, lambda op: shapes.get(op, ()), seed, asked.deterministic):
         yield asdict(row)
+
+
+def _work(asked: Asked, registry: Registry, device: Device, seed: int) -> None:
+    """A process of `_spread`: a line in is the number of a unit, a line out its row."""
+    todo = _units(asked, registry, device)
+    for row in _rows(asked, registry, device, seed, (todo[int(line)] for line in sys.stdin)):
+        click.echo(json.dumps(row))
 
 
 def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
@@ -112,8 +128,8 @@ def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, 
     return {op: tuple(shapes) for op, shapes in found.items()}
 
 
-def _spread(asked: Asked, seed: int, jobs: int) -> Iterator[Row]:
-    """The rows of `jobs` processes, each of which runs this command on its share."""
+def _spread(asked: Asked, seed: int, jobs: int, count: int) -> Iterator[Row]:
+    """The rows of units 0 to `count`, as they are done by `jobs` processes, each of which runs this command."""
     given: list[tuple[str, Iterable[str]]] = [
         ("device", [asked.device] if asked.device else []),
         ("model", [asked.model] if asked.model else []),
@@ -124,21 +140,46 @@ def _spread(asked: Asked, seed: int, jobs: int) -> Iterator[Row]:
     ]
     options = [f"--{name}={value}" for name, values in given for value in values]
     options += ["--deterministic"] * asked.deterministic
-    command = [sys.executable, "-m", "llmcore.cli", "kernels", "--check", "--json", f"--seed={seed}", *options]
+    command = [sys.executable, "-m", "llmcore.cli", "kernels", "--check", "--worker", f"--seed={seed}", *options]
     command += [asked.op] if asked.op else []
-    children = [
-        subprocess.Popen([*command, f"--share={index}/{jobs}"], stdout=subprocess.PIPE, text=True)
-        for index in range(jobs)
-    ]
+    todo = iter(range(count))
+    children: list[subprocess.Popen[str]] = []
+    done: queue.Queue[Row | ConfigError] = queue.Queue()
+
+    def attend(child: subprocess.Popen[str]) -> None:
+        assert child.stdin is not None and child.stdout is not None
+        given, said = child.stdin, child.stdout
+        if given is None or said is None:
+            return
+        for number in todo:  # one iterator for all: who is done first takes the next
+            with contextlib.suppress(BrokenPipeError):
+                given.write(f"{number}\n")
+                given.flush()
+            line = said.readline()
+            if not line:
+                done.put(ConfigError(f"a process of --check ended with exit code {child.wait()}; see above"))
+                return
+            done.put(json.loads(line))
+        given.close()
+
     try:
-        for child in children:
-            text, _ = child.communicate()
-            if child.returncode not in (0, 1) or not text:
-                raise ConfigError(f"a process of --check ended with exit code {child.returncode}; see above")
-            yield from json.loads(text)
+        for _ in range(jobs):
+            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            threading.Thread(target=attend, args=(children[-1],), daemon=True).start()
+        for _ in range(count):
+            row = done.get()
+            if isinstance(row, ConfigError):
+                raise row
+            yield row
     finally:
         for child in children:
             child.kill()
+            child.wait()
+
+
+def _said(row: Row) -> str:
+    result = "wrong" if row["failed"] else "ok"
+    return f"{row['op']}={row['kernel']} {row['dtype']} {result}, {row['seconds']:.1f} s"
 
 
 def _show(rows: Sequence[Row]) -> None:

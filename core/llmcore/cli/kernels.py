@@ -32,7 +32,7 @@ from llmcore.weights.dtypes import data_type
 @click.option("--deterministic", is_flag=True, help="As in llmcore serve.")
 @click.option("--seed", type=int, metavar="N", help="--check: seed of the inputs (default: another every time).")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="--check: processes (default: as fits the device).")
-@click.option("--share", hidden=True, metavar="I/N", help="--check: only every N-th kernel, from the I-th.")
+@click.option("--worker", is_flag=True, hidden=True, help="--check: takes what to check from its input.")
 @listing
 def command(**given: Any) -> None:
     """List kernels, explain which one is chosen, check and time them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -130,3 +131,21 @@ def test_row_50_a_storm_of_connections(house: House) -> None:
             one(i)
     house.is_whole()
     assert house.resident() - before < 24 << 20
+
+
+def test_row_51_a_client_that_does_not_read(house: House) -> None:
+    """What waits for it is bounded: then it is cut off, and its slots are free."""
+    before = house.figures()["request_abort_total"]
+    with house.neighbour(), socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(10)
+        sock.connect(("127.0.0.1", house.port))
+        sock.sendall(asking(house, stream=True, n=28, logprobs=10))
+        resident = house.resident()
+        until(lambda: house.figures()["request_abort_total"] > before, "it is cut off", 60)
+        assert house.resident() - resident < 64 << 20
+        received = 0
+        with contextlib.suppress(ConnectionResetError):
+            while more := sock.recv(1 << 16):
+                received += len(more)
+        assert received < 32 << 20

@@ -9,9 +9,9 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
-from conftest import MakeHouse
 from harness import CANONICAL, KEY, House, expected, percentile, until
 from llmcore.testing import sockets
 
@@ -20,7 +20,7 @@ LONG, SHORT = 4000, 25
 
 
 @pytest.fixture(scope="module")
-def module_house(make_house: MakeHouse) -> Iterator[House]:
+def module_house(make_house: Any) -> Iterator[House]:
     """Two workers, so that no worker knows of all requests; few may run, few may wait."""
     with make_house(httpserver_workers=2, running_max_req_size=PLACES, max_waiting_requests=WAITING) as house:
         yield house
@@ -198,7 +198,7 @@ SHARE = 2
 
 
 @pytest.fixture(scope="module")
-def strict_house(make_house: MakeHouse) -> Iterator[House]:
+def strict_house(make_house: Any) -> Iterator[House]:
     """One place, a share for each key, and little patience."""
     with make_house(
         keys=True,
@@ -304,7 +304,7 @@ def test_a_late_stream_ends_with_an_error(strict: House, path: str) -> None:
     assert b"error" not in b"".join(events[:-1])
 
 
-def test_a_client_cannot_have_longer(make_house: MakeHouse) -> None:
+def test_a_client_cannot_have_longer(make_house: Any) -> None:
     with make_house(request_timeout=0.3, first_token_timeout=0.2) as house:
         long = {"x-request-timeout": "60"}
         status, _, answer = house.post("/v1/completions", body([6], 4000), headers=long)
@@ -332,7 +332,7 @@ SMALL = 96
 
 
 @pytest.fixture(scope="module")
-def small_house(make_house: MakeHouse) -> Iterator[House]:
+def small_house(make_house: Any) -> Iterator[House]:
     """Room for two requests' worth of KV; everybody may wait for it."""
     with make_house(max_total_token_num=SMALL, max_waiting_requests=100, max_waiting_tokens=0) as house:
         yield house

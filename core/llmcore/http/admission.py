@@ -38,6 +38,11 @@ class Gate:
         """Seconds after which a refused request is worth another try, as the engine says."""
         return self._intake.retry_after
 
+    @property
+    def closed(self) -> bool:
+        """Whether the server takes no requests at all."""
+        return self._unready() is not None
+
     def hear(self, intake: Intake) -> None:
         """The engine's newest word."""
         self._intake = intake

@@ -184,7 +184,7 @@ class Generation:
         except Exception as error:
             if self._claim():
                 self._abort()
-                self._record("error", _cause(error))
+                self._record("error", self._cause(error))
                 raise
             return
         self._limit()
@@ -302,7 +302,7 @@ class Generation:
         if self._claim():
             self._abort()
             self._write_error(error)
-            self._record("error", _cause(error))
+            self._record("error", self._cause(error))
 
     def _note(self, error: BaseException) -> RequestError:
         """What the client is told of `error`; the log gets the rest."""
@@ -328,6 +328,16 @@ class Generation:
         if self._claim():
             self._abort()
             self._record("abort", self.reply.why_closed)
+
+    def _cause(self, error: Exception) -> str:
+        """What the record calls `error`: a key of tallies.CAUSES."""
+        if not isinstance(error, RequestError):
+            return "failure"
+        if error.status in (400, 404):
+            return "refused"
+        if error.code == "server_overloaded" and self._front.gate.closed:
+            return "drain"
+        return _CAUSES.get(error.code or "", "failure")
 
     def _abort(self) -> None:
         for submit in self.job.submits:
@@ -361,14 +371,6 @@ class Generation:
                 duration=time.monotonic() - self._started,
             )
         )
-
-
-def _cause(error: Exception) -> str:
-    if not isinstance(error, RequestError):
-        return "failure"
-    if error is _CUT_OFF:
-        return "slow_client"
-    return "refused" if error.status in (400, 404) else _CAUSES.get(error.code or "", "failure")
 
 
 def _as_error(event: ChoiceEvent, submit: Submit, retry_after: int) -> RequestError:

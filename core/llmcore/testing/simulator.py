@@ -223,6 +223,9 @@ class Simulation:
         self._scheduler.space.check()
         load = self._scheduler.load()
         assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
+        crowd = self._scheduler.crowd()
+        assert load.waiting <= crowd.choices <= crowd.tokens * self._scenario.max_running, "the queue is miscounted"
+        assert load.waiting or not crowd.tokens, "nobody waits, and tokens do"
 
     def _check_end(self) -> None:
         assert self._scheduler.idle, "something is left when all requests have ended"

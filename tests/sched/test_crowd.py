@@ -1,0 +1,51 @@
+"""Who waits, counted as it is bounded, and who has waited too long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmcore.bridge import Finish
+from llmcore.sched.crowd import Crowd
+
+Make = Any
+LATE = ("queue_timeout", "too late")
+
+
+def test_choices_and_tokens_of_those_that_wait(bench: Make) -> None:
+    made = bench(max_running=4, slots=100)
+    assert made.scheduler.crowd() == Crowd(0, 0, 4, 100)
+    made.submit(1, [1, 2, 3], n=3)
+    made.submit(2, [8, 9])
+    made.submit(3, [5])
+    assert made.scheduler.crowd() == Crowd(5, 6, 4, 100)
+    made.step()
+    assert (made.scheduler.crowd().choices, made.scheduler.crowd().places) == (1, 0)
+    made.scheduler.abort(0, 3)
+    assert (made.scheduler.crowd().choices, made.scheduler.crowd().tokens) == (0, 0)
+    made.drain()
+    assert made.scheduler.crowd() == Crowd(0, 0, 4, 100)
+
+
+def test_only_who_never_ran_can_be_too_late(bench: Make) -> None:
+    made = bench(max_running=1)
+    made.submit(1, [1, 2], received=10.0)
+    made.step()
+    made.submit(2, [3], received=10.0)
+    made.submit(3, [4], received=20.0)
+    made.submit(4, [5])  # nobody says when it came
+    made.receive(made.scheduler.expire(10.0, LATE))
+    assert 2 not in made.events
+    made.receive(made.scheduler.expire(15.0, LATE))
+    assert [(event.finish, event.error) for event in made.events[2]] == [(Finish.ERROR, LATE)]
+    assert made.scheduler.crowd().choices == 2
+    made.drain()
+    assert all(made.events[number][-1].finish is Finish.LENGTH for number in (1, 3, 4))
+
+
+def test_all_answers_of_a_late_request_end(bench: Make) -> None:
+    made = bench(max_running=2)
+    made.submit(1, [1], n=2)
+    made.step()
+    made.submit(2, [3], n=2, received=1.0)
+    made.receive(made.scheduler.expire(2.0, LATE))
+    assert sorted(event.choice for event in made.events[2]) == [0, 1]

@@ -8,6 +8,8 @@ import pickle
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -306,3 +308,14 @@ def test_the_inner_sockets_bound_what_they_take(house: House, name: str) -> None
         with suppress(ConnectionResetError):
             while raw.recv(4096):
                 pass
+
+
+# --- 59, at random ---------------------------------------------------------------------------------------------------
+
+
+def test_kills_at_random_moments_hang_nobody_and_leak_nothing() -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
+    command = [sys.executable, str(script), "--kills", "4", "--streams", "6", "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hung       0" in done.stdout and re.search(r"kills +4 \(.*engine.*worker", done.stdout)

@@ -15,8 +15,8 @@ _HEAD = """# Metrics
 `/metrics`, on the admin listener and on the server itself, is Prometheus' text format, at most about a second old.
 [operators.md](operators.md#health) says how to scrape it. Of a histogram `name` there are `name_bucket`, `name_sum`
 and `name_count`. Lengths and times are observed when a request ends, those of failed ones not at all; gaps between
-tokens and everything that is a gauge are there while requests run. A step that `/ready` had an idle engine do counts as
-one of its steps, with one prompt token and one generated one.
+tokens and everything that is a gauge are there while requests run. A step that `/ready` had an idle engine do counts
+as one of its steps, with one prompt token and one generated one.
 
 `core/llmcore/builtin/prometheus/grafana.json`, which the admin listener serves as `/grafana.json`, is a Grafana
 dashboard of them: import it, and choose the Prometheus that scrapes this server.

@@ -43,6 +43,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     error_task_class = JsonErrorTask
     requests: list[Any]
     request: StreamRequest | None
+    will_close: bool
+    close_when_flushed: bool
     _reply: Reply | None = None
     _extra = False
     _served = False
@@ -103,21 +105,20 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def readable(self) -> bool:
         """Also while a reply is open, so that a client that leaves is noticed at once."""
-        if self._lingers_until is not None:
-            return True
-        if self._ended:
+        if self._ended or self.will_close or self.close_when_flushed:
             return False
-        if self._reply is not None:
-            return not (self.will_close or self.close_when_flushed)
-        return bool(super().readable())
+        if self._reply is not None or self._lingers_until is not None:
+            return True
+        return not self.total_outbufs_len and len(self.requests) < 2
 
     def writable(self) -> bool:
         """Whether something is to be sent or the connection to be closed."""
-        if self._lingers_until is not None:
-            return bool(self.total_outbufs_len)
+        if self.total_outbufs_len or self.will_close or self.close_when_flushed:
+            return True
         if self._ended and not self.requests:
             self.close_when_flushed = True
-        return bool(super().writable())
+            return True
+        return False
 
     def handle_read(self) -> None:
         """Read what has come. A client that stopped sending may still be reading: then it gets its answer."""

@@ -13,6 +13,7 @@ from harness import House
 from llmcore.builtin.lightllm.requests import REFUSED as NATIVE_REFUSED
 from llmcore.builtin.lightllm.requests import GenerateRequest, Parameters
 from llmcore.builtin.openai.requests import REFUSED, ChatRequest, CompletionRequest, StreamOptions
+from llmcore.testing import sockets
 
 BODIES: dict[str, tuple[dict[str, Any], type]] = {
     "/v1/chat/completions": ({**CHAT, "max_tokens": 1}, ChatRequest),
@@ -106,3 +107,17 @@ def test_row_17_unknown_fields_and_a_field_twice(house: House) -> None:
 def test_row_18_other_media(house: House, path: str, headers: str, status: int) -> None:
     got, _, answer = house.send(f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: 2\r\n\r\n{{}}".encode())
     assert (got, error_of(answer)["code"]) == (status, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/generate", 405, "method_not_allowed"),
+        ("POST", "/nowhere", 404, "not_found"),
+        ("GET", "/v1/models/nobody", 404, "model_not_found"),
+    ],
+)
+def test_row_20_routes_and_methods_that_are_none(house: House, method: str, path: str, status: int, code: str) -> None:
+    got, _, answer = house.send(sockets.request(method, path))
+    assert (got, error_of(answer)["code"]) == (status, code)

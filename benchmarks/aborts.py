@@ -5,7 +5,7 @@
 The server is the real one with the fake model, whose steps take as long as asked for; other streams run beside. One
 client after the other sends a request, waits until it is in its phase, and closes its connection. Printed are the
 milliseconds from just before that close until the engine takes the abort between two steps, and the most steps that it
-kept its place after that; with --streams 0 also any slot. The target is 100 ms at p99, and 0 steps.
+kept its place after that; with --streams 0 also any slot. Exit code 1 above 100 ms at p99 or 0 steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -129,8 +130,8 @@ def leave(port: int, phase: Phase, rng: random.Random, step: float) -> float:
         return time.monotonic()
 
 
-def measure(phase: Phase, requests: int, streams: int, step: float, scratch: Path) -> None:
-    """One row."""
+def measure(phase: Phase, requests: int, streams: int, step: float, scratch: Path) -> bool:
+    """One row; whether it is as it should be."""
     rng = random.Random(7)
     log = scratch / f"aborts of {phase.name}"
     model = write_fake_model(scratch / phase.name, max_position=16384, step_delay=step)
@@ -161,6 +162,7 @@ def measure(phase: Phase, requests: int, streams: int, step: float, scratch: Pat
         + f"{max(steps, default=0):8}{live:9.0f}{busy:8.2f}",
         flush=True,
     )
+    return not lost and at[1] <= TARGET_MS and not any(steps) and live == 0
 
 
 def _live_at_rest(port: int) -> float:
@@ -173,7 +175,7 @@ def _live_at_rest(port: int) -> float:
     return live
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--step_ms", type=float, default=20.0)
@@ -184,9 +186,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{'phase':26}{'requests':>9}{'lost':>6}{'p50':>9}{'p99':>9}{'max':>9}{'steps':>8}{'KV live':>9}{'others':>8}"
     )
     with tempfile.TemporaryDirectory() as scratch:
-        for phase in PHASES:
-            measure(phase, arguments.requests, arguments.streams, arguments.step_ms / 1e3, Path(scratch))
+        step, folder = arguments.step_ms / 1e3, Path(scratch)
+        good = [measure(phase, arguments.requests, arguments.streams, step, folder) for phase in PHASES]
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

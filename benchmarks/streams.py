@@ -15,6 +15,7 @@ import argparse
 import json
 import logging
 import subprocess
+import sys
 import tempfile
 from array import array
 from collections.abc import Sequence
@@ -65,6 +66,16 @@ class Found:
     clients: dict[str, Any]
     cores: dict[str, float]
     rss: float
+
+    @property
+    def bad(self) -> int:
+        """Streams that failed or hang, and words that no token stands for."""
+        return sum(self.clients[kind] for kind in ("errors", "unknown", "hung"))
+
+    @property
+    def missed(self) -> bool:
+        """Whether not everything came, as it was sent."""
+        return bool(self.bad) or self.clients["tokens"] != self.clients["expected"]
 
 
 class Rig:
@@ -163,10 +174,9 @@ def idle_memory(rig: Rig, streams: int) -> float:
 def report(name: str, found: Found) -> None:
     """A row."""
     clients, cores = found.clients, found.cores
-    bad = sum(clients[kind] for kind in ("errors", "unknown", "hung"))
     steady, every, first = (clients[kind] for kind in ("steady_ms", "latency_ms", "first_token_ms"))
     print(
-        f"{name:24}{clients['tokens']:>9}/{clients['expected']:<9}{bad:>4}"
+        f"{name:24}{clients['tokens']:>9}/{clients['expected']:<9}{found.bad:>4}"
         f"{steady.get('p50', 0):8.1f}{steady.get('p99', 0):8.1f}{steady.get('max', 0):8.1f}{every.get('p99', 0):8.1f}"
         f"{first.get('p99', 0):8.0f}" + "".join(f"{cores.get(kind, 0):9.2f}" for kind in COLUMNS) + f"{found.rss:8.0f}"
     )
@@ -175,7 +185,7 @@ def report(name: str, found: Found) -> None:
 COLUMNS = ("worker", "engine", "clients", "others")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -195,13 +205,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             + "".join(f"{h:>9}" for h in heads[5:])
             + f"{'RSS':>8}"
         )
+        missed = False
         cases = [(arguments.only, 1)] if arguments.only else [(1000, 1), (3000, 2)]
         for streams, workers in cases:
             runs = [run(rig, dialect, streams, workers, arguments.seconds) for _ in range(arguments.repeats)]
             best = min(runs, key=lambda found: found.clients["steady_ms"].get("p99", float("inf")))
             report(f"{streams}, {workers}", best)
+            missed = missed or any(found.missed for found in runs)
         print(f"memory of a worker with 1,000 idle streams: {idle_memory(rig, 1000):.0f} MB (target 120)")
+    return int(missed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 enum { TICK_US = 250, LINE_MAX_BYTES = 8192, READ_BYTES = 65536, WORD_BYTES = 40, CODES = 600 };
-enum phase { WAITING, CONNECTING, HEAD, BODY, ENDED };
+enum phase { CONNECTING, HEAD, BODY, ENDED };
 
 struct stream {
     int fd, phase, status, chunked, tokens, finished, failed;
@@ -40,7 +40,7 @@ struct stream {
 
 struct samples { float *at; size_t n, room; };
 
-static struct { int port, streams, tokens; double timeout, rate; const char *path, *body, *words; } option = {
+static struct { int port, streams, tokens; double timeout; const char *path, *body, *words; } option = {
     .streams = 1, .tokens = 1, .timeout = 60.0, .path = "/v1/chat/completions" };
 static struct stream *all;
 static struct samples latency, steady, first, refused;
@@ -141,8 +141,7 @@ static void end(struct stream *s)
 {
     if (s->phase == ENDED)
         return;
-    if (s->phase != WAITING)
-        close(s->fd);
+    close(s->fd);
     s->phase = ENDED;
     if (is_steady && ended == 0)
         say("ending");
@@ -357,7 +356,6 @@ static void read_options(int argc, char **argv)
         else if (!strcmp(name, "--streams")) option.streams = atoi(value);
         else if (!strcmp(name, "--tokens")) option.tokens = atoi(value);
         else if (!strcmp(name, "--timeout")) option.timeout = atof(value);
-        else if (!strcmp(name, "--rate")) option.rate = atof(value);
         else if (!strcmp(name, "--path")) option.path = value;
         else if (!strcmp(name, "--body")) option.body = value;
         else if (!strcmp(name, "--words")) option.words = value;
@@ -370,15 +368,11 @@ static void read_options(int argc, char **argv)
 static void run(int64_t start)
 {
     static struct epoll_event ready[512];
-    int poller = epoll_create1(0), opened = 0;
-    while (ended < option.streams) {
-        double seconds = (double)(now_us() - start) / 1e6;
-        int due = option.rate > 0 ? (int)(seconds * option.rate) + 1 : option.streams;
-        for (; opened < due && opened < option.streams; opened++)
-            open_stream(&all[opened], poller);
-        if (seconds > option.timeout)
-            return;
-        int n = epoll_wait(poller, ready, 512, opened < option.streams ? 1 : 100);
+    int poller = epoll_create1(0);
+    for (int i = 0; i < option.streams; i++)
+        open_stream(&all[i], poller);
+    while (ended < option.streams && (double)(now_us() - start) / 1e6 < option.timeout) {
+        int n = epoll_wait(poller, ready, 512, 100);
         for (int i = 0; i < n; i++) {
             struct stream *s = ready[i].data.ptr;
             if (s->phase == CONNECTING)

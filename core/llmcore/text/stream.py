@@ -142,4 +142,5 @@ class ChoiceText:
         return (self._matcher.flush() if self._matcher is not None else "") + rest
 
     def _count(self, texts: Sequence[str]) -> None:
-        self.released += sum(map(len, texts))
+        for text in texts:
+            self.released += len(text)

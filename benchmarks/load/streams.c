@@ -40,7 +40,7 @@ struct stream {
 
 struct samples { float *at; size_t n, room; };
 
-static struct { int port, streams, tokens; double timeout; const char *path, *body, *words; } option = {
+static struct { int port, streams, tokens, nap_us; double timeout; const char *path, *body, *words; } option = {
     .streams = 1, .tokens = 1, .timeout = 60.0, .path = "/v1/chat/completions" };
 static struct stream *all;
 static struct samples latency, steady, first, refused;
@@ -356,6 +356,7 @@ static void read_options(int argc, char **argv)
         else if (!strcmp(name, "--streams")) option.streams = atoi(value);
         else if (!strcmp(name, "--tokens")) option.tokens = atoi(value);
         else if (!strcmp(name, "--timeout")) option.timeout = atof(value);
+        else if (!strcmp(name, "--nap_us")) option.nap_us = atoi(value);
         else if (!strcmp(name, "--path")) option.path = value;
         else if (!strcmp(name, "--body")) option.body = value;
         else if (!strcmp(name, "--words")) option.words = value;
@@ -372,6 +373,8 @@ static void run(int64_t start)
     for (int i = 0; i < option.streams; i++)
         open_stream(&all[i], poller);
     while (ended < option.streams && (double)(now_us() - start) / 1e6 < option.timeout) {
+        if (option.nap_us)
+            usleep((useconds_t)option.nap_us);
         int n = epoll_wait(poller, ready, 512, 100);
         for (int i = 0; i < n; i++) {
             struct stream *s = ready[i].data.ptr;

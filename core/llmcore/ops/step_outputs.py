@@ -25,7 +25,8 @@ def reference(
 
     Returns [S] what the host reads: each token, or its complement, below 0, where the row was not finite.
 
-    `computed` grows by `n_query` [R] for each row's `request` [R]. Each of `tokens` [S] goes to the end of its
+    `computed` grows by `n_query` [R] for each row's `request` [R]. Each of `tokens` [S] (0 in place of one that was
+    not finite and may be anything: the next step reads it before the host can end its request) goes to the end of its
     request's history, `sample_request` [S], which becomes one longer; a history that is full loses its last token
     instead. Requests are distinct, but for rows (of no tokens) and samples that only fill a captured step up: all of
     those may name one request that nobody reads, any of them may win, and its length stays within L.
@@ -33,7 +34,7 @@ def reference(
     history, lengths, computed = state
     computed[request] = computed[request] + n_query
     at = lengths[sample_request].clamp(max=history.shape[1] - 1)
-    history[sample_request, at] = tokens
+    history[sample_request, at] = tokens.masked_fill(~finite, 0)
     lengths[sample_request] = at + 1
     return torch.where(finite, tokens, ~tokens)
 

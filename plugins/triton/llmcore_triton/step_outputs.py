@@ -52,9 +52,9 @@ def _outputs(  # type: ignore[no-untyped-def]
     # filling samples of one request all read its length before any of this program's changes it
     tl.debug_barrier()
     tl.store(computed + mine, done + new, mask=is_row)
-    tl.store(history + sampled.to(tl.int64) * stride + at, token, mask=is_sample)
-    tl.store(lengths + sampled, at + 1, mask=is_sample)
     fine = tl.load(finite + index, mask=is_sample, other=0) != 0
+    tl.store(history + sampled.to(tl.int64) * stride + at, tl.where(fine, token, 0), mask=is_sample)
+    tl.store(lengths + sampled, at + 1, mask=is_sample)
     tl.store(out + index, tl.where(fine, token, ~token), mask=is_sample)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from llmcore.bridge import Load
@@ -21,8 +23,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Sent twice a second, and when something that is waited for has happened.
 
     `reason`: why requests are not taken, "" while they are. `stepped`: time.monotonic() when the newest finished step
-    was heard of, 0.0 before the first. `started`: when the server was started, as time.time(). `facts`: None until the
-    engine is ready. `page`: (content type, body) of `/metrics`. `ended`: requests that ended, by their `finish`.
+    was heard of, 0.0 before the first. `started`: when the server was started, as time.time(), and `began` the same as
+    time.monotonic(). `facts`: None until the engine is ready. `page`: (content type, body) of `/metrics`. `ended`:
+    requests that ended, by their `finish`.
     `first_tokens` and `gaps`: times to first tokens and between tokens, counted by bucket of `tallies.GAP_SECONDS`.
     `counts`: (name, labels, total) of `tallies.COUNTS`.
     """
@@ -30,6 +33,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     stepped: float
     started: float
+    began: float
     load: Load
     facts: ModelFacts | None
     page: tuple[str, bytes]
@@ -38,6 +42,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     first_tokens: tuple[int, ...]
     gaps: tuple[int, ...]
     counts: tuple[tuple[str, tuple[str, ...], int], ...]
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the server was started, whatever the wall clock did meanwhile; in processes of its machine."""
+        return round(time.monotonic() - self.began, 1)
 
 
 def rows(figures: ServerFigures) -> tuple[tuple[str, tuple[str, ...], int], ...]:

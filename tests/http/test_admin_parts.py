@@ -28,6 +28,7 @@ def overview(**more: Any) -> Overview:
         reason="",
         stepped=time.monotonic(),
         started=0.0,
+        began=0.0,
         load=Load(),
         facts=None,
         page=("text/plain", b""),
@@ -66,6 +67,11 @@ def test_a_supervisor_that_is_silent_is_not_alive(monkeypatch: pytest.MonkeyPatc
     assert not board.silent
     monkeypatch.setattr(board_module, "SILENCE_SECONDS", -1.0)
     assert board.silent and not board.verdict().ready
+
+
+def test_uptime_does_not_go_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert overview(started=1e9, began=time.monotonic() - 90).uptime == pytest.approx(90, abs=5)
 
 
 def test_who_waits_for_a_step_is_answered_by_it_or_at_the_end_of_patience(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Admin:
         self._addresses = addresses
         self._context = context
         self._server_url = server_url
-        self._started = time.time()
+        self._started, self._began = time.time(), time.monotonic()
         self._child: Child | None = None
         self._outlet: Outlet | None = None
         self._silence = Silence(config.server.watchdog_timeout)
@@ -112,6 +112,7 @@ class Admin:
                 reason=not_ready,
                 stepped=self._stepped,
                 started=self._started,
+                began=self._began,
                 load=load,
                 facts=engine.facts if engine is not None else None,
                 page=sinks.newest,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ def server_info(config: Config, url: str, overview: Overview | None, reason: str
         "ready": not reason,
         "reason": reason,
         "started": overview.started if overview is not None else None,
-        "uptime_seconds": round(time.time() - overview.started, 1) if overview is not None else None,
+        "uptime_seconds": overview.uptime if overview is not None else None,
         "model": None if facts is None else {"name": names[0], "aliases": names[1:], **_facts(facts)},
         "summary": {} if facts is None else dict(facts.report),
         "load": None if overview is None else overview.load.figures(),

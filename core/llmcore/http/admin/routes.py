@@ -85,6 +85,7 @@ class Figures:
         if overview is not None:
             now |= {
                 "started": overview.started,
+                "uptime_seconds": overview.uptime,
                 "kv_total": overview.load.kv_total,
                 "ended": overview.ended,
                 "counts": overview.counts,

@@ -321,7 +321,6 @@ class Supervisor:
         """Send every worker the state that health and metrics routes answer from."""
         self._state_due = time.monotonic() + STATE_SECONDS
         TALLIES.set("dropped_messages", "supervisor", total=self._control.dropped)
-        TALLIES.set("dropped_messages", "supervisor", total=self._control.dropped)
         self._sinks.snapshot(load)
         self._workers.tell(
             State(ready=not self._not_ready, reason=self._not_ready, load=load, page=self._sinks.page())

@@ -13,7 +13,6 @@ import pytest
 import waitress.channel
 import waitress.server
 import waitress.task
-import waitress.wasyncore
 from llmcore.errors import ConfigError
 from llmcore.http import streaming
 from llmcore.http.bodies import Pool
@@ -32,7 +31,7 @@ def served() -> Iterator[Served]:
 
 def test_the_internals_that_are_used_are_as_they_were() -> None:
     assert version("waitress") == streaming.WAITRESS
-    channel, server, loop = waitress.channel.HTTPChannel, waitress.server.BaseWSGIServer, waitress.wasyncore
+    channel, server = waitress.channel.HTTPChannel, waitress.server.BaseWSGIServer
     used = {
         channel: (
             "self.requests_lock = threading.Lock()",
@@ -47,11 +46,13 @@ def test_the_internals_that_are_used_are_as_they_were() -> None:
         ),
         channel._flush_some: ("num_sent = self.send(chunk, do_close=do_close)",),
         channel.handle_write: ("if self.will_close:\n            self.handle_close()",),
-        server.readable: ("if now >= self.next_channel_cleanup:", "len(self._map) >= self.adj.connection_limit"),
-        server.maintenance: ("channel.last_activity < cutoff",),
-        loop.dispatcher.handle_read_event: ("if self.accepting:", "self.handle_accept()", "self.handle_read()"),
-        loop.poll2: ("obj.readable()", "obj.writable() and not obj.accepting", "map.get(fd)"),
-        loop.readwrite: ("obj.handle_read_event()", "obj.handle_close()", "obj.handle_error()"),
+        channel.write_soon: ("self.total_outbufs_len += num_bytes",),
+        channel.add_channel: ("self.server.active_channels[self._fileno] = self",),
+        channel.del_channel: ("del ac[fd]",),
+        server.__init__: ("self.trigger = trigger.trigger(map)", "self.task_dispatcher = dispatcher"),
+        server.pull_trigger: ("self.trigger.pull_trigger()",),
+        waitress.server.TcpWSGIServer.set_socket_options: ("conn.setsockopt(",),
+        waitress.server.UnixWSGIServer.fix_addr: ('return ("localhost", None)',),
         waitress.task.ThreadedTaskDispatcher: ("self.threads.discard(thread_no)",),
     }
     for owner, texts in used.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
 import time
@@ -16,8 +17,11 @@ from llmcore.http.bodies import Pool
 from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.streaming.limits import Limits
+from llmcore.http.streaming.loop import GONE, READ, WRITE, Loop
 from llmcore.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
 from llmcore.http.strict import Head
+
+logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
@@ -25,19 +29,21 @@ class Owner(Protocol):
 
     limits: Limits
     pool: Pool
+    loop: Loop
 
     def judge(self, head: Head) -> tuple[RequestError, EncodeError] | None:
         """Why a request may not come in, if so, and how to say it."""
-
-    def watch(self, channel: StreamChannel) -> None:
-        """Close `channel` as soon as its client, which stopped sending, is gone altogether."""
 
     def forget(self, channel: StreamChannel) -> None:
         """`channel` is closing."""
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
-    """A connection whose current request may be answered by a `Reply`."""
+    """A connection whose current request may be answered by a `Reply`.
+
+    The main loop watches it for `_watched`. Whatever changes what it waits for is followed by `settle` in the main
+    loop's thread, and by `_ask` in any other.
+    """
 
     task_class = StreamTask
     error_task_class = JsonErrorTask
@@ -53,6 +59,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     _behind_since: float | None = None
     _allowance = 0.0
     _lingers_until: float | None = None
+    _watched: int | None = None
+    _asked = False
 
     def __init__(self, owner: Owner, *args: Any, **named: Any) -> None:
         self._owner = owner
@@ -77,6 +85,24 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 detached.reply.attach()
             else:
                 detached.reply.abandon()
+        else:
+            self._ask()
+
+    def write_soon(self, data: bytes) -> int:
+        """Send a piece of an answer in the usual way; the main loop sends what the socket does not take."""
+        taken: int = super().write_soon(data)
+        if self.total_outbufs_len or self.will_close:
+            self._ask()
+        return taken
+
+    def _ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._owner.loop.call(self._answer)
+
+    def _answer(self) -> None:
+        self._asked = False  # before anything is looked at: what changes meanwhile asks again
+        self.ready(0)
 
     def touch(self) -> None:
         """A request was answered: the wait for the next begins."""
@@ -89,7 +115,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self._reply = reply
             ended = self._ended
             if len(self.requests) > 1:
-                self.server.pull_trigger()  # the main loop has stopped reading; it must see the client leave
+                self._ask()  # the main loop has stopped reading; it must see the client leave
         if not self.connected:
             reply.abandon()
         elif ended:
@@ -102,6 +128,36 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 self._reply = None
 
     # --- the main loop
+
+    def ready(self, events: int) -> None:
+        """The socket can be read, written to, or neither ever again."""
+        try:
+            if events & READ and self.readable():
+                self.handle_read()
+            if events & WRITE and self.socket is not None:
+                self.handle_write()
+            if events & GONE:
+                self.handle_close()
+            self.settle()
+        except Exception:
+            logger.exception("a connection failed")
+            self.handle_close()
+
+    def settle(self) -> None:
+        """Do what can be done now, and watch for what cannot."""
+        if self.socket is None:
+            return
+        if self.writable() and not (self._watched or 0) & WRITE:
+            self.handle_write()
+            if self.socket is None:
+                return
+        wanted = (READ if self.readable() else 0) | (WRITE if self.writable() else 0)
+        if wanted != self._watched:
+            if self._watched is None:
+                self._owner.loop.add(self._fileno, wanted, self.ready)
+            else:
+                self._owner.loop.change(self._fileno, wanted)
+            self._watched = wanted
 
     def readable(self) -> bool:
         """Also while a reply is open, so that a client that leaves is noticed at once."""
@@ -188,13 +244,18 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         elif self.requests or self.will_close or self.close_when_flushed:
             return
         elif request is None:
-            if waited > (limits.idle_seconds if self._served else limits.head_seconds):
+            ended = self._served and self.server.draining  # it was answered just when the end began
+            if ended or waited > (limits.idle_seconds if self._served else limits.head_seconds):
                 self.handle_close()
         elif request.head is None:
             if waited > limits.head_seconds:
-                self.refuse(RequestError("The header took too long.", code="request_timeout", status=408), request)
+                self._time_out("The header", request)
         elif waited > limits.body_seconds + len(request.body) / limits.rate:
-            self.refuse(RequestError("The body took too long.", code="request_timeout", status=408), request)
+            self._time_out("The body", request)
+
+    def _time_out(self, what: str, request: StreamRequest) -> None:
+        self.refuse(RequestError(f"{what} took too long.", code="request_timeout", status=408), request)
+        self.settle()
 
     def refuse(self, error: RequestError, request: StreamRequest | None = None, *, close: bool = True) -> None:
         """Answer with `error` from the main loop; nothing that the client sends after it is looked at."""
@@ -250,7 +311,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if old:
             self.handle_close()  # HTTP/1.0 has nothing to probe with
             return
-        self._owner.watch(self)
         if reply is not None:
             reply.probe()
 
@@ -284,7 +344,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             if self.total_outbufs_len > self._limits.backlog and not allowance:
                 self._cut_off()
             if self.total_outbufs_len or self.will_close:
-                self.server.pull_trigger()
+                self._ask()
 
     def finish(self, task: StreamTask, build: Callable[[bool], bytes], *, close: bool) -> None:
         """Send the last bytes, `build(closes)`, and take the next request, or close."""
@@ -300,8 +360,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self.requests = []
             if close or task.close_on_finish:
                 self.close_when_flushed = True
-        if self.connected:
-            self.server.pull_trigger()
+                self._ask()
 
     def _send_now(self, data: bytes) -> int:
         try:

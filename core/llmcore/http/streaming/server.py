@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import select
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from waitress import wasyncore
 from waitress.server import create_server
 
 from llmcore.errors import RequestError
@@ -18,6 +15,7 @@ from llmcore.http.bodies import Pool
 from llmcore.http.errors import EncodeError
 from llmcore.http.streaming.channel import StreamChannel
 from llmcore.http.streaming.limits import Limits, raise_open_files
+from llmcore.http.streaming.loop import READ, Loop
 from llmcore.http.strict import Head
 
 SPARE_FILES = 128
@@ -69,7 +67,6 @@ class HttpServer:
             threads=threads,
             connection_limit=1 << 30,  # the limit is ours: see _open
             backlog=2048,
-            asyncore_use_poll=True,
             channel_request_lookahead=1,
             recv_bytes=64 << 10,
             outbuf_overflow=1 << 30,  # nothing of an answer goes to a file,
@@ -78,11 +75,11 @@ class HttpServer:
             expose_tracebacks=False,
             ident=None,
         )
-        self._server.next_channel_cleanup = math.inf  # it goes by the wall clock, which jumps: see _sweep
-        self._server.channel_class = self._open
-        self._server.handle_accept = self._accept
         self._server.draining = False
-        self._departures = Departures(self._server._map)
+        self._server.trigger.close()
+        self._server.pull_trigger = lambda: None  # the loop is ours, and connections say themselves what they need
+        self.loop = Loop()
+        self.loop.add(self._server.socket.fileno(), READ, self._knock)
         self._by_address: Counter[str] = Counter()
         self._swept = 0.0
         self._deadline: float | None = None
@@ -103,6 +100,7 @@ class HttpServer:
         for channel in self._channels():
             if not channel.busy:
                 channel.close_when_flushed = True
+                channel.settle()
         self._wait_for_idle(self._deadline)
         self._stop_accepting()
         if late is not None and self._busy():
@@ -111,8 +109,7 @@ class HttpServer:
         self._end_threads(time.monotonic() + 0.5)
         for channel in self._channels():
             channel.handle_close()
-        self._departures.close()
-        self._server.trigger.close()
+        self.loop.close()
 
     def stop(self, grace: float) -> None:
         """End once open requests are answered, or after `grace` seconds; with none, nothing more is accepted.
@@ -121,7 +118,7 @@ class HttpServer:
         """
         if self._deadline is None:
             self._deadline = time.monotonic() + grace
-            self._server.pull_trigger()
+            self.loop.call(lambda: None)
 
     # --- for channels
 
@@ -129,13 +126,9 @@ class HttpServer:
         """See Owner."""
         return self._admit(head.method, head.path, head.headers) if self._admit is not None else None
 
-    def watch(self, channel: StreamChannel) -> None:
-        """See Owner."""
-        self._departures.watch(channel)
-
     def forget(self, channel: StreamChannel) -> None:
         """See Owner."""
-        self._departures.forget(channel)
+        self.loop.remove(channel._fileno)
         address = channel.addr[0]
         self._by_address[address] -= 1
         if not self._by_address[address]:
@@ -143,30 +136,34 @@ class HttpServer:
 
     # --- the main loop
 
+    def _knock(self, events: int) -> None:
+        """Accept, but last: a connection could get the number of one that was closed just now, and its events."""
+        self.loop.later(self._accept)
+
     def _accept(self) -> None:
-        for _ in range(ACCEPTS):
+        for _ in range(ACCEPTS if self._server.accepting else 0):
             try:
                 sock, address = self._server.socket.accept()
+                self._server.set_socket_options(sock)
             except OSError:  # none is waiting, or the one that was has left
                 return
-            self._server.set_socket_options(sock)
-            self._server.channel_class(
-                self._server, sock, self._server.fix_addr(address), self._server.adj, map=self._server._map
-            )
+            self._open(sock, self._server.fix_addr(address))
 
-    def _open(self, server: Any, sock: socket.socket, address: Any, adj: Any, map: dict[int, Any]) -> None:
+    def _open(self, sock: socket.socket, address: Any) -> None:
         """Take a connection, if only to say that there are too many."""
+        server = self._server
         open_now = len(server.active_channels)
         if open_now >= self._connections + REFUSALS:
             sock.close()
             return
-        channel = StreamChannel(self, server, sock, address, adj, map=map)
+        channel = StreamChannel(self, server, sock, address, server.adj, map=server._map)
         most = self.limits.per_address
         self._by_address[channel.addr[0]] += 1
         if open_now >= self._connections:
             channel.refuse(_too_many("The server has too many connections; try again.", 503))
         elif 0 < most < self._by_address[channel.addr[0]] and sock.family != socket.AF_UNIX:
             channel.refuse(_too_many(f"More than {most} connections are open from your address.", 429))
+        channel.settle()
 
     def _turn(self, seconds: float) -> None:
         now = self.turned = time.monotonic()
@@ -174,12 +171,12 @@ class HttpServer:
             self._swept = now
             for channel in self._channels():
                 channel.sweep(now)
-        wasyncore.loop(timeout=seconds, use_poll=True, map=self._server._map, count=1)
+        self.loop.turn(seconds)
 
     def _stop_accepting(self) -> None:
         if self._server.accepting:
             self._server.accepting = False
-            self._server.del_channel()
+            self.loop.remove(self._server.socket.fileno())
             self._server.socket.close()
 
     def _busy(self) -> bool:
@@ -197,54 +194,6 @@ class HttpServer:
 
     def _channels(self) -> list[StreamChannel]:
         return list(self._server.active_channels.values())
-
-
-class Departures:
-    """Notices at once when clients that have stopped sending are gone altogether.
-
-    The main loop cannot: it would have to ask whether they can be read, which is always so once they have stopped.
-    """
-
-    accepting = False
-
-    def __init__(self, map: dict[int, Any]) -> None:
-        self._map = map
-        self._epoll = select.epoll()
-        self._channels: dict[int, StreamChannel] = {}
-        self._map[self._epoll.fileno()] = self
-
-    def watch(self, channel: StreamChannel) -> None:
-        """Close `channel` when its client is gone."""
-        self._channels[channel._fileno] = channel
-        self._epoll.register(channel._fileno, 0)  # errors and hang-ups are reported all the same
-
-    def forget(self, channel: StreamChannel) -> None:
-        """`channel` is closing."""
-        if self._channels.pop(channel._fileno, None) is not None:
-            self._epoll.unregister(channel._fileno)
-
-    def close(self) -> None:
-        """No more."""
-        self._map.pop(self._epoll.fileno(), None)
-        self._epoll.close()
-
-    def readable(self) -> bool:
-        """Part of waitress's interface, like the next ones."""
-        return True
-
-    def writable(self) -> bool:
-        """Never."""
-        return False
-
-    def handle_read_event(self) -> None:
-        """Some are gone."""
-        for descriptor, _ in self._epoll.poll(0):
-            if descriptor in self._channels:
-                self._channels[descriptor].handle_close()
-
-    def handle_error(self) -> None:
-        """What went wrong is raised again: it ends the main loop."""
-        raise  # noqa: PLE0704 - called while an exception is handled
 
 
 def _too_many(message: str, status: int) -> RequestError:

@@ -1,0 +1,95 @@
+"""What connections that do nothing cost those that do: CPU of a small request beside 0, 500 and 2,000 of them.
+
+    python benchmarks/connections.py [--requests 2000]
+
+One HTTP server in a process of its own, without an application worth mentioning; one client asks for a few bytes
+again and again. `served` goes through a thread, `refused` is turned away by its head. CPU is that of the server's
+process, all threads; `idle` is what it uses in a second in which nobody asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import socket
+import statistics
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import falcon
+from llmcore.errors import RequestError
+from llmcore.http.errors import openai_error
+from llmcore.http.streaming import HttpServer, Limits, raise_open_files
+from llmcore.testing import sockets
+
+CROWDS = (0, 500, 2000)
+
+
+class Plain:
+    """A few bytes."""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """GET."""
+        resp.data = b"plain"
+
+
+def serve(listener: socket.socket) -> None:
+    """The server's process."""
+    app = falcon.App()
+    app.add_route("/plain", Plain())
+    full = RequestError("full", code="queue_full", status=429), openai_error
+    limits = Limits(head_seconds=600.0, idle_seconds=600.0)
+    admit = lambda method, path, headers: full if path == "/refused" else None  # noqa: E731
+    HttpServer(app, listener, connections=4096, admit=admit, limits=limits).run()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads that it has now, to the nanosecond."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def measure(pid: int, sock: socket.socket, path: str, requests: int) -> tuple[float, float]:
+    """Microseconds of the server's CPU per request, and p50 of the time to its answer."""
+    data, times = sockets.request("GET", path), []
+    before = cpu_seconds(pid)
+    for _ in range(requests):
+        start = time.perf_counter()
+        sock.sendall(data)
+        sockets.read_reply(sock)
+        times.append(time.perf_counter() - start)
+    return (cpu_seconds(pid) - before) / requests * 1e6, statistics.median(times) * 1e6
+
+
+def main() -> None:
+    """One line for each crowd."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    given = parser.parse_args()
+    raise_open_files(max(CROWDS) + 64)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
+    server.start()
+    assert server.pid is not None
+    heads = ("idle connections", "served, us CPU", "p50 us", "refused, us CPU", "p50 us", "idle, ms/s")
+    print("".join(f"{head:>17}" for head in heads))
+    with ExitStack() as stack:
+        sock = stack.enter_context(sockets.connect(port))
+        crowd: list[socket.socket] = []
+        for wanted in CROWDS:
+            while len(crowd) < wanted:
+                crowd.append(stack.enter_context(sockets.connect(port)))
+            time.sleep(0.5)
+            before = cpu_seconds(server.pid)
+            time.sleep(2.0)
+            resting = (cpu_seconds(server.pid) - before) / 2 * 1e3
+            found = [measure(server.pid, sock, path, given.requests) for path in ("/plain", "/refused")]
+            print(f"{wanted:17}" + "".join(f"{figure:17.0f}" for pair in found for figure in pair), end="")
+            print(f"{resting:17.1f}", flush=True)
+    server.terminate()
+
+
+if __name__ == "__main__":
+    main()

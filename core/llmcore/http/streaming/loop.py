@@ -1,0 +1,78 @@
+"""The main loop: descriptors stay registered with the kernel, so a turn costs what is ready and not what is open."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+
+READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+
+GONE = select.EPOLLHUP | select.EPOLLERR
+"""Reported for every descriptor, whatever is asked for: nothing can be read or sent any more, or there is an error."""
+
+Handler = Callable[[int], None]
+"""What to do when a descriptor is ready, given the events; it must not raise."""
+
+
+class Loop:
+    """Watches descriptors. All but `call` is for the loop's own thread."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._rung = False
+        self._calls: deque[Callable[[], None]] = deque()
+        self._handlers: dict[int, Handler] = {}
+        self.add(self._bell, READ, self._heard)
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def add(self, descriptor: int, events: int, handler: Handler) -> None:
+        """Call `handler` whenever one of `events`, or of GONE, is there."""
+        self._handlers[descriptor] = handler
+        self._epoll.register(descriptor, events)
+
+    def change(self, descriptor: int, events: int) -> None:
+        """Watch for these from now on."""
+        self._epoll.modify(descriptor, events)
+
+    def remove(self, descriptor: int) -> None:
+        """Before `descriptor` is closed."""
+        if self._handlers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Call `function` after what is ready now."""
+        self._calls.append(function)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """The same, and wake the loop. From any thread, and from signal handlers, as no lock is taken."""
+        self._calls.append(function)
+        if not self._rung:
+            self._rung = True
+            os.eventfd_write(self._bell, 1)
+
+    def turn(self, seconds: float) -> None:
+        """Handle what is ready, after waiting at most that long for it, and what was to be called."""
+        handlers = self._handlers
+        for descriptor, events in self._epoll.poll(seconds):
+            handler = handlers.get(descriptor)
+            if handler is not None:
+                handler(events)
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
+
+    def close(self) -> None:
+        """Nothing is watched any more, and threads that still call are not heard."""
+        self._rung = True
+        self._handlers.clear()
+        self._epoll.close()
+        os.close(self._bell)
+
+    def _heard(self, events: int) -> None:
+        """Whoever calls from now on rings again; what was asked before that is done in this turn."""
+        os.eventfd_read(self._bell)
+        self._rung = False

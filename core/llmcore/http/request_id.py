@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -15,4 +15,4 @@ def request_id(given: str | None) -> str:
     """
     if given is not None and _HARMLESS.fullmatch(given):
         return given
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

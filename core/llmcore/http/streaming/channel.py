@@ -18,6 +18,7 @@ from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.streaming.limits import Limits
 from llmcore.http.streaming.loop import GONE, READ, WRITE, Loop
+from llmcore.http.streaming.refusal import refusal
 from llmcore.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
 from llmcore.http.strict import Head
 
@@ -263,9 +264,10 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         request.error = error
         request.close()
         self.request = None
-        self.push(JsonErrorTask(self, request).render(close=close))
+        answer, closes = refusal(request, close=close or self.server.draining)
+        self.push(answer)
         self.touch()
-        if close or self.server.draining:
+        if closes:
             self._lingers_until = self._since + self._limits.linger_seconds
             if not self.total_outbufs_len:
                 self._shut_down()

@@ -9,12 +9,11 @@ from typing import Any
 import falcon
 from waitress.task import ErrorTask, WSGITask
 
-from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
-from llmcore.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
+from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.reply import Detach, Reply
-from llmcore.http.request_id import request_id
 from llmcore.http.streaming.limits import Limits
+from llmcore.http.streaming.refusal import refusal
 from llmcore.http.strict import Head, RequestReader
 
 _TASK = "llmcore.task"
@@ -171,30 +170,10 @@ class StreamTask(WSGITask):  # type: ignore[misc]
 
 
 class JsonErrorTask(ErrorTask):  # type: ignore[misc]
-    """What is refused before the application sees it, in our error shape."""
+    """A refusal that comes after answers to earlier requests, or in place of the application's own."""
 
     def execute(self) -> None:
-        """Send the error and close. Called by a worker thread, where answers before this one were still to come."""
-        self.write(self._prepare(close=True))
-
-    def render(self, *, close: bool) -> bytes:
-        """The whole answer, for whoever sends it."""
-        self.start()
-        body = self._prepare(close=close)
-        header: bytes = self.build_response_header()
-        return header if self.request.command == "HEAD" else header + body
-
-    def _prepare(self, *, close: bool) -> bytes:
-        error = self.request.error
-        if not isinstance(error, RequestError):
-            error = http_error(500)  # waitress's own: the application raised
-        count_error(error)
-        body: bytes = self.request.encode_error(error)
-        self.status = falcon.code_to_http_status(error.status)
-        self.response_headers.append(("Content-Type", "application/json"))
-        self.response_headers.append(("X-Request-Id", request_id(self.request.headers.get("X_REQUEST_ID"))))
-        self.response_headers.extend(retry_headers(error).items())
-        if close or self.channel.server.draining:
-            self.set_close_on_finish()
-        self.content_length = len(body)
-        return body
+        """Send it and close. Called by a worker thread."""
+        answer, self.close_on_finish = refusal(self.request, close=True)
+        self.channel.write_soon(answer)
+        self.wrote_header = True

@@ -273,6 +273,17 @@ def test_a_childs_threads_spin_briefly_unless_the_operator_says_how(monkeypatch:
     assert "GOMP_SPINCOUNT" not in child_environment()
 
 
+def test_a_childs_threads_share_their_memory_unless_the_operator_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert child_environment()["MALLOC_ARENA_MAX"] == "1"
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    assert child_environment()["MALLOC_ARENA_MAX"] == "4"
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0:glibc.malloc.arena_max=4")
+    assert "MALLOC_ARENA_MAX" not in child_environment()
+
+
 def test_lmdeploys_variables_name_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERTFILE", "theirs.pem")
     monkeypatch.setenv("SSL_KEYFILE", "key.pem")

@@ -64,9 +64,17 @@ def child_environment() -> dict[str, str]:
 
     OpenMP's threads spin while they wait for each other. Unless the operator said how, they do so only briefly: where
     another process wants the core, a long spin makes every step wait for whole time slices of it.
+
+    glibc's malloc gives threads arenas of their own, and what one frees there the others cannot use: sixteen of them
+    hold on to more and more for the first hundred thousand requests. In one arena memory stands still after some
+    thousand, and nothing is slower, as Python's threads take turns anyway (benchmarks/README.md).
     """
-    given = dict(os.environ)
-    return given if "OMP_WAIT_POLICY" in given else {"GOMP_SPINCOUNT": SPIN_COUNT, **given}
+    given, ours = dict(os.environ), {}
+    if "OMP_WAIT_POLICY" not in given:
+        ours["GOMP_SPINCOUNT"] = SPIN_COUNT
+    if "glibc.malloc.arena_max" not in given.get("GLIBC_TUNABLES", ""):
+        ours["MALLOC_ARENA_MAX"] = "1"
+    return ours | given
 
 
 def debug_requested() -> bool:

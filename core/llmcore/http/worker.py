@@ -56,7 +56,7 @@ def main() -> int:
     logging.getLogger("waitress").setLevel(logging.ERROR)
     try:
         return serve(launch)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the operator gets one line and a log file
+    except BaseException as error:  # noqa: BLE001 - a plugin's exit too: the operator gets one line and a log file
         child.report_failure(launch, error)
         return 1
 
@@ -100,19 +100,21 @@ def serve(launch: WorkerLaunch) -> int:
         limits=Limits(per_address=options.max_connections_per_address),
     )
     signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))
-    hub = threading.Thread(target=_run_hub, args=(bridge, server), name="hub")
+    deaf = threading.Event()
+    hub = threading.Thread(target=_run_hub, args=(bridge, server, deaf), name="hub")
     # What a worker is made of will never be garbage; looking through it would hold up every stream for tens of ms.
     gc.collect()
     gc.freeze()
     hub.start()
-    bridge.announce()
-    bridge.await_state(STATE_SECONDS)
-    server.run(draining=bridge.drain, late=bridge.end_all)
-    deaf = not hub.is_alive()
-    bridge.stop()
-    hub.join()
+    try:
+        bridge.announce()
+        bridge.await_state(STATE_SECONDS)
+        server.run(draining=bridge.drain, late=bridge.end_all)
+    finally:  # also when the main loop failed: the process, and every open connection, would outlive it with the hub
+        bridge.stop()
+        hub.join()
     registry.call("on_shutdown")
-    return 1 if deaf else 0
+    return 1 if deaf.is_set() else 0
 
 
 def dialect_routes(registry: Registry, front: Front) -> Iterator[tuple[Route, str]]:
@@ -126,12 +128,13 @@ def _notify(registry: Registry, record: RequestRecord) -> None:
     registry.call("on_request_finished", record=record)
 
 
-def _run_hub(bridge: WireBridge, server: HttpServer) -> None:
+def _run_hub(bridge: WireBridge, server: HttpServer, deaf: threading.Event) -> None:
     """Without its hub a worker is deaf: then it ends, and the supervisor starts another."""
     try:
         bridge.run(lambda: time.monotonic() - server.turned < TURN_SECONDS)
-    except Exception:
+    except BaseException:  # an exit would end this thread without a word
         logger.exception("the hub of this worker failed")
+        deaf.set()
         server.stop(0)
 
 

@@ -61,17 +61,28 @@ def main() -> int:
     """Run until killed: there is nothing to finish."""
     launch = child.begin(AdminLaunch)
     logging.getLogger("waitress").setLevel(logging.ERROR)
+    deaf = threading.Event()
     try:
         hub = Hub(launch)
         app = admin_app(launch.config, launch.url, hub.board)
         server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=CONNECTIONS)
         signal.signal(signal.SIGTERM, lambda *_: server.stop(0.0))
-        threading.Thread(target=hub.run, name="hub", daemon=True).start()
+        threading.Thread(target=_run_hub, args=(hub, server, deaf), name="hub", daemon=True).start()
         server.run()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the operator gets one line and a log file
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the operator gets one line and a log file
         child.report_failure(launch, error)
         return 1
-    return 0
+    return 1 if deaf.is_set() else 0
+
+
+def _run_hub(hub: Hub, server: HttpServer, deaf: threading.Event) -> None:
+    """Without it the listener would answer from what was true once: it ends, and the supervisor starts another."""
+    try:
+        hub.run()
+    except BaseException:  # an exit would end this thread without a word
+        logger.exception("the hub of the admin listener failed")
+        deaf.set()
+        server.stop(0.0)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,11 @@ class BeamSearch(msgspec.Struct, frozen=True):
     early_stopping: bool | None = False
 
 
+MOST_PROMPT_LOGPROBS = 1 << 17
+"""Most log-probabilities that are told of one prompt, the best in every place included: a step that told more would
+keep all other requests waiting, in the engine and in the worker, and its message might be too long to be sent."""
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
     """A request, validated by the front end and validated again for size by the engine.
 
@@ -175,9 +180,9 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     rows. `top[i]`: for row i, per token, the best (id, logprob) pairs. `finish[i]` is a Finish. `cached[i]`: prompt
     tokens that came from the prefix cache, sent with a choice's first token. `error[i]`: (code, message) of a row
     that ends with Finish.ERROR. `scores[i]`: the numbers that a row asked for; it has no tokens and ends.
-    `prompt_logprobs[i]`: natural logs, of every token of the row's prompt but the first; `prompt_top[i]`: for each of
-    these, the best (id, logprob) pairs in its place. `pooled[i]`: a hidden state, little-endian f32; the row has no
-    tokens and ends.
+    `prompt_logprobs[i]`: natural logs, of every token of the row's prompt but the first; `prompt_ranks[i]`: for each
+    of these, how many tokens were likelier in its place, and one more; `prompt_top[i]`: the best (id, logprob) pairs
+    there. `pooled[i]`: a hidden state, little-endian f32; the row has no tokens and ends.
     """
 
     stamp: float
@@ -192,6 +197,7 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     error: dict[int, tuple[str, str]] = {}
     scores: dict[int, list[float]] = {}
     prompt_logprobs: dict[int, list[float]] = {}
+    prompt_ranks: dict[int, list[int]] = {}
     prompt_top: dict[int, list[list[tuple[int, float]]]] = {}
     pooled: dict[int, bytes] = {}
 
@@ -208,6 +214,7 @@ class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: tuple[str, str] | None = None
     scores: tuple[float, ...] = ()
     prompt_logprobs: tuple[float, ...] = ()
+    prompt_ranks: tuple[int, ...] = ()
     prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
     pooled: bytes = b""
 
@@ -233,7 +240,7 @@ class Bridge(Protocol):
 
 
 _FINISHES = {int(finish): finish for finish in Finish}
-_RARE = ("logprobs", "top", "error", "scores", "prompt_logprobs", "prompt_top", "pooled")
+_RARE = ("logprobs", "top", "error", "scores", "prompt_logprobs", "prompt_ranks", "prompt_top", "pooled")
 """Columns of which most steps have nothing."""
 
 
@@ -271,6 +278,7 @@ def _explode_all(events: StepEvents) -> Iterator[tuple[int, ChoiceEvent]]:
                 error=events.error.get(i),
                 scores=tuple(events.scores.get(i, ())),
                 prompt_logprobs=tuple(events.prompt_logprobs.get(i, ())),
+                prompt_ranks=tuple(events.prompt_ranks.get(i, ())),
                 prompt_top=_pairs(events.prompt_top.get(i, ())),
                 pooled=events.pooled.get(i, b""),
             ),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llmcore.builtin.openai.routes import routes
 from llmcore.errors import RequestError
@@ -383,3 +384,19 @@ def test_a_template_that_hides_the_message_to_continue(tmp_path: Path) -> None:
     side = Side.of(routes, write_template(tmp_path, "always this"), "ab")
     result = side.post(CHAT, messages=[{"role": "assistant", "content": "hi"}], continue_final_message=True)
     assert (result.status_code, result.json["error"]["param"]) == (400, "continue_final_message")
+
+
+def test_prompt_logprobs_stand_beside_the_choices(openai: Callable[..., Side]) -> None:
+    side = openai("a")
+    answer = side.ok(CHAT, messages=USER, prompt_logprobs=2, n=2)
+    ids = np.frombuffer(side.bridge.submitted[0].prompt, "<i4").tolist()
+    none, *places = answer["prompt_logprobs"]
+    assert none is None and [next(iter(place)) for place in places] == [str(token) for token in ids[1:]]
+    assert places[0][str(ids[1])] == {
+        "logprob": -0.5,
+        "rank": 1,
+        "decoded_token": side.front.tokenizer.decode(ids[1:2]),
+    }
+    assert all("prompt_logprobs" not in choice for choice in answer["choices"])
+    result = side.post(CHAT, messages=USER, prompt_logprobs=0, stream=True)
+    assert (result.status_code, result.json["error"]["param"]) == (400, "prompt_logprobs")

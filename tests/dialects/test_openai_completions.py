@@ -211,3 +211,45 @@ def test_many_prompts_are_refused_at_once(openai: Callable[..., Side]) -> None:
     side = openai()
     assert side.post(PATH, prompt=["a"] * 100_000).json["error"]["param"] == "prompt"
     assert side.post(PATH, prompt=["a"] * 200, n=128).json["error"]["param"] == "prompt"
+
+
+def test_prompt_logprobs(openai: Callable[..., Side]) -> None:
+    """In each choice, as vLLM has them; an echo beside them shows no more than it was asked for."""
+    side = openai("a")
+    _, y, z = side.front.tokenizer.encode("xyz")
+    answer = side.ok(PATH, prompt=["xyz", [7]], prompt_logprobs=1, n=2)
+    first, twin, single, _ = answer["choices"]
+    assert (
+        first["prompt_logprobs"]
+        == twin["prompt_logprobs"]
+        == [
+            None,
+            {
+                str(y): {"logprob": -0.5, "rank": 1, "decoded_token": "y"},
+                str(y - 1): {"logprob": -1.0, "rank": 1, "decoded_token": "x"},
+            },
+            {
+                str(z): {"logprob": -0.75, "rank": 2, "decoded_token": "z"},
+                str(z - 1): {"logprob": -1.0, "rank": 1, "decoded_token": "y"},
+            },
+        ]
+    )
+    assert single["prompt_logprobs"] == [None] and single["logprobs"] is None
+    alone = side.ok(PATH, prompt="xyz", prompt_logprobs=0, echo=True, max_tokens=0)["choices"][0]
+    assert [list(place) for place in alone["prompt_logprobs"][1:]] == [[str(y)], [str(z)]]
+    both = side.ok(PATH, prompt="xyz", prompt_logprobs=3, echo=True, logprobs=1)["choices"][0]
+    assert [len(place) for place in both["prompt_logprobs"][1:]] == [4, 4]
+    assert [len(best or ()) for best in both["logprobs"]["top_logprobs"]] == [0, 2, 2, 2]
+    assert "prompt_logprobs" not in side.ok(PATH, prompt="xyz")["choices"][0]
+
+
+def test_prompts_of_which_too_much_is_asked(openai: Callable[..., Side]) -> None:
+    side = openai("a", facts={"max_total_len": 200_000, "max_input_len": 200_000})
+    short, long = [99] * 6_200, [99] * 6_300
+    for more in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}):
+        side.ok(PATH, prompt=short, **more)
+        for body in ({"prompt": long}, {"prompt": [short] * 5}, {"prompt": short, "n": 5}):
+            result = side.post(PATH, **body, **more)
+            assert (result.status_code, result.json["error"]["param"]) == (400, list(more)[-1]), result.text
+            assert "131,072" in result.json["error"]["message"]
+    side.ok(PATH, prompt=[99] * 100_000, prompt_logprobs=0)

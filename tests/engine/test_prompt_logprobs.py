@@ -37,6 +37,12 @@ def expected(model: LlamaForCausalLM, prompt: list[int]) -> list[float]:
     return [float(logprobs[i, token]) for i, token in enumerate(prompt[1:])]
 
 
+def ranks(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
+    with torch.inference_mode():
+        order = model(torch.tensor([prompt])).logits[0].argsort(-1, descending=True)
+    return [order[i].tolist().index(token) + 1 for i, token in enumerate(prompt[1:])]
+
+
 @pytest.fixture(params=[(8, 0), (2048, 0), (8, 1)], ids=["chunks", "whole", "ahead"])
 def llm(request: pytest.FixtureRequest, oracle: tuple[Path, LlamaForCausalLM]) -> Iterator[LLM]:
     chunk, ahead = request.param
@@ -55,6 +61,7 @@ def test_they_are_transformers(llm: LLM, oracle: tuple[Path, LlamaForCausalLM]) 
         for prompt, answer in zip(PROMPTS, answers, strict=True):
             assert answer.cached_tokens == 0
             assert answer.prompt_logprobs == pytest.approx(expected(oracle[1], prompt), abs=1e-4)
+            assert list(answer.prompt_ranks) == ranks(oracle[1], prompt)
     assert llm.generate([PROMPTS[1]], **GREEDY)[0].cached_tokens > 50
 
 

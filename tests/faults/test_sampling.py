@@ -70,13 +70,18 @@ def test_row_30_parameters_at_the_edge_of_their_range(house: House) -> None:
 
 def test_row_31_log_probabilities_of_a_long_prompt(house: House) -> None:
     """What the engine tells of a prompt is bounded by the context, and given back."""
-    assert refusal(house, {**COMPLETION, "prompt_logprobs": 1})["param"] == "prompt_logprobs"
-    body = {"prompt": [7] * 4000, "max_tokens": 1, "echo": True, "logprobs": 20}
+    for wrong in ({"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 1, "stream": True}):
+        assert refusal(house, {**COMPLETION, **wrong})["param"] == "prompt_logprobs"
+    too_much = {"prompt": [[7] * 4000] * 7, "prompt_logprobs": 20}
+    assert refusal(house, too_much)["param"] == "prompt_logprobs"
+    body = {"prompt": [7] * 4000, "max_tokens": 1, "echo": True, "logprobs": 14, "prompt_logprobs": 14}
     house.post("/v1/completions", body)
     before = house.resident()
-    for _ in range(3):
-        status, _, answer = house.post("/v1/completions", body)
-        assert (status, len(json.loads(answer)["choices"][0]["logprobs"]["tokens"])) == (200, 4001)
+    with house.neighbour():
+        for _ in range(3):
+            status, _, answer = house.post("/v1/completions", body)
+            choice = json.loads(answer)["choices"][0]
+            assert (status, len(choice["logprobs"]["tokens"]), len(choice["prompt_logprobs"])) == (200, 4001, 4000)
     assert house.resident() - before < 64 << 20
 
 

@@ -1,6 +1,7 @@
 """What a plugin imports. No torch here; torch building blocks are in `llmcore.layers`."""
 
 from llmcore.bridge import (
+    MOST_PROMPT_LOGPROBS,
     Bridge,
     ChoiceEvent,
     Finish,
@@ -71,6 +72,7 @@ __all__ = [
     "CAUSES",
     "COUNTS",
     "GAP_SECONDS",
+    "MOST_PROMPT_LOGPROBS",
     "TOKEN_BUCKETS",
     "AttentionKernel",
     "AttnLimits",

@@ -34,7 +34,7 @@ class Generated:
     """A prompt's answers; the properties are those of the first. `cached_tokens` of the prompt were not computed.
 
     `prompt_logprobs`: of every prompt token but the first, if asked for; `prompt_top`: the best (id, logprob) pairs in
-    the place of each.
+    the place of each; `prompt_ranks`: how many tokens were likelier there, and one more.
     """
 
     prompt_ids: tuple[int, ...]
@@ -42,6 +42,7 @@ class Generated:
     answers: tuple[Answer, ...]
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    prompt_ranks: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -85,6 +86,7 @@ class Collector:
         self._cached = 0
         self._prompt_logprobs: tuple[float, ...] = ()
         self._prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
+        self._prompt_ranks: tuple[int, ...] = ()
         self._error: RequestError | None = None
         self._started = time.monotonic()
         self._first: float | None = None
@@ -109,6 +111,7 @@ class Collector:
         self._cached = max(self._cached, event.cached)
         self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
         self._prompt_top = event.prompt_top or self._prompt_top
+        self._prompt_ranks = event.prompt_ranks or self._prompt_ranks
         text, answer = self._texts[event.choice], self._answers[event.choice]
         before = text.tokens
         piece = "".join(text.feed(event))
@@ -136,9 +139,8 @@ class Collector:
 
     def result(self) -> Generated:
         """All answers; every choice must have ended."""
-        return Generated(
-            self._prompt_ids(), self._cached, tuple(self._answers), self._prompt_logprobs, self._prompt_top
-        )
+        known = self._prompt_logprobs, self._prompt_top, self._prompt_ranks
+        return Generated(self._prompt_ids(), self._cached, tuple(self._answers), *known)
 
     def record(self) -> RequestRecord:
         """The figures for `on_request_finished`."""

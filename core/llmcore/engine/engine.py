@@ -16,7 +16,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from llmcore.bridge import Load, StepEvents, Submit
+from llmcore.bridge import MOST_PROMPT_LOGPROBS, Load, StepEvents, Submit
 from llmcore.engine.embedding import check_pool
 from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
@@ -256,6 +256,12 @@ class Engine:
         if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= vocabulary):
             raise RequestError(
                 f"prompt_top: it needs prompt_logprobs and is at most {vocabulary}",
+                param="prompt_top",
+                code="invalid_value",
+            )
+        if request.prompt_top and len(request.prompt) // 4 * (1 + request.prompt_top) > MOST_PROMPT_LOGPROBS:
+            raise RequestError(
+                f"prompt_top: of one prompt at most {MOST_PROMPT_LOGPROBS:,} log-probabilities are told",
                 param="prompt_top",
                 code="invalid_value",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,23 +41,25 @@ class Asked:
 
 @dataclass(frozen=True)
 class Probed:
-    """Answers, parallel to a plan's probes and pools: `logprobs` [L] f32, the best `ids` and `best` [L, k], and
-    `pooled` [P, hidden size] f32."""
+    """Answers, parallel to a plan's probes and pools: `logprobs` [L] f32, `ranks` [L] i32 from 1 on, the best `ids`
+    and `best` [L, k], and `pooled` [P, hidden size] f32."""
 
     logprobs: Tensor | None = None
+    ranks: Tensor | None = None
     ids: Tensor | None = None
     best: Tensor | None = None
     pooled: Tensor | None = None
 
     def to_host(self, copy: Callable[[Tensor], Tensor]) -> Probed:
         """The same on its way to the host."""
-        columns = (self.logprobs, self.ids, self.best, self.pooled)
+        columns = (self.logprobs, self.ranks, self.ids, self.best, self.pooled)
         return Probed(*(None if column is None else copy(column) for column in columns))
 
     def arrays(self) -> dict[str, Any]:
         """Members of a StepResult, once they have arrived."""
         named = {
             "probed": self.logprobs,
+            "probed_ranks": self.ranks,
             "probed_top_ids": self.ids,
             "probed_top_logprobs": self.best,
             "pooled": self.pooled,
@@ -93,23 +95,26 @@ def answered(model: HasHead, hidden: Tensor, residual: Tensor | None, asked: Ask
         return found
     beyond = None if residual is None else residual[n:]
     pooled = pool(model, hidden[n:], beyond, upload.get("pool_of"), asked.pools)
-    return Probed(found.logprobs, found.ids, found.best, pooled)
+    return replace(found, pooled=pooled)
 
 
 def target_logprobs(model: HasHead, hidden: Tensor, residual: Tensor | None, targets: Tensor, top: int = 0) -> Probed:
-    """Device: natural logs of the tokens `targets` [L] after positions with `hidden`, `residual` [L, size], and of the
-    `top` best in their places."""
-    parts, ids, best = [], [], []
+    """Device: natural logs and ranks of the tokens `targets` [L] after positions with `hidden`, `residual` [L, size],
+    and natural logs of the `top` best in their places. A rank says how many tokens are likelier, and one more."""
+    parts, ranks, ids, best = [], [], [], []
     for start in range(0, len(hidden), _SLICE):
         some = slice(start, start + _SLICE)
         logits = model.logits(hidden[some], None if residual is None else residual[some]).float()
         norm = torch.logsumexp(logits, -1, keepdim=True)
-        parts.append((logits.gather(1, targets[some, None].long()) - norm)[:, 0])
+        mine = logits.gather(1, targets[some, None].long())
+        parts.append((mine - norm)[:, 0])
+        ranks.append((logits > mine).sum(-1, dtype=torch.int32) + 1)
         if top:
             highest, where = logits.topk(top, dim=-1)
             ids.append(where.int())
             best.append(highest - norm)
-    return Probed(torch.cat(parts), torch.cat(ids) if top else None, torch.cat(best) if top else None)
+    found = Probed(torch.cat(parts), torch.cat(ranks))
+    return replace(found, ids=torch.cat(ids), best=torch.cat(best)) if top else found
 
 
 def pool(model: HasHead, hidden: Tensor, residual: Tensor | None, of: Tensor, count: int) -> Tensor:

@@ -236,6 +236,7 @@ def _join(a: ChoiceEvent, b: ChoiceEvent) -> ChoiceEvent:
         error=b.error,
         scores=b.scores,
         prompt_logprobs=a.prompt_logprobs or b.prompt_logprobs,
+        prompt_ranks=a.prompt_ranks or b.prompt_ranks,
         prompt_top=a.prompt_top or b.prompt_top,
         pooled=b.pooled,
     )

@@ -116,13 +116,15 @@ def _add_prompt(events: StepEvents, i: int, job: Job) -> None:
     """Row `i` brings what its job wants of its prompt."""
     if job.prompt_logprobs is not None:
         events.prompt_logprobs[i] = job.prompt_logprobs.tolist()
+    if job.prompt_ranks is not None:
+        events.prompt_ranks[i] = job.prompt_ranks.tolist()
     if job.prompt_top is not None:
         places = zip(*(column.tolist() for column in job.prompt_top), strict=True)
         events.prompt_top[i] = [list(zip(ids, logprobs, strict=True)) for ids, logprobs in places]
     if job.pooled is not None:
         count = job.prompt.size if job.submit.pool == "mean" else 1
         events.pooled[i] = (job.pooled / count).astype("<f4").tobytes()
-    job.prompt_logprobs = job.prompt_top = None
+    job.prompt_logprobs = job.prompt_ranks = job.prompt_top = None
 
 
 def _without_tokens(events: StepEvents) -> StepEvents:

@@ -30,8 +30,9 @@ class Job:
     `waits`: (row, epoch, tokens) of the job whose KV it waits for. `private`: it takes nothing from the cache.
     `untried`: failed steps it was in and could not be tried alone after. `bounds`: the logits processors of each of
     the request's choices, () if it has none. `prompt_logprobs`: of all prompt tokens but the first, as far as they
-    are known; None if nobody wants them (any more); `prompt_top`: the best (ids, logprobs) [, k] in the place of each.
-    `pooled`: the sum of the prompt's hidden states, as far as it is known. `beams`: the search that it is a beam of.
+    are known; None if nobody wants them (any more); `prompt_ranks`: how many tokens are likelier in the place of each,
+    and one more; `prompt_top`: the best (ids, logprobs) [, k] there. `pooled`: the sum of the prompt's hidden states,
+    as far as it is known. `beams`: the search that it is a beam of.
     """
 
     submit: Submit
@@ -51,6 +52,7 @@ class Job:
     waits: tuple[int, int, int] | None = None
     bounds: Sequence[Bound] = ()
     prompt_logprobs: Float32 | None = None
+    prompt_ranks: Int32 | None = None
     prompt_top: tuple[Int32, Float32] | None = None
     pooled: Float32 | None = None
     beams: Beams | None = None
@@ -108,6 +110,7 @@ def new_job(submit: Submit, owner: int, arrival: int) -> Job:
         # What comes from the cache was computed for somebody else, who kept no log-probabilities.
         job.private = True
         job.prompt_logprobs = np.full(prompt.size - 1, np.nan, np.float32)
+        job.prompt_ranks = np.zeros(prompt.size - 1, np.int32)
         if submit.prompt_top:
             shape = prompt.size - 1, submit.prompt_top
             job.prompt_top = np.zeros(shape, np.int32), np.full(shape, np.nan, np.float32)

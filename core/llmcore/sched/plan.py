@@ -113,8 +113,9 @@ class StepResult:
     `finite[s]`: False where the row's logits held NaN or infinity and its token means nothing. `logprobs`: the
     drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k]. `scores`
     [S, n]: of a model that scores; its tokens stand for nothing, and each ends its request. `probed`: what the
-    plan's probes asked for, one after the other; `probed_top_ids`, `probed_top_logprobs` [, k]: the best tokens in
-    these places, best first, as many as the probe that wants most. `pooled` [pools, hidden size]: of the plan's pools.
+    plan's probes asked for, one after the other, with `probed_ranks`; `probed_top_ids`, `probed_top_logprobs` [, k]:
+    the best tokens in these places, best first, as many as the probe that wants most. `pooled` [pools, hidden size]:
+    of the plan's pools.
     """
 
     tokens: Int32
@@ -124,6 +125,7 @@ class StepResult:
     top_logprobs: NDArray[np.float32] | None = None
     scores: NDArray[np.float32] | None = None
     probed: NDArray[np.float32] | None = None
+    probed_ranks: Int32 | None = None
     probed_top_ids: Int32 | None = None
     probed_top_logprobs: NDArray[np.float32] | None = None
     pooled: NDArray[np.float32] | None = None

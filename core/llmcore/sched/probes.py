@@ -52,6 +52,8 @@ def _note_logprobs(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_]
             start = int(plan.start[probe.row])
             known = slice(start, start + probe.targets.size)
             job.prompt_logprobs[known] = result.probed[at:end]
+            if job.prompt_ranks is not None and result.probed_ranks is not None:
+                job.prompt_ranks[known] = result.probed_ranks[at:end]
             if job.prompt_top is not None and result.probed_top_ids is not None:
                 assert result.probed_top_logprobs is not None
                 job.prompt_top[0][known] = result.probed_top_ids[at:end, : probe.top]

@@ -130,6 +130,7 @@ class _Script:
         wanted = self.request.sampling.logprobs
         logprobs = tuple(-(first + i + 1) / 8 for i in range(len(tokens)))
         best = tuple(tuple((token - 1 - j, -1.0 - j) for j in range(wanted or 0)) for token in tokens)
+        known = self._prompt_logprobs() if first == 0 else ()
         return ChoiceEvent(
             choice=self.choice,
             tokens=tuple(tokens),
@@ -137,7 +138,8 @@ class _Script:
             logprobs=() if wanted is None else logprobs,
             top=best if wanted else (),
             cached=0 if first == 0 else -1,
-            prompt_logprobs=self._prompt_logprobs() if first == 0 else (),
+            prompt_logprobs=known,
+            prompt_ranks=tuple(range(1, 1 + len(known))),
             prompt_top=self._prompt_top() if first == 0 else (),
         )
 

@@ -15,6 +15,7 @@ from llmcore.api.text import Event, ParserContext, RequestParsing
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.calls import chat_guide, choice_of
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
+from llmcore.builtin.openai.prompt_logprobs import PromptLogprobs, check_most
 from llmcore.builtin.openai.rendering import render, variables_of
 from llmcore.builtin.openai.requests import ChatRequest
 from llmcore.builtin.openai.tools import (
@@ -29,7 +30,7 @@ from llmcore.builtin.openai.writers import Shown, StreamWriter, whole_writer
 
 class ChatShape:
     """How chat completions show a choice. `named`: the client says which function is called, so that a call is no
-    reason to end.
+    reason to end. `known`: the prompt's log-probabilities, where they are asked for.
     """
 
     id_prefix = "chatcmpl"
@@ -40,12 +41,19 @@ class ChatShape:
     every_token = False
     prompts = False
 
-    def __init__(self, front: Front, *, named: bool = False):
+    def __init__(self, front: Front, known: PromptLogprobs | None, *, named: bool = False):
         self._names = TokenNames(front.tokenizer)
+        self._prompt = known
         self._named = named
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
-        """Nothing of it is shown."""
+        """The prompt's log-probabilities."""
+        if self._prompt is not None:
+            self._prompt.hear(choice.prompt, event)
+
+    def beside(self) -> dict[str, Any]:
+        """There is one prompt."""
+        return {} if self._prompt is None else self._prompt.of(0)
 
     def opened(self, choice: Choice) -> Any:
         """The opening has no tokens."""
@@ -89,7 +97,11 @@ class ChatCompletions:
         """Validate everything, then submit; the answer comes from the bridge's thread."""
         body = self._front.read(req, ChatRequest)
         job, logprobs = self._job(body, self._front.request_id(req))
-        shape = ChatShape(self._front, named=choice_of(body).named)
+        known = None
+        if body.prompt_logprobs is not None:
+            ids = list(memoryview(job.submits[0].prompt).cast("i"))
+            known = PromptLogprobs(self._front.tokenizer, [ids], body.prompt_logprobs)
+        shape = ChatShape(self._front, known, named=choice_of(body).named)
         generation = Generation(self._front, self._front.detach(req, resp), job)
         wanted = {"logprobs": logprobs, "ids": bool(body.return_token_ids)}
         if body.stream:
@@ -132,6 +144,8 @@ class ChatCompletions:
             limit=(name, getattr(body, name)),
             source="messages",
         )
+        submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
+        check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
         job = Job(
             submits=fitting(submits, chat_guide(self._front, body, tools, prompt)),
             rules=rules,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import falcon
-import msgspec
 import orjson
 
 from llmcore.api import ChoiceEvent, RequestError, Submit
@@ -15,13 +14,15 @@ from llmcore.api.text import Event
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.guide import guide
 from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
+from llmcore.builtin.openai.prompt_logprobs import PromptLogprobs, check_most
 from llmcore.builtin.openai.prompts import Echoes, Prompt, filled, split_prompts
 from llmcore.builtin.openai.requests import CompletionRequest
 from llmcore.builtin.openai.writers import Shown, StreamWriter, whole_writer
 
 
 class CompletionShape:
-    """How completions show a choice. `echoes`: the prompts where they come before the answers."""
+    """How completions show a choice. `echoes`: the prompts where they come before the answers. `known`: what their
+    log-probabilities are where they stand beside."""
 
     id_prefix = "cmpl"
     object = "text_completion"
@@ -29,9 +30,10 @@ class CompletionShape:
     closing = b'"text":""'
     prompts = True
 
-    def __init__(self, front: Front, echoes: Echoes | None, *, answers: bool = True):
+    def __init__(self, front: Front, echoes: Echoes | None, known: PromptLogprobs | None, *, answers: bool = True):
         self._names = TokenNames(front.tokenizer, "bytes:")
         self._echoes = echoes
+        self._prompts = known
         self.answers = answers
         # Who reads log-probabilities of prompts finds where they end by counting the answer's.
         self.every_token = echoes is not None
@@ -40,6 +42,8 @@ class CompletionShape:
         """The prompt's log-probabilities."""
         if self._echoes is not None:
             self._echoes.hear(choice.prompt, event)
+        if self._prompts is not None:
+            self._prompts.hear(choice.prompt, event)
 
     def opening(self, choice: Choice) -> bytes | None:
         """The prompt, where it was asked for."""
@@ -70,7 +74,12 @@ class CompletionShape:
     def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
         """The answer."""
         shown = text if self.answers else ""
-        return {"text": shown if self._echoes is None else self._echoes.texts[choice.prompt] + shown}
+        before = "" if self._echoes is None else self._echoes.texts[choice.prompt]
+        return {"text": before + shown, **({} if self._prompts is None else self._prompts.of(choice.prompt))}
+
+    def beside(self) -> dict[str, Any]:
+        """Every choice says all itself: there may be several prompts."""
+        return {}
 
     def finish_reason(self, choice: Choice) -> str:
         """As the engine or a stop says."""
@@ -93,8 +102,11 @@ class Completions:
         prompts = [self._ids(body, prompt) for prompt in given]
         job = self._job(body, prompts, front.request_id(req))
         special = body.skip_special_tokens is False
-        echoes = Echoes(front, given, prompts, special=special) if body.echo else None
-        shape = CompletionShape(front, echoes, answers=body.max_tokens != 0)
+        echoes = Echoes(front, given, prompts, body.logprobs, special=special) if body.echo else None
+        known = None
+        if body.prompt_logprobs is not None:
+            known = PromptLogprobs(front.tokenizer, prompts, body.prompt_logprobs)
+        shape = CompletionShape(front, echoes, known, answers=body.max_tokens != 0)
         generation = Generation(front, front.detach(req, resp), job)
         wanted = {"logprobs": body.logprobs is not None, "ids": bool(body.return_token_ids)}
         if body.stream:
@@ -125,9 +137,10 @@ class Completions:
             limit=("max_tokens", 1 if body.max_tokens == 0 else body.max_tokens),
             source="prompt",
         )
-        if body.echo and body.logprobs is not None:
-            top = body.logprobs
-            made = [msgspec.structs.replace(one, prompt_logprobs=True, prompt_top=top) for one in made]
+        tops = body.logprobs if body.echo else None, body.prompt_logprobs
+        made = sampling.with_prompt_logprobs(made, *tops)
+        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        check_most(prompts, tops, body.n or 1, param=param)
         submits = fitting(made, guide(self._front, body))
         return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id)
 

@@ -29,6 +29,8 @@ class TokenNames:
     def __init__(self, tokenizer: Tokenizer, prefix: str = ""):
         self._tokenizer = tokenizer
         self._prefix = prefix
+        # Prompts' log-probabilities name the same few tokens over and over.
+        self._texts: dict[int, str] = {}
 
     def bytes(self, token_id: int) -> bytes:
         """The token's bytes; none for ids that pad the model's vocabulary."""
@@ -36,6 +38,12 @@ class TokenNames:
 
     def text(self, token_id: int) -> str:
         """The token's text, or its bytes escaped."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self._text(token_id)
+        return text
+
+    def _text(self, token_id: int) -> str:
         raw = self.bytes(token_id)
         try:
             return raw.decode()

@@ -60,14 +60,18 @@ def _refusal(why: str) -> RequestError:
 class Echoes:
     """What is shown of a request's prompts: texts, and columns of log-probabilities, once the engine has sent them.
 
-    `ids`: the prompts' tokens, as they were submitted.
+    `ids`: the prompts' tokens, as they were submitted. `top`: how many of the best tokens are shown beside each;
+    None: no columns are.
     """
 
-    def __init__(self, front: Front, given: Sequence[Prompt], ids: Sequence[Sequence[int]], *, special: bool):
+    def __init__(
+        self, front: Front, given: Sequence[Prompt], ids: Sequence[Sequence[int]], top: int | None, *, special: bool
+    ):
         self._tokenizer = front.tokenizer
         self._names = TokenNames(front.tokenizer, "bytes:")
         self._ids = ids
         self._skip = not special
+        self._top = top
         self._known: dict[int, dict[str, list[Any]]] = {}
         self.texts = [
             one if isinstance(one, str) else front.tokenizer.decode(one, skip_special_tokens=self._skip)
@@ -76,7 +80,7 @@ class Echoes:
 
     def hear(self, prompt: int, event: ChoiceEvent) -> None:
         """Keep what an event says of prompt number `prompt`."""
-        if event.prompt_logprobs:
+        if event.prompt_logprobs and self._top is not None:
             self._known[prompt] = self._columns(self._ids[prompt], event)
 
     def columns(self, prompt: int) -> dict[str, list[Any]]:
@@ -90,7 +94,8 @@ class Echoes:
         text.feed(ChoiceEvent(choice=0, tokens=tuple(ids), finish=Finish.RUNNING))
         rest = len(ids) - 1
         logprobs = event.prompt_logprobs if event is not None else ()
-        top = (event.prompt_top if event is not None else ()) or ((),) * rest
+        best = (event.prompt_top if event is not None else ()) or ((),) * rest
+        top = [place[: self._top] for place in best]
         columns = completion_entries(self._names, list(zip(text.starts[1:], ids[1:], logprobs, top, strict=True)))
         first = {"tokens": self._names.text(ids[0]), "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
         return {name: [first[name], *column] for name, column in columns.items()}

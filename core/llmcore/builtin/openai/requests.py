@@ -125,11 +125,11 @@ class Sampled(Struct, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     return_token_ids: Flag = None
+    prompt_logprobs: BestTokens = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
     bad_words: Any = None
     no_repeat_ngram_size: Any = None
-    prompt_logprobs: Any = None
     repetition_ngram_size: Any = None
     return_logprob: Any = None
     stop_regex: Any = None
@@ -266,7 +266,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "no_repeat_ngram_size": (0,),
     "priority": (0,),
-    "prompt_logprobs": (),
     "repetition_ngram_size": (0,),
     "return_logprob": (False,),
     "stop_regex": ("", []),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
 from llmcore.api.http import Front, intake
 from llmcore.api.text import TextRules
@@ -25,6 +27,12 @@ def check(front: Front, body: Sampled) -> None:
                 code="invalid_value",
             )
     check_stream(body)
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs: a stream has no place for them; leave stream out",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )
     if body.best_of is None:
         return
     if width > 1 and body.best_of not in (body.n or 1, width):
@@ -221,6 +229,14 @@ def submits(
             )
         )
     return made
+
+
+def with_prompt_logprobs(made: Sequence[Submit], *tops: int | None) -> Sequence[Submit]:
+    """The same, with log-probabilities of the prompts where one of `tops` says how many beside each token."""
+    wanted = [top for top in tops if top is not None]
+    if not wanted:
+        return made
+    return [msgspec.structs.replace(one, prompt_logprobs=True, prompt_top=max(wanted)) for one in made]
 
 
 def _default(given: float | None, model: Mapping[str, Any], name: str, fallback: float) -> float:

@@ -58,6 +58,9 @@ class Shape(Protocol):
     def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
         """The members of a whole choice that hold its text, or what parsers made of it."""
 
+    def beside(self) -> dict[str, Any]:
+        """The members of a whole answer that belong to no choice."""
+
     def finish_reason(self, choice: Choice) -> str:
         """Why a choice ended."""
 
@@ -124,6 +127,7 @@ class WholeWriter:
         answer = self._envelope.members(self._shape.object)
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(self.chosen())]
         answer["usage"] = self._envelope.usage()
+        answer |= self._shape.beside()
         if self._ids is not None:
             answer |= self._ids.of_answer()
         self._generation.reply.respond(200, orjson.dumps(answer))

@@ -57,8 +57,8 @@ def check_most(prompts: Sequence[Sequence[int]], tops: Sequence[int | None], n: 
     if most > MOST_PROMPT_LOGPROBS or shown > MOST_SHOWN:
         raise RequestError(
             f"{param}: at most {MOST_PROMPT_LOGPROBS:,} log-probabilities are told of one prompt, and at most "
-            f"{MOST_SHOWN:,} in one answer; these would be {most:,} and {shown:,}. Ask for fewer beside each token, or "
-            "send shorter prompts, or fewer at once.",
+            f"{MOST_SHOWN:,} in one answer; these would be {most:,} and {shown:,}. Ask for fewer beside each token, "
+            "or send shorter prompts, or fewer at once.",
             param=param,
             code="invalid_value",
         )

@@ -34,6 +34,7 @@ ECHO = str(Path(__file__).parent / "echo.py")
 TLS = Path(__file__).parent.parent / "data" / "tls"
 WORKER = "llmcore.http.worker"
 TERMINATOR = "llmcore.http.tls"
+ADMIN = "llmcore.http.admin.process"
 
 fresh = partial(serving, engine_module=FAKE_ENGINE, plugins=(ECHO,))
 
@@ -80,7 +81,7 @@ def test_a_dead_engine_is_replaced(model: Path) -> None:
         until(lambda: ready(server))
         for _ in range(20):
             assert orjson.loads(sockets.call(server.port, "POST", "/echo", {"ids": [4, 5]})[2])["ids"][:2] == [4, 5]
-        until(lambda: len(server.children()) == 3)
+        until(lambda: len(server.children()) == 4)
         until(lambda: idle(sockets.call(server.port, "GET", "/metrics")[2]))
         assert server.stop() == 0
         log = server.log.read_text()
@@ -267,7 +268,7 @@ def test_the_end_of_tls_is_replaced_when_it_dies(secure: RunningServer) -> None:
 def test_its_processes_end_in_order(model: Path) -> None:
     with fresh(model, ssl=True, ssl_certfile=str(TLS / "cert.pem"), ssl_keyfile=str(TLS / "key.pem")) as server:
         children = server.children()
-        assert set(children) == {FAKE_ENGINE, WORKER, TERMINATOR}
+        assert set(children) == {FAKE_ENGINE, WORKER, TERMINATOR, ADMIN}
         assert server.stop() == 0
         assert not [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]
 

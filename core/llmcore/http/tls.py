@@ -12,51 +12,104 @@ import signal
 import socket
 import ssl
 import sys
+from collections import Counter
 
 import zmq
 
 from llmcore import child
+from llmcore.config import Config
 from llmcore.config.certificate import server_context
-from llmcore.http.streaming import raise_open_files
+from llmcore.errors import RequestError
+from llmcore.http.streaming.limits import (
+    REFUSALS,
+    SPARE_FILES,
+    Limits,
+    connections,
+    raise_open_files,
+    too_many,
+    too_many_of_address,
+)
+from llmcore.http.streaming.refusal import Unread, refusal
 from llmcore.wire import HEARTBEAT_SECONDS, Alive, Outlet, TlsLaunch, ToSupervisor, WorkerReady
-
-CONNECTIONS = 4096
-"""Most at once; further ones wait to be accepted."""
 
 HANDSHAKE_SECONDS = 10.0
 CHUNK = 1 << 16
 
 
 class Terminator:
-    """Carries connections between the listening socket and the workers'."""
+    """Carries connections between the listening socket and the workers'.
 
-    def __init__(self, workers: str) -> None:
+    `most`: at a time; so many as the workers answer, if only by a 503. `per_address`: most of one address, which the
+    workers cannot see; 0 for any number. Who comes beyond that is answered here.
+    """
+
+    def __init__(self, workers: str, *, most: int, per_address: int) -> None:
         self._workers = workers
-        self._free = asyncio.Semaphore(CONNECTIONS)
+        self._most = most
+        self._per_address = per_address
+        self._open = 0
+        self._refused = 0
+        self._by_address: Counter[str] = Counter()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until either side ends it."""
-        async with self._free:
+        name = writer.get_extra_info("peername")
+        address = str(name[0]) if name else ""
+        if self._open >= self._most:
+            await self._refuse(reader, writer, too_many())
+        elif 0 < self._per_address <= self._by_address[address]:
+            await self._refuse(reader, writer, too_many_of_address(self._per_address))
+        else:
+            self._open += 1
+            self._by_address[address] += 1
             try:
-                back_reader, back_writer = await asyncio.open_unix_connection(self._workers)
-            except OSError:
-                writer.transport.abort()
-                return
-            ways = [
-                asyncio.ensure_future(_carry(reader, back_writer)),
-                asyncio.ensure_future(_carry(back_reader, writer)),
-            ]
-            try:
-                # Whoever ends first ends both: TLS has no half-closed connections, and a client that left is to be
-                # noticed at once.
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await self._join(reader, writer)
             finally:
-                for way in ways:
-                    way.cancel()
-                for end in (writer, back_writer):
-                    end.close()
-                with contextlib.suppress(OSError, ssl.SSLError, asyncio.TimeoutError):
-                    await asyncio.wait_for(writer.wait_closed(), 1.0)
+                self._open -= 1
+                self._by_address[address] -= 1
+                if not self._by_address[address]:
+                    del self._by_address[address]
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            back_reader, back_writer = await asyncio.open_unix_connection(self._workers)
+        except OSError:
+            writer.transport.abort()
+            return
+        ways = [
+            asyncio.ensure_future(_carry(reader, back_writer)),
+            asyncio.ensure_future(_carry(back_reader, writer)),
+        ]
+        try:
+            # Whoever ends first ends both: TLS has no half-closed connections, and a client that left is to be
+            # noticed at once.
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for end in (writer, back_writer):
+                end.close()
+            with contextlib.suppress(OSError, ssl.SSLError, asyncio.TimeoutError):
+                await asyncio.wait_for(writer.wait_closed(), 1.0)
+
+    async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, error: RequestError) -> None:
+        """Answer with `error`, and throw away what comes meanwhile, so that the answer is not lost to a reset."""
+        if self._refused >= REFUSALS:
+            writer.transport.abort()
+            return
+        self._refused += 1
+        try:
+            writer.write(refusal(Unread(error), close=True)[0])
+            with contextlib.suppress(OSError, ssl.SSLError, asyncio.TimeoutError):
+                await asyncio.wait_for(_drop(reader), Limits.linger_seconds)
+        finally:
+            self._refused -= 1
+            writer.close()
+
+
+async def _drop(reader: asyncio.StreamReader) -> None:
+    while await reader.read(CHUNK):
+        pass
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +119,16 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             await writer.drain()
 
 
-async def run(launch: TlsLaunch) -> None:
+def most_connections(config: Config) -> int:
+    """As many as all workers answer, or as many as this process may have files for, two each: as many as one worker
+    answers at least (ConfigError)."""
+    answered = connections(config) + REFUSALS
+    spare = REFUSALS + SPARE_FILES
+    files = raise_open_files(2 * answered + spare, 2 * answered * config.server.httpserver_workers + spare)
+    return (files - spare) // 2
+
+
+async def run(launch: TlsLaunch, most: int) -> None:
     """Serve until SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -74,7 +136,7 @@ async def run(launch: TlsLaunch) -> None:
     listener = socket.socket(fileno=launch.listen_fd)
     listener.setblocking(False)
     server = await asyncio.start_server(
-        Terminator(launch.workers).serve,
+        Terminator(launch.workers, most=most, per_address=launch.config.server.max_connections_per_address).serve,
         sock=listener,
         ssl=server_context(launch.config.access),
         ssl_handshake_timeout=HANDSHAKE_SECONDS,
@@ -97,8 +159,7 @@ def main() -> int:
     """The process; its exit code."""
     launch = child.begin(TlsLaunch)
     try:
-        raise_open_files(2 * CONNECTIONS + 128)
-        asyncio.run(run(launch))
+        asyncio.run(run(launch, most_connections(launch.config)))
     except Exception as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
         child.report_failure(launch, error)
         return 1

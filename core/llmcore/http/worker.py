@@ -25,6 +25,7 @@ from llmcore.http.bridge import WireBridge
 from llmcore.http.front import Front, Route
 from llmcore.http.request_log import log_request
 from llmcore.http.streaming import HttpServer, Limits
+from llmcore.http.streaming.limits import connections
 from llmcore.plugins import build_registry, load
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.protocols import RequestRecord
@@ -42,12 +43,6 @@ TURN_SECONDS = 5.0
 
 STATE_SECONDS = 2.0
 """How long to wait for the supervisor's first word before serving without it."""
-
-CONNECTIONS = 4096
-"""Connections of one worker, unless more requests than that may run or --max_connections says so."""
-
-SPARE_CONNECTIONS = 256
-"""Beside those of requests that run: for waiting ones, health checks and metrics."""
 
 
 def main() -> int:
@@ -90,14 +85,12 @@ def serve(launch: WorkerLaunch) -> int:
     queued = {route.path: route.encode_error for route, _ in routes if route.queued}
     doorman = Doorman(bridge.gate, ApiKeys(access.api_keys) if access.api_keys else None, queued)
     app = build_app(routes, access, gate=bridge.gate)
-    options = launch.config.server
     server = HttpServer(
         app,
         socket.socket(fileno=launch.listen_fd),
-        connections=options.max_connections
-        or max(CONNECTIONS, launch.config.memory.running_max_req_size + SPARE_CONNECTIONS),
+        connections=connections(launch.config),
         admit=doorman.admit,
-        limits=Limits(per_address=options.max_connections_per_address),
+        limits=Limits(per_address=launch.config.server.max_connections_per_address),
     )
     signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))
     deaf = threading.Event()

@@ -5,8 +5,21 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass, field
 
-from llmcore.errors import ConfigError
+from llmcore.config import Config
+from llmcore.errors import ConfigError, RequestError
 from llmcore.http.bodies import Bounds
+
+CONNECTIONS = 4096
+"""Connections of one HTTP worker, unless more requests than that may run or --max_connections says so."""
+
+SPARE_CONNECTIONS = 256
+"""Beside those of requests that run: for waiting ones, health checks and metrics."""
+
+REFUSALS = 512
+"""Connections beyond the limit that are told so at one time; further ones are closed without a word."""
+
+SPARE_FILES = 128
+"""Open files a process needs beside its connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +47,36 @@ class Limits:
     """Connections of one address; 0 for any number, as proxies have but one."""
 
 
-def raise_open_files(need: int) -> None:
-    """Raise this process's limit of open files to `need`; ConfigError where the system forbids it."""
+def connections(config: Config) -> int:
+    """Most connections of one HTTP worker."""
+    running = config.memory.running_max_req_size
+    return config.server.max_connections or max(CONNECTIONS, running + SPARE_CONNECTIONS)
+
+
+def too_many() -> RequestError:
+    """The answer to a connection beyond the limit."""
+    return RequestError("The server has too many connections; try again.", code="server_overloaded", status=503)
+
+
+def too_many_of_address(most: int) -> RequestError:
+    """The answer to one beyond that of its address."""
+    text = f"More than {most} connections are open from your address."
+    return RequestError(text, code="server_overloaded", status=429)
+
+
+def raise_open_files(need: int, wish: int = 0) -> int:
+    """Raise this process's limit of open files to `wish` or, where the system forbids it, as far as it goes; the new
+    limit. ConfigError where that is less than `need`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= need or soft == resource.RLIM_INFINITY:
-        return
-    if hard != resource.RLIM_INFINITY and hard < need:
+    wish = max(need, wish)
+    if soft == resource.RLIM_INFINITY or soft >= wish:
+        return wish
+    if hard != resource.RLIM_INFINITY:
+        wish = min(wish, hard)
+    if wish < need:
         raise ConfigError(
             f"{need} open files are needed and the hard limit is {hard}; raise it with `ulimit -Hn {need}` "
             "(LimitNOFILE= in a systemd unit, --ulimit nofile= in docker), or lower --max_connections"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wish), hard))
+    return wish

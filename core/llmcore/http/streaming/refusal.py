@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Protocol
@@ -11,7 +12,7 @@ from typing import Protocol
 import falcon
 
 from llmcore.errors import RequestError
-from llmcore.http.errors import EncodeError, count_error, http_error, retry_headers
+from llmcore.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore.http.request_id import request_id
 
 
@@ -22,7 +23,21 @@ class Refused(Protocol):
     version: str
     headers: Mapping[str, str]
     error: RequestError | None
-    encode_error: EncodeError
+
+    @property
+    def encode_error(self) -> EncodeError:
+        """How the dialect that was asked writes errors."""
+
+
+@dataclass
+class Unread:
+    """What was refused before a request was read."""
+
+    error: RequestError | None
+    command: str = ""
+    version: str = "1.1"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    encode_error: EncodeError = openai_error
 
 
 def refusal(request: Refused, *, close: bool) -> tuple[bytes, bool]:
@@ -35,21 +50,21 @@ def refusal(request: Refused, *, close: bool) -> tuple[bytes, bool]:
     body: bytes = request.encode_error(error)
     wish = request.headers.get("CONNECTION", "").lower()
     close = close or (wish != "keep-alive" if request.version == "1.0" else wish == "close")
-    head = [_start(request.version, error.status, close), f"Content-Length: {len(body)}", _date(int(time.time()))]
-    head += [f"{name}: {value}" for name, value in retry_headers(error).items()]
-    head.append(f"X-Request-Id: {request_id(request.headers.get('X_REQUEST_ID'))}\r\n\r\n")
-    written = "\r\n".join(head).encode("latin-1")
-    return written if request.command == "HEAD" else written + body, close
+    start = _start(request.version, error.status, close, len(body), *retry_headers(error).items())
+    name = request_id(request.headers.get("X_REQUEST_ID")).encode()
+    head = b"%b%b\r\nX-Request-Id: %b\r\n\r\n" % (start, _date(int(time.time())), name)
+    return head if request.command == "HEAD" else head + body, close
 
 
-@lru_cache(maxsize=64)
-def _start(version: str, status: int, close: bool) -> str:
+@lru_cache(maxsize=256)
+def _start(version: str, status: int, close: bool, length: int, *more: tuple[str, str]) -> bytes:
     lines = [f"HTTP/{version} {falcon.code_to_http_status(status)}", "Content-Type: application/json"]
     if close or version == "1.0":
         lines.append("Connection: close" if close else "Connection: Keep-Alive")
-    return "\r\n".join(lines)
+    lines += [f"Content-Length: {length}", *(f"{name}: {value}" for name, value in more), ""]
+    return "\r\n".join(lines).encode("latin-1")
 
 
 @lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    return f"Date: {formatdate(second, usegmt=True)}"
+def _date(second: int) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}".encode()

@@ -14,15 +14,16 @@ from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
 from llmcore.http.errors import EncodeError
 from llmcore.http.streaming.channel import StreamChannel
-from llmcore.http.streaming.limits import Limits, raise_open_files
+from llmcore.http.streaming.limits import (
+    REFUSALS,
+    SPARE_FILES,
+    Limits,
+    raise_open_files,
+    too_many,
+    too_many_of_address,
+)
 from llmcore.http.streaming.loop import READ, Loop
 from llmcore.http.strict import Head
-
-SPARE_FILES = 128
-"""Open files a worker needs beside its connections."""
-
-REFUSALS = 512
-"""Connections beyond the limit that are told so at one time; further ones are closed without a word."""
 
 ACCEPTS = 16
 """Connections taken in one turn of the loop: more would leave the other workers on the socket with too few."""
@@ -160,9 +161,9 @@ class HttpServer:
         most = self.limits.per_address
         self._by_address[channel.addr[0]] += 1
         if open_now >= self._connections:
-            channel.refuse(_too_many("The server has too many connections; try again.", 503))
+            channel.refuse(too_many())
         elif 0 < most < self._by_address[channel.addr[0]] and sock.family != socket.AF_UNIX:
-            channel.refuse(_too_many(f"More than {most} connections are open from your address.", 429))
+            channel.refuse(too_many_of_address(most))
         channel.settle()
 
     def _turn(self, seconds: float) -> None:
@@ -194,7 +195,3 @@ class HttpServer:
 
     def _channels(self) -> list[StreamChannel]:
         return list(self._server.active_channels.values())
-
-
-def _too_many(message: str, status: int) -> RequestError:
-    return RequestError(message, code="server_overloaded", status=status)

@@ -73,6 +73,18 @@ def test_row_36_regular_expressions(house: House, name: str) -> None:
     fits(house)
 
 
+def test_row_36_a_limit_in_the_middle_of_an_answer(house: House) -> None:
+    """Which no compiler foresees: the client's fault, and said so."""
+    many = " | ".join(f'"y{i}z" "q"' for i in range(2500))
+    (b,) = json.loads(house.post("/tokenize", {"prompt": "b", "add_special_tokens": False})[2])["tokens"]
+    grammar = {"guided_grammar": f'start: "a" | "b" x | "c"\nx: {many}', "logit_bias": {str(b): 100}}
+    with house.neighbour(gap=0.25):
+        status, answer, _ = ask(house, **grammar)
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "guided_grammar", "invalid_value")
+    assert "fewer alternatives" in answer["error"]["message"]
+    fits(house)
+
+
 def deep(n: int) -> Any:
     schema: Any = {"type": "integer"}
     for _ in range(n):

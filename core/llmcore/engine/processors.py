@@ -114,7 +114,8 @@ class Processors:
                 devices.append((spec.name, processor))
             else:
                 hosts.append((spec.name, spec.kind, processor))
-        return Bound(hosts, devices, self._context.vocab_size, self._threads.run, banned)
+        fields = {call.name: call.param for _, call, _ in starts}
+        return Bound(hosts, devices, self._context.vocab_size, self._threads.run, banned, fields)
 
     def _find(self, call: LogitsProcessor) -> LogitsProcessorSpec:
         if call.name not in self._specs:

@@ -37,11 +37,12 @@ class Pending:
 
 @dataclass
 class Outcome:
-    """What became of them: `late` got no token, `errors` must end; by request index. `ready` were drawn for."""
+    """What became of them: `late` got no token, `errors` must end, with (code, message); by request index. `ready`
+    were drawn for."""
 
     ready: list[Steered] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, tuple[str, str]] = field(default_factory=dict)
 
 
 def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:

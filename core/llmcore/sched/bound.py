@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from llmcore.errors import text_of
+from llmcore.errors import RequestError, text_of
 from llmcore.processors import words_of
 from llmcore.protocols import Int32
 from llmcore.tallies import TALLIES
@@ -25,15 +25,20 @@ PATIENT = 3
 MOST_SECONDS = 10.0
 """How long an answer may take."""
 
+CLIENTS_FAULT, _MISTAKE = "invalid_value", "internal_error"
+"""Codes of what ends a choice: the request asked for what cannot be done, or a processor is broken."""
+
 
 class Bound:
     """One choice's processors: `hosts` as (name, kind, processor), `devices` as (name, callable).
 
     `run` gets a function and calls it, now or on another thread. `mask`, `bias`: valid while `ready`. `error`: why the
-    choice must end, None if nothing is wrong; `cause`: what was raised. `late`: answers in a row that came too late.
+    choice must end, as (code, message), None if nothing is wrong; `cause`: what was raised, where that is a mistake.
+    `late`: answers in a row that came too late.
     `ended`: nobody will ask.
     `free`: they allow everything from now on.
-    `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else.
+    `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else. `fields`:
+    by processor the client's field that asked for it.
     """
 
     def __init__(
@@ -43,12 +48,13 @@ class Bound:
         vocab_size: int,
         run: Callable[[Callable[[], None]], None],
         banned: Sequence[int] = (),
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         self.hosts = hosts
         self.devices = devices
         self.mask: Int32 | None = None
         self.bias: dict[int, float] = {}
-        self.error: str | None = None
+        self.error: tuple[str, str] | None = None
         self.cause: BaseException | None = None
         self.late = 0
         self.ended = False
@@ -57,6 +63,7 @@ class Bound:
         self._vocab_size = vocab_size
         self._others = None if not banned else ~mask_of(banned, vocab_size)
         self._run = run
+        self._fields = fields or {}
         self._ready = threading.Event()
         self._asked = hosts[0][0] if hosts else ""
         self._start()
@@ -75,7 +82,7 @@ class Bound:
         """Whether the answer takes too long; then `error` says so. `now` is time.monotonic()."""
         if self.ready or now - self._since < MOST_SECONDS:
             return False
-        self.error = f"logits processor {self._asked!r} gave no answer within {MOST_SECONDS:g} s"
+        self.error = _MISTAKE, f"logits processor {self._asked!r} gave no answer within {MOST_SECONDS:g} s"
         return True
 
     def wait(self, seconds: float) -> bool:
@@ -103,10 +110,11 @@ class Bound:
             self._start()
         return finished
 
-    def fail(self, name: str, error: BaseException) -> str:
-        """Processor `name` raised: the message for the client."""
+    def fail(self, name: str, error: BaseException) -> tuple[str, str]:
+        """Processor `name` raised: `error` for the client."""
         self._fail(name, error)
-        return self.error or ""
+        assert self.error is not None
+        return self.error
 
     def _start(self) -> None:
         self._since = time.monotonic()
@@ -159,9 +167,13 @@ class Bound:
             bias[int(token)] = bias.get(token, 0.0) + float(value)
 
     def _fail(self, name: str, error: BaseException) -> None:
-        TALLIES.count("plugin_failures", name, "logits_processor")
-        self.cause = error
-        self.error = f"logits processor {name!r} failed: {text_of(error)}"[:500]
+        if isinstance(error, RequestError):
+            field = self._fields.get(name, name)
+            self.error = error.code or CLIENTS_FAULT, f"{field}: {error.message}"[:500]
+        else:
+            TALLIES.count("plugin_failures", name, "logits_processor")
+            self.cause = error
+            self.error = _MISTAKE, f"logits processor {name!r} failed: {text_of(error)}"[:500]
         self._ready.set()
 
 

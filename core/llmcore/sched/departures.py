@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from llmcore.sched.bound import CLIENTS_FAULT
 from llmcore.sched.events import Reason
 from llmcore.sched.job import NO_ROW, Job
 from llmcore.sched.state import State
@@ -33,9 +34,12 @@ class Departures:
 
     def fail(self, job: Job, error: Reason, valid: int | None = None) -> None:
         """`end` it, because of `error`: this is where such a request is counted, and named in the log."""
-        self._state.totals.failed_requests += 1
-        cause = None if job.bound is None else job.bound.cause
-        logger.error("request %s ended with an error: %s", job.name, error[1], exc_info=cause)
+        if error[0] == CLIENTS_FAULT:
+            logger.info("request %s asked for what cannot be done", job.name)
+        else:
+            self._state.totals.failed_requests += 1
+            cause = None if job.bound is None else job.bound.cause
+            logger.error("request %s ended with an error: %s", job.name, error[1], exc_info=cause)
         self.end(job, valid)
 
     def _together(self, job: Job) -> list[Job]:

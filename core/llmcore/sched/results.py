@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from llmcore.bridge import Finish, StepEvents
 from llmcore.protocols import Int32
 from llmcore.sched.departures import Departures
-from llmcore.sched.events import Accepted, add_errors, by_owner
+from llmcore.sched.events import Accepted, Reason, add_errors, by_owner
 from llmcore.sched.flight import Flight
 from llmcore.sched.job import Job
 from llmcore.sched.plan import StepResult
@@ -57,16 +57,16 @@ class Results:
         if beams.size:
             self._searches.hear(plan.sample_request[beams], beams, result, events, stamp)
         add_errors(events, rejected, NOT_FINITE, stamp)
-        for job, message in failed:
-            add_errors(events, [job], ("internal_error", message), stamp)
+        for job, error in failed:
+            add_errors(events, [job], error, stamp)
         return rows, events
 
     def _tell(
         self, at: NDArray[np.intp], rows: Int32, tokens: Int32
-    ) -> tuple[NDArray[np.intp], NDArray[np.bool_], list[tuple[Job, str]]]:
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_], list[tuple[Job, Reason]]]:
         """Tell logits processors of their rows' tokens; end the rows of those that fail.
 
-        Returns which of `at` are left, which of these end with their token, and (job, message) of the others.
+        Returns which of `at` are left, which of these end with their token, and (job, error) of the others.
         """
         table = self._state.table
         ends, fine = np.zeros(at.size, np.bool_), np.ones(at.size, np.bool_)
@@ -79,7 +79,7 @@ class Results:
                 ends[i] = bound.accept(token)
             if bound.error is not None:
                 job = table.job(row)
-                self._departures.fail(job, ("internal_error", bound.error))
+                self._departures.fail(job, bound.error)
                 failed.append((job, bound.error))
                 fine[i] = False
         return at[fine], ends[fine], failed

@@ -205,14 +205,14 @@ class Scheduler:
                 table.computed[request] -= 1
             flight.row_epoch[row] = flight.sample_epoch[sample] = NOBODY
 
-    def expel(self, plan: StepPlan, errors: Mapping[int, str]) -> dict[int, StepEvents]:
-        """The requests `errors` of the newest plan end, each with its message. Returns errors by owner, as events."""
+    def expel(self, plan: StepPlan, errors: Mapping[int, Reason]) -> dict[int, StepEvents]:
+        """The requests `errors` of the newest plan end, each with its error. Returns errors by owner, as events."""
         flight, table = self._flights[-1], self._state.table
         events: dict[int, StepEvents] = {}
-        for request, message in errors.items():
+        for request, error in errors.items():
             at = int(np.flatnonzero(plan.sample_request == request)[0])
             if table.epoch[request] == flight.sample_epoch[at]:
-                self._fail(table.job(request), ("internal_error", message), events)
+                self._fail(table.job(request), error, events)
         return events
 
     def give_up(self) -> dict[int, StepEvents]:
@@ -221,9 +221,10 @@ class Scheduler:
         now = time.monotonic()
         jobs = [job for choices in self._state.requests.values() for job in choices.values() if job.bounds]
         for job in jobs:
-            late = [b for b in job.bounds[job.choice : job.choice + job.choices] if b.overdue(now)]
+            bounds = job.bounds[job.choice : job.choice + job.choices]
+            late = [bound.error for bound in bounds if bound.overdue(now) and bound.error is not None]
             if late:
-                self._fail(job, ("internal_error", late[0].error or ""), events)
+                self._fail(job, late[0], events)
         return events
 
     def fail(self, plan: StepPlan, error: Reason) -> dict[int, StepEvents]:

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from llmcore.api import ProcessorContext, words_of
 from llmcore.api.sched import Int32
 
-from llmcore_guided.compiler import Compiler, message_of
+from llmcore_guided.compiler import Compiler, failure_of
 from llmcore_guided.grammars import grammar_text, wanted
 from llmcore_guided.vocabulary import Vocabulary, vocabulary
 
@@ -31,7 +31,7 @@ class Guided:
     def accept(self, token: int) -> None:
         """MaskProcessor."""
         if not self._matcher.consume_token(token) or self._matcher.is_error():
-            raise RuntimeError(message_of(self._matcher))
+            raise failure_of(self._matcher)
 
     def finished(self) -> bool:
         """MaskProcessor."""
@@ -41,7 +41,7 @@ class Guided:
         """MaskProcessor."""
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         if self._matcher.is_error():
-            raise RuntimeError(message_of(self._matcher))
+            raise failure_of(self._matcher)
         words: Int32 = self._words[: self._size]
         if self._hidden is None:
             return words

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmcore.api import ProcessorContext, Tokenizer, words_of
+from llmcore.api import ProcessorContext, RequestError, Tokenizer, words_of
 from llmcore.api.text import load_tokenizer
 from llmcore.testing import check_plugin, registry_of
 from llmcore.testing.tokenizer import EOS, write_tokenizer
@@ -242,6 +242,41 @@ def test_what_cannot_be_meant_is_refused_within_a_second(
     assert time.monotonic() - began < 1.0
 
 
+MANY = " | ".join(f'"y{i}z" "q"' for i in range(2500))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"grammar": f'start: "aaa" x\nx: {MANY}'},
+        {"grammar": f"start: {MANY}"},
+        {"json": {"anyOf": [{"type": "object", "required": [f"k{i}"]} for i in range(2500)]}},
+        {
+            "json": {
+                "type": "object",
+                "required": ["a"],
+                "properties": {"a": {"enum": [{"x": i} for i in range(2500)]}},
+            }
+        },
+    ],
+)
+def test_too_many_ways_to_go_on_are_found_when_compiling(context: ProcessorContext, args: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="more than 2,000 ways to go on"):
+        one(context, **args)
+
+
+def test_a_limit_that_one_answer_meets_is_its_requests_fault(context: ProcessorContext, tokenizer: Tokenizer) -> None:
+    grammar = f'start: "a" | "b" x | "c"\nx: {MANY}'
+    assert spell(one(context, grammar=grammar), tokenizer, "c")
+    processor = one(context, grammar=grammar)
+    (b,) = tokenizer.encode("b", add_special_tokens=False)
+    with pytest.raises(RequestError, match=r"in the middle of an answer: more than 2,000 .* fewer alternatives"):
+        processor.accept(b)
+        processor.mask()
+    with pytest.raises(RuntimeError, match="satisfy"):
+        one(context, regex="a").accept(b)
+
+
 def name(i: int) -> str:
     return "start" if i == 0 else "r" + np.base_repr(i, 36).lower()
 
@@ -313,6 +348,22 @@ def test_grammars_are_kept_by_their_text_and_the_oldest_go(
     for regex in ("a", "b", "a", "c", "a", "b"):
         one(context, regex=regex)
     assert len(compiled) == 4
+
+
+@pytest.mark.parametrize(("cheap_seconds", "times"), [(10.0, 3), (0.0, 1)])
+def test_only_what_takes_long_to_compile_is_shared(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, cheap_seconds: float, times: int
+) -> None:
+    """Copies of one matcher share its lexer, and wait for each other."""
+    monkeypatch.setattr(compiler, "CHEAP_SECONDS", cheap_seconds)
+    made: list[str] = []
+    real = compiler.compiled_again
+    monkeypatch.setattr(compiler, "compiled_again", lambda text, tokens: made.append(text) or real(text, tokens))
+    context = ProcessorContext(VOCAB, (EOS,), cache(lambda: tokenizer))
+    a, b, c = (one(context, regex="ab") for _ in range(3))
+    assert len(made) == times
+    a.accept(tokenizer.encode("a", add_special_tokens=False)[0])
+    assert spell(b, tokenizer, "ab") and spell(c, tokenizer, "ab")
 
 
 def test_who_takes_too_long_to_compile_is_refused_and_holds_up_nobody(

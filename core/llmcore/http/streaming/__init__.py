@@ -2,7 +2,7 @@
 
 A responder that calls `detach` returns at once; its worker thread goes back to the pool while the channel keeps the
 request, so the connection stays busy. Whoever holds the `Reply` sends from any thread, and no send ever blocks: what
-the socket does not take is left to waitress's main loop.
+the socket does not take is left to the main loop (loop.py), which is ours.
 
 This folder is the only place that knows the insides of waitress. They are pinned (`WAITRESS`), and
 tests/http/test_streaming.py holds every one that is used. Every time limit is by the monotonic clock.

@@ -4,6 +4,7 @@ A dialect's `make(front)` yields `Route`s. A resource reads its body with `front
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
 """
 
+from llmcore.conversion import convert
 from llmcore.http import intake
 from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Front, Route
@@ -26,6 +27,7 @@ __all__ = [
     "Usage",
     "Writer",
     "as_request_error",
+    "convert",
     "fitting",
     "guided",
     "intake",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from llmcore.bridge import BeamSearch, Load, SamplingParams, Submit
 from llmcore.config import Config, check_model_dir, make_config, settings, with_plugins
 from llmcore.config.setting import canonical, names
+from llmcore.conversion import convert
 from llmcore.engine.answers import Collector, Generated
 from llmcore.engine.build import build_engine
 from llmcore.engine.embedding import POOLINGS, normalized
@@ -309,6 +310,6 @@ def _sort_out(given: Mapping[str, Any], sampling: SamplingParams | None) -> tupl
     if sampling is not None:
         return limits, sampling
     try:
-        return limits, msgspec.convert({"seed": secrets.randbits(63), **params}, SamplingParams)
+        return limits, convert({"seed": secrets.randbits(63), **params}, SamplingParams)
     except msgspec.ValidationError as error:
         raise RequestError(str(error), code="invalid_value") from error

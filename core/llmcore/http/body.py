@@ -16,6 +16,7 @@ import falcon
 import msgspec
 import orjson
 
+from llmcore.conversion import convert
 from llmcore.errors import RequestError
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def loads(data: bytes) -> Any:
 def check(value: Any, kind: type[T]) -> T:
     """A decoded JSON value as `kind`. Raises RequestError."""
     try:
-        return msgspec.convert(value, kind)
+        return convert(value, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from error
 

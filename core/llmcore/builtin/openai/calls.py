@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore.api.http import Front, guided
+from llmcore.api.http import Front, convert, guided
 from llmcore.api.text import CallGrammar, ParserContext
 from llmcore.builtin.openai.guide import guide
 from llmcore.builtin.openai.requests import ChatRequest, ToolChoice
@@ -46,7 +46,7 @@ def choice_of(body: ChatRequest) -> Choice:
     if isinstance(given, str):
         raise _refusal("tool_choice", f"{given[:50]!r} is none of none, auto, required")
     try:
-        chosen = msgspec.convert(given, ToolChoice)
+        chosen = convert(given, ToolChoice)
     except msgspec.ValidationError as error:
         raise _refusal("tool_choice", str(error)) from error
     if chosen.type == "function":
@@ -61,14 +61,14 @@ def choice_of(body: ChatRequest) -> Choice:
 
 
 def chat_guide(
-    front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: str
+    front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], context: ParserContext
 ) -> LogitsProcessor | None:
     """What makes the answers fit: calls that the client forces, strict tools, a format of the answer, or none of it.
 
-    `tools`: as the model sees them, [] where it sees none.
+    `tools`: as the model sees them, [] where it sees none. `context`: what the answers' parsers know.
     """
     choice = choice_of(body)
-    thought = _thought(front, prompt)
+    thought = _thought(front, context)
     functions: Tools = {tool["function"]["name"]: tool["function"] for tool in tools}
     for i, tool in enumerate(body.tools or ()):
         if tool.function.strict and tool.function.name in functions:
@@ -79,7 +79,7 @@ def chat_guide(
     if not functions or (choice.free and not must_fit and answer is None):
         return answer
     param = "tool_choice" if not choice.free else strict if must_fit else "tools"
-    context = ParserContext(tools=_chosen(functions, choice), tool_choice=choice.mode, prompt=prompt)
+    context = replace(context, tools=_chosen(functions, choice))
     grammar = _call_grammar(front, context, param)
     single = body.parallel_tool_calls is False
     if answer is not None and choice.mode != "required":
@@ -109,14 +109,14 @@ def _call_grammar(front: Front, context: ParserContext, param: str) -> CallGramm
     return grammar
 
 
-def _thought(front: Front, prompt: str) -> dict[str, Any] | None:
+def _thought(front: Front, context: ParserContext) -> dict[str, Any] | None:
     """What may come before the answer."""
     parser = front.parsers.reasoning
     if parser is None or parser.spec.thought_tags is None:
         return None
     opening, closing = parser.spec.thought_tags
-    end = prompt.rstrip()
-    return None if end.endswith(closing) else {"open": opening, "close": closing, "opened": end.endswith(opening)}
+    inside = context.thinking(opening, closing)
+    return None if inside is False else {"open": opening, "close": closing, "opened": bool(inside)}
 
 
 def _known(names: Sequence[str], offered: set[str], param: str) -> frozenset[str]:

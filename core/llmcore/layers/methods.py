@@ -46,8 +46,9 @@ class Bound(Protocol):
         """Parameters by name, allocated, with how a checkpoint fills them."""
 
     def bind(self) -> tuple[tuple[LinearCall, ...], frozenset[str]]:
-        """Called once, when the tensors are filled: a callable per token bucket, and the names of parameters that
-        are needed no longer because the callables hold something better.
+        """Called once, when the tensors are filled: a callable (x [T, inputs] -> [T, outputs], the bias added and the
+        activation applied) for each of TOKEN_BUCKETS, and the names of parameters that are needed no longer because
+        the callables hold something better. Of inputs that are cut, the layer sums the results over the ranks.
         """
 
 

@@ -81,7 +81,10 @@ class ReferenceAttention:
         self.granule = context.granule
         if context.layout not in LAYOUTS:
             known = " and ".join(LAYOUTS)
-            raise ConfigError(f"{context.op}: the torch reference reads layouts {known}, not {context.layout!r}")
+            raise ConfigError(
+                f"{context.op}: the torch reference reads layouts {known}, not {context.layout!r}; a plugin's layout "
+                f"comes with kernels of its own (docs/authors/kv-layout.md)"
+            )
         if self.spec.sinks or self.spec.mask not in ("causal", "full"):
             raise ConfigError(f"{context.op}: the torch reference has no sinks and no {self.spec.mask!r} mask")
 

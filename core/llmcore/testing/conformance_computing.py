@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 
@@ -16,6 +16,8 @@ from llmcore import specs
 from llmcore.layers.layout import Layout
 from llmcore.models import KVGroupSpec
 from llmcore.ops import Shape
+from llmcore.ops.attention import spec_of
+from llmcore.ops.attention_stored import OverPool, StoredSamples
 from llmcore.ops.check import check
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device, QuantMethod
@@ -95,7 +97,7 @@ def check_register_kernels(registry: Registry, plugin: str, samples: Sequence[Pa
         op = registry.find(OpSpec, kernel.op)
         here = [device for device in devices if kernel.when.device in (None, device.info.type)]
         if here:
-            _check_kernel(kernel, _module(op), here)
+            _check_kernel(registry, kernel, _module(op), here)
     return len(kernels)
 
 
@@ -105,7 +107,7 @@ def _devices(registry: Registry) -> Iterator[Device]:
             yield load(spec.make)()
 
 
-def _check_kernel(kernel: KernelSpec, module: Any, devices: Sequence[Device]) -> None:
+def _check_kernel(registry: Registry, kernel: KernelSpec, module: Any, devices: Sequence[Device]) -> None:
     compared, declined = 0, set()
     for device, dtype, bucket in itertools.product(devices, DTYPES, range(len(TOKEN_BUCKETS))):
         for context in _contexts(kernel, module, device.info, dtype, bucket):
@@ -114,8 +116,21 @@ def _check_kernel(kernel: KernelSpec, module: Any, devices: Sequence[Device]) ->
                 declined.add(misfit)
                 continue
             made = loaded(kernel.make, f"make of {kernel.name}")(context)
-            compared += check(module, made, context, device.torch_device)
+            tried = module
+            if kernel.op.startswith("attn.") and context.layout not in getattr(module, "LAYOUTS", (context.layout,)):
+                layout = _layout(registry, context)
+                tried, made = StoredSamples(module, layout), OverPool(made, layout)
+            compared += check(tried, made, context, device.torch_device)
     assert compared, f"kernel {kernel.name} for {kernel.op} fits nothing that was tried: {'; '.join(sorted(declined))}"
+
+
+def _layout(registry: Registry, context: OpContext) -> Layout:
+    """The layout that a kernel says it reads, for the heads of `context`."""
+    spec, name = spec_of(context), str(context.layout)
+    heads, key, value = spec.kv_heads, spec.key_size, spec.value_size
+    group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)
+    made = load(registry.find(specs.KVLayoutSpec, name).make)(group, context.granule, context.dtype)
+    return cast(Layout, made)
 
 
 def _contexts(kernel: KernelSpec, module: Any, device: DeviceInfo, dtype: DType, bucket: int) -> Iterator[OpContext]:

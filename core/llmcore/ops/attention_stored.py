@@ -1,0 +1,98 @@
+"""Cases for attention kernels whose layout the samples do not know: the same KV, as that layout stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from llmcore.ops import OpModule
+from llmcore.ops.attention import AttnCase, token_slots
+from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows, MetaWriter
+from llmcore.specs import OpContext
+
+KV = tuple[torch.Tensor, ...]
+
+
+class Stores(Protocol):
+    """What is needed of a llmcore.layers.Layout."""
+
+    granule: int
+    joined: bool
+
+    def layer_tensors(self, granules: int, device: torch.device) -> KV: ...
+    def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None: ...
+    def scatter(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None: ...
+    def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class StoredSamples:
+    """The samples of `module` with the keys and values that `layout` gives back, so that a layout may quantize."""
+
+    def __init__(self, module: OpModule, layout: Stores) -> None:
+        self.module, self.layout = module, layout
+        self.TOLERANCE = module.TOLERANCE
+
+    def samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
+        """As the op's own."""
+        for (case,) in self.module.samples(context):
+            yield (_given_back(case, self.layout),)
+
+
+class OverPool:
+    """An AttentionKernel that is handed plain keys and values; `kernel` gets a pool of `layout` that holds them."""
+
+    def __init__(self, kernel: AttentionKernel, layout: Stores) -> None:
+        self.kernel, self.layout = kernel, layout
+
+    def workspace(self, limits: AttnLimits) -> None:
+        """The kernel's."""
+        self.kernel.workspace(limits)
+
+    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
+        """The kernel's."""
+        return self.kernel.plan(rows, into)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor | None,
+        kv: KV,
+        meta: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The kernel's, over the pool."""
+        keys, values, slots = kv[0], kv[-1], _held(kv[0])
+        pool = self.layout.layer_tensors(len(keys) // self.layout.granule, keys.device)
+        self.layout.scatter(pool, slots, keys[slots], values[slots])
+        return self.kernel.run(q, k_new, v_new, pool, meta, out, lse)
+
+
+def _held(keys: torch.Tensor) -> torch.Tensor:
+    """The slots that rows hold: a case fills the others with NaN."""
+    return keys.flatten(1).isfinite().all(1).nonzero()[:, 0]
+
+
+def _given_back(case: AttnCase, layout: Stores) -> AttnCase:
+    keys, values = case.kv[0], case.kv[-1]
+    slots = _held(keys)
+    pool = layout.layer_tensors(len(keys) // layout.granule, keys.device)
+    layout.write(pool, slots, keys[slots], keys[slots, :, : values.shape[2]] if layout.joined else values[slots])
+    k, v = layout.gather(pool, slots)
+    kv: Any = (torch.full_like(keys, torch.nan).index_copy_(0, slots, k),)
+    if not layout.joined:
+        kv += (torch.full_like(values, torch.nan).index_copy_(0, slots, v),)
+    granule = case.context.granule
+    new = torch.cat(
+        [
+            token_slots(case.meta["table"][request], int(length - n), int(length), granule)
+            for request, n, length in zip(
+                case.meta["request"].tolist(), case.rows.n_query, case.rows.kv_len, strict=True
+            )
+        ]
+    )
+    return replace(case, kv=kv, k_new=kv[0][new], v_new=None if layout.joined else kv[1][new])

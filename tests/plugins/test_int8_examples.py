@@ -1,0 +1,61 @@
+"""The longer examples of docs/authors: a KV layout with its own attention, and linears that stay int8."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llmcore.testing import check_plugin, registry_of
+from llmcore.testing.family import LoadedModel
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+TOKENS = list(range(3, 40))
+
+
+def small(folder: Path, **more: Any) -> Path:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, max_position_embeddings=128, **sizes, **more)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_kernel_of_a_layout_of_its_own_is_checked_over_that_layout() -> None:
+    file = str(EXAMPLES / "int8_kv.py")
+    assert check_plugin(registry_of(file), "int8_kv")["register_kernels"] == 3
+
+
+def test_a_kernel_that_reads_it_wrongly_is_found(tmp_path: Path) -> None:
+    text = (EXAMPLES / "int8_kv.py").read_text()
+    right = "(pool * scales[..., None])"
+    assert right in text
+    (tmp_path / "wrong.py").write_text(text.replace(right, "(pool * scales[..., :1, None])"))  # the first head's scale
+    with pytest.raises(AssertionError, match=r"attn\.gqa\.decode, sample 1, output 0: off by"):
+        check_plugin(registry_of(str(tmp_path / "wrong.py")), "wrong")
+
+
+@pytest.mark.parametrize("more", [{}, {"attention_bias": True}, {"tie_word_embeddings": True}])
+def test_linears_that_stay_int8_give_the_plain_models_logits(more: dict[str, Any], tmp_path: Path) -> None:
+    plain, quantized = small(tmp_path / "plain", **more), tmp_path / "int8"
+    quantized.mkdir()
+    tensors = {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        tensors[name] = tensor
+        if name.endswith("proj.weight") or name == "lm_head.weight":
+            scale = tensor.abs().amax(1) / 127
+            tensors[name] = (tensor / scale[:, None]).round().to(torch.int8)
+            tensors[f"{name}_scale"] = scale
+    save_file(tensors, quantized / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text()) | {
+        "quantization_config": {"quant_method": "int8_linears"}
+    }
+    (quantized / "config.json").write_text(json.dumps(config))
+    registry = registry_of(str(EXAMPLES / "int8_linears.py"), "llama")
+    check_plugin(registry, "int8_linears", [quantized])
+    left, right = (LoadedModel(path, registry=registry).all_logits(TOKENS) for path in (plain, quantized))
+    assert 0 < float((left - right).abs().max()) < 0.05 * float(left.abs().max())

@@ -42,6 +42,7 @@ class Attention(Layer):
         self.q_norm: RMSNorm | None
         self.k_norm: RMSNorm | None
         self.q_norm, self.k_norm = norms if norms is not None else (None, None)
+        self._normed = norms is not None  # a subclass may keep norms of its own under the same names
         if norms is not None and norms[0].eps != norms[1].eps:
             raise ConfigError(f"the norms of q and k have one eps, not {norms[0].eps} and {norms[1].eps}")
         spec = _share(spec, build)
@@ -84,14 +85,15 @@ class Attention(Layer):
 
     def _head_norms(self) -> tuple[tuple[torch.Tensor, torch.Tensor], float] | tuple[()]:
         """What qk_norm_rope_kv_write takes and rope_kv_write does not."""
-        if self.q_norm is None or self.k_norm is None:
+        if not self._normed or self.q_norm is None or self.k_norm is None:
             return ()
         return (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
 
     def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys as heads beside each other [T, heads + kv_heads, key_size], and values.
 
-        A family whose norms of q and k are of another kind applies them here.
+        A family whose norms of q and k are of another kind applies them here, and may call them `q_norm` and
+        `k_norm`, as checkpoints do. On a rank of several x holds its share of the heads alone.
         """
         spec = self.spec
         joined = self.qkv_proj(x, step)

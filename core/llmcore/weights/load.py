@@ -186,7 +186,8 @@ class _Plan:
         if problems:
             raise ConfigError(
                 f"the checkpoint does not fit the model; {'; '.join(problems)}. "
-                f"Check that config.json and the weights belong together"
+                f"Check that config.json and the weights belong together; the author of a family, that its WeightMap "
+                f"makes the second of the first"
             )
 
     def _placement(self, name: str) -> Placement:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import socket
 import threading
@@ -93,6 +94,22 @@ def test_a_stream_is_chunked_and_closes_its_connection(served: Served) -> None:
             body += more
         assert raw.unchunk(body) == b"data: 1\n\ndata: 2\n\n"
         assert body.endswith(b"0\r\n\r\n")
+
+
+def test_a_stream_may_be_lines_of_json(served: Served) -> None:
+    with raw.connect(served.port) as sock:
+        sock.sendall(raw.request("POST", "/detached", {}))
+        (reply,) = served.detached.wait(1)
+        reply.stream_as("application/x-ndjson")
+        reply.stream(b'{"a": 1}\n')
+        _, headers, body = raw.read_head(sock)
+        assert headers["content-type"] == "application/x-ndjson"
+        reply.probe()
+        reply.stream(b'{"a": 2}\n')
+        reply.end()
+        while more := sock.recv(65536):
+            body += more
+        assert [json.loads(line) for line in raw.unchunk(body).splitlines()] == [{"a": 1}, {"a": 2}]
 
 
 def test_what_is_sent_before_the_thread_let_go_is_kept(served: Served) -> None:

@@ -11,10 +11,15 @@ from llmcore.http.terms import Terms
 
 
 class Transport(Protocol):
-    """What carries a reply; the three calls are made one at a time, in order, and never block."""
+    """What carries a reply; the three calls are made one at a time, in order, and never block.
+
+    `stream_type`: the content type of a stream, set before its first part.
+    """
+
+    stream_type: str
 
     def send_part(self, data: bytes) -> None:
-        """A piece of an event stream, with the header before the first."""
+        """A piece of a stream, with the header before the first."""
 
     def send_end(self) -> None:
         """The end of the stream."""
@@ -64,8 +69,12 @@ class Reply:
         """Whether the client has left, or the request was answered in another way."""
         return self._abandoned
 
+    def stream_as(self, content_type: str) -> None:
+        """What `stream` will send, if no server-sent events: "application/x-ndjson", say. Call it before `stream`."""
+        self._transport.stream_type = content_type
+
     def stream(self, data: bytes) -> None:
-        """Send a piece of a server-sent event stream; the first call sends status 200 and the header."""
+        """Send a piece of a stream of server-sent events; the first call sends status 200 and the header."""
         with self._lock:
             if self._abandoned:
                 return

@@ -67,3 +67,10 @@ class Side:
         assert all(event.startswith(prefix) for event in events)
         texts = [event.removeprefix(prefix) for event in events]
         return [text if text == "[DONE]" else orjson.loads(text) for text in texts]
+
+    def lines(self, path: str, **body: Any) -> list[Any]:
+        """The objects of a stream of lines of JSON that must have ended."""
+        result = self.post(path, **body)
+        assert result.headers["content-type"] == "application/x-ndjson", result.text
+        assert self.front.transports[-1].ended
+        return [orjson.loads(line) for line in result.text.splitlines()]

@@ -167,11 +167,12 @@ class FakeTransport:
     sent: bytes = b""
     ended: bool = False
     status: int = 200
+    stream_type: str = "text/event-stream"
 
     def send_part(self, data: bytes) -> None:
         """Transport."""
         self.sent += data
-        self.response.content_type = "text/event-stream"
+        self.response.content_type = self.stream_type
         self.response.data = self.sent
 
     def send_probe(self) -> None:

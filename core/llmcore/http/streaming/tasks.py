@@ -17,6 +17,7 @@ from llmcore.http.streaming.refusal import refusal
 from llmcore.http.strict import Head, RequestReader
 
 _TASK = "llmcore.task"
+_EVENTS = "text/event-stream; charset=utf-8"
 _SSE_HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -100,6 +101,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
 
     reply: Reply | None = None
     response_headers: list[tuple[str, str]]
+    stream_type = _EVENTS
 
     def get_environment(self) -> dict[str, Any]:
         """WSGI's environment, with the way back to this task."""
@@ -142,8 +144,12 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         self.channel.finish(self, build, close=False)
 
     def send_probe(self) -> None:
-        """Send what a client ignores that has only stopped sending. From one that has left a reset comes back."""
-        self.channel.push(self._frame(b":\n\n") if self.wrote_header else _CONTINUE)
+        """Send what a client ignores that has only stopped sending. From one that has left a reset comes back.
+
+        In a stream of events that is a comment, in one of JSON a space.
+        """
+        ignored = b":\n\n" if self.stream_type == _EVENTS else b" "
+        self.channel.push(self._frame(ignored) if self.wrote_header else _CONTINUE)
 
     def build_response_header(self) -> bytes:
         """The header; a server that is about to end keeps no connection."""
@@ -153,7 +159,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         return header
 
     def _stream_header(self) -> bytes:
-        return self._header("200 OK", "text/event-stream; charset=utf-8", dict(_SSE_HEADERS), None)
+        return self._header("200 OK", self.stream_type, dict(_SSE_HEADERS), None)
 
     def _header(self, status: str, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
         replaced = {"content-type", "content-length", *(name.lower() for name in headers)}

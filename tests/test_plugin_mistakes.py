@@ -136,3 +136,29 @@ def test_a_policy_that_core_would_overrule_does_not_conform(tmp_path: Path, plan
     path.write_text(HEAD + SCHEDULERS + f"        {plan}\n")
     with pytest.raises(AssertionError, match=f"mine would be overruled: {message}"):
         check_plugin(registry_of(str(path)), "policy")
+
+
+def tokenizer_file(folder: Path, old: str, new: str) -> Path:
+    """The example of a tokenizer with one mistake in it."""
+    text = (Path(__file__).parents[1] / "docs" / "examples" / "register_tokenizers.py").read_text()
+    assert old in text
+    (folder / "mine.py").write_text(text.replace(old, new))
+    (folder / "bytes.tokenizer").touch()
+    return folder / "mine.py"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("self.path = path", "self.pieces = [path]", "call it something else"),
+        (
+            "list(text.encode())",
+            "[min(ord(c), 127) for c in text]",
+            "give characters that the vocabulary lacks ids too",
+        ),
+    ],
+)
+def test_a_tokenizer_that_would_fail_in_a_server_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    file = tokenizer_file(tmp_path, old, new)
+    with pytest.raises(AssertionError, match=message):
+        check_plugin(registry_of(str(file)), "mine", [tmp_path])

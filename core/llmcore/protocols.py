@@ -109,7 +109,8 @@ class Checkpoint(Protocol):
         """generation_config.json, or {}."""
 
     def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """(shape, dtype) of every tensor by its Hugging Face name, from headers alone."""
+        """(shape, dtype) of every tensor by its Hugging Face name, from headers alone; dtype as in safetensors
+        ("F32", "BF16", "I8")."""
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
         """Every tensor by its Hugging Face name, with a function that reads it (on the host, any dtype)."""
@@ -130,7 +131,14 @@ class QuantMethod(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Ids beyond the vocabulary raise RequestError, never crash."""
+    """Text to ids and back, without loss: unknown characters have ids too. Ids beyond the vocabulary raise
+    RequestError, never crash.
+
+    It may also have what the server gains by, each known by its name: `pieces(*, skip_special_tokens)` -> the bytes of
+    every id, by which text is put together faster and prompts are healed (see api.text.FastTokenizer; None: not so
+    here); `longest`, the most characters of one token, by which prompts that cannot fit are refused unread;
+    `stop_words`, texts that end every answer.
+    """
 
     vocab_size: int
     eos_ids: tuple[int, ...]

@@ -31,7 +31,7 @@ class NpyCheckpoint:
 
     def sizes(self):
         headers = ((file.stem, np.load(file, mmap_mode="r")) for file in sorted(self.path.glob("*.npy")))
-        return {name: (array.shape, {"float32": "f32", "float16": "f16"}[array.dtype.name]) for name, array in headers}
+        return {name: (array.shape, {"float32": "F32", "float16": "F16"}[array.dtype.name]) for name, array in headers}
 
     def tensors(self):
         import torch

@@ -15,6 +15,7 @@ from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE
 from llmcore.tallies import ServerFigures
 from llmcore.testing.conformance import contributed, loaded
+from llmcore.text.detokenizer import detokenizer
 
 TEXTS = ("", "hello", "Hello, world! 123", "  two  spaces\n\ttab", "naïve café", "日本語と русский", "👩‍👩‍👧 emoji")
 """Texts that any tokenizer must survive."""
@@ -175,13 +176,24 @@ def check_register_tokenizers(registry: Registry, plugin: str, samples: Sequence
 
 
 def _check_tokenizer(tokenizer: Tokenizer, name: str) -> None:
+    pieces_of = getattr(tokenizer, "pieces", None)
+    assert pieces_of is None or callable(pieces_of), (
+        f"{name}: its attribute `pieces` has the name of a method that the server would call "
+        f"(llmcore.api.Tokenizer); call it something else"
+    )
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert all(0 <= i < tokenizer.vocab_size for i in ids), f"{name}: {text!r} becomes ids beyond the vocabulary"
         back = tokenizer.decode(ids)
-        assert back.strip() == text.strip(), f"{name}: {text!r} comes back as {back!r}"
+        assert back.strip() == text.strip(), (
+            f"{name}: {text!r} comes back as {back!r}; every text must, so give characters that the vocabulary lacks "
+            f"ids too, those of their bytes for example"
+        )
         raw = b"".join(tokenizer.token_bytes(i) for i in ids)
         assert raw.decode("utf-8", "replace").strip() == text.strip(), f"{name}: the bytes of {text!r} are {raw!r}"
+        streamed = detokenizer(tokenizer)
+        pieces = "".join([streamed.add(i) for i in ids]) + streamed.flush()
+        assert pieces.strip() == text.strip(), f"{name}: {text!r} comes back token by token as {pieces!r}"
     for special in tokenizer.eos_ids:
         assert tokenizer.token(special), f"{name}: eos id {special} has no token"
 
@@ -209,7 +221,8 @@ def check_checkpoint(checkpoint: Checkpoint, name: str) -> None:
     sizes = dict(checkpoint.sizes())
     for tensor, read in checkpoint.tensors():
         assert tensor in sizes, f"{name}: {tensor} is not in the headers"
-        shape, _ = sizes.pop(tensor)
+        shape, dtype = sizes.pop(tensor)
+        assert dtype.isupper(), f"{name}: {tensor} has the dtype {dtype!r}; spell it as safetensors does, as in 'BF16'"
         value = read()
         assert tuple(value.shape) == tuple(shape), f"{name}: {tensor} is {tuple(value.shape)}, its header says {shape}"
         assert value.device.type == "cpu", f"{name}: {tensor} is not on the host"

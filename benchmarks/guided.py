@@ -89,7 +89,7 @@ class Meter:
             meter.accept.append(meter._accepted)
             meter.masks.append(meter._computed)
             meter.pack.append(meter._packed)
-            meter.wall.append((meter._until - meter._from) * 1e3)
+            meter.wall.append((meter._until - meter._from) * 1e3 if meter._from else 0.0)
             meter.series.append(max(0.0, meter._ready - over) * 1e3)
             meter._accepted = meter._computed = meter._packed = meter._from = 0.0
             return outcome

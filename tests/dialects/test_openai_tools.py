@@ -228,6 +228,26 @@ def test_the_prompt_says_whether_the_model_begins_inside_its_reasoning(openai: C
     assert side.ok(CHAT, messages=USER)["choices"][0]["message"]["content"] == "Hm.</think>Yes."
 
 
+@pytest.mark.parametrize(
+    ("begun", "reasoning", "content"),
+    [
+        ("<think>Well, h", "m.", "Yes."),
+        ("<think>", "m.", "Yes."),
+        ("<think>Well.</think>So ", None, "m.</think>Yes."),
+        ("So ", None, "m.</think>Yes."),
+    ],
+)
+def test_a_message_goes_on_where_it_was(
+    openai: Callable[..., Side], begun: str, reasoning: str | None, content: str
+) -> None:
+    """What others wrote about tags does not matter."""
+    side = openai("m.</think>Yes.<|im_end|>")
+    messages = [{"role": "user", "content": "What is <think>?"}, {"role": "assistant", "content": begun}]
+    message = side.ok(CHAT, messages=messages, continue_final_message=True)["choices"][0]["message"]
+    assert (message.get("reasoning"), message["content"]) == (reasoning, content)
+    assert prompt(side).endswith(f"[assistant]{begun}")
+
+
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 

@@ -26,15 +26,27 @@ class ParserContext:
     `tools`: the functions that the model may call, by name, each as the client described it (`description`,
     `parameters`: a JSON schema, ...); a call to any other name is text. `tool_choice`: OpenAI's word for how free the
     model is, "auto" unless the client said something else. `template_variables`: the request's
-    `chat_template_kwargs`. `prompt`: the rendered conversation, whose end says where the model goes on. `call_tags`:
-    what calls begin with (`OutputParserSpec.call_tags` of the request's tool parser), for a reasoning parser.
+    `chat_template_kwargs`. `prompt`: the rendered conversation, whose end says where the model goes on. `continued`:
+    what its last message has so far, where the model goes on with that; it ends the prompt. `call_tags`: what calls
+    begin with (`OutputParserSpec.call_tags` of the request's tool parser), for a reasoning parser.
     """
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tool_choice: str = "auto"
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     prompt: str = ""
+    continued: str = ""
     call_tags: tuple[str, ...] = ()
+
+    def thinking(self, opening: str, closing: str) -> bool | None:
+        """Whether the model goes on inside thoughts between these tags (True) or after them (False); None: what it
+        writes may begin with them. Tags in other messages say nothing.
+        """
+        begun = self.continued.lstrip()
+        if begun:
+            return begun.startswith(opening) and closing not in begun
+        end = self.prompt.rstrip()
+        return True if end.endswith(opening) else False if end.endswith(closing) else None
 
 
 class OutputParser(Protocol):

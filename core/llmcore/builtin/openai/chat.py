@@ -11,12 +11,12 @@ import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
 from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, fitting
-from llmcore.api.text import Event, ParserContext, RequestParsing
+from llmcore.api.text import Event, ParserContext
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.calls import chat_guide, choice_of
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
 from llmcore.builtin.openai.prompt_logprobs import PromptLogprobs, check_most
-from llmcore.builtin.openai.rendering import render, variables_of
+from llmcore.builtin.openai.rendering import continued, render, variables_of
 from llmcore.builtin.openai.requests import ChatRequest
 from llmcore.builtin.openai.tools import (
     check_shown,
@@ -122,7 +122,8 @@ class ChatCompletions:
         variables = variables_of(self._front, body)
         prompt = render(self._front, body, tools, variables)
         check_shown(tools, prompt)
-        parsing = self._parsing(body, tools, variables, prompt)
+        context = self._context(body, tools, variables, prompt)
+        parsing = self._front.parsers.bind(context)
         rules = sampling.text_rules(self._front, body)
         if parsing is not None:
             rules = replace(rules, keep_special_ids=parsing.special_ids)
@@ -147,7 +148,7 @@ class ChatCompletions:
         submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
         check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
         job = Job(
-            submits=fitting(submits, chat_guide(self._front, body, tools, prompt)),
+            submits=fitting(submits, chat_guide(self._front, body, tools, context)),
             rules=rules,
             dialect="openai",
             request_id=request_id,
@@ -156,14 +157,14 @@ class ChatCompletions:
         )
         return job, best is not None
 
-    def _parsing(
+    def _context(
         self, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], prompt: str
-    ) -> RequestParsing | None:
-        """How the answers are parsed."""
-        context = ParserContext(
+    ) -> ParserContext:
+        """What the answers' parsers may know."""
+        return ParserContext(
             tools={tool["function"]["name"]: tool["function"] for tool in tools},
             tool_choice=choice_of(body).mode,
             template_variables=variables,
             prompt=prompt,
+            continued=continued(body),
         )
-        return self._front.parsers.bind(context)

@@ -56,6 +56,14 @@ def _set(front: Front, variables: dict[str, Any], name: str, value: str | bool) 
         raise _refusal(name, f"this model's chat template does not know {str(value)[:50]!r}; leave it out")
 
 
+def continued(body: ChatRequest) -> str:
+    """What the message has so far that the answer is to go on with; "" where it is to be a new one."""
+    if not body.continue_final_message:
+        return ""
+    last = len(body.messages) - 1
+    return as_template_message(body.messages[last], f"messages[{last}]").get("content") or ""
+
+
 def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
     """The prompt of a request's messages and `tools`."""
     messages = [as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]

@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+from llmcore.http import strict
 from llmcore.http.bodies import Bounds, Pool
 from llmcore.http.strict import RequestReader
 
@@ -316,3 +317,14 @@ def test_bodies_share_a_pool() -> None:
     again.release()
     readers[1].release()
     pool.take(10)
+
+
+def test_a_whole_header_is_judged_as_its_beginnings_are() -> None:
+    some = random.Random(5)
+    broken = 0
+    for _ in range(20_000):
+        head = bytes(some.choices(b"\r\r\n\n\t\x00\x0b\x1f\x7f\x80\xff ab", k=some.randint(0, 5)))
+        found = strict._BROKEN.search(head + b"\r\n\r\n") is not None
+        assert strict._is_broken(head + b"\r\n\r\n") is found, head
+        broken += found
+    assert 1000 < broken < 19_000

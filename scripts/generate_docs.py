@@ -41,6 +41,8 @@ def _options() -> Iterator[str]:
         yield ""
         yield f"## {group_title(group)}"
         yield ""
+        yield f"In code: `config.{group}`." if group in GROUPS else "In code: `config.plugin_options[name]`."
+        yield ""
         yield "| Option | Values | Default | Meaning |"
         yield "| --- | --- | --- | --- |"
         for setting in (*settings(), *brought()):

@@ -6,10 +6,10 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from llmcore import api, layers
+from llmcore import api, layers, testing
 from llmcore.api import http, sched, text
-from llmcore.specs import OpSpec
-from llmcore.testing import registry_of
+from llmcore.specs import OpSpec, Spec
+from llmcore.testing import dialect, family, registry_of
 
 INTRODUCTION = """# Objects
 
@@ -26,7 +26,7 @@ SOURCES = (
         "llmcore.api",
         "OpContext Requires DeviceInfo AttnSpec AttentionKernel AttnRows AttnLimits MetaWriter",
     ),
-    ("Families", "llmcore.api", "ModelConfig KVGroupSpec"),
+    ("Families", "llmcore.api", "ModelConfig KVGroupSpec RouteSpec"),
     (
         "Scheduling",
         "llmcore.api.sched",
@@ -39,12 +39,13 @@ SOURCES = (
     ),
     ("Devices, checkpoints, tokenizers", "llmcore.api", "Device Checkpoint QuantMethod Tokenizer"),
     ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound"),
-    ("Observers", "llmcore.api", "LayerInfo ModelReport RequestRecord MetricSink"),
+    ("Observers", "llmcore.api", "LayerInfo ModelReport RequestRecord MetricSink ServerFigures"),
     (
         "Parsers of models' output",
         "llmcore.api.text",
-        "ParserContext OutputParser TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded",
+        "ParserContext OutputParser TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded CallGrammar",
     ),
+    ("What a parser's spec says of chat templates", "llmcore.api", "TemplateMarks"),
     ("Requests, for dialects", "llmcore.api", "SamplingParams LengthDecay Submit ChoiceEvent Finish Bridge Load"),
 )
 """Heading, module, names: shown as they stand in the source."""
@@ -53,22 +54,52 @@ OUTLINES = (
     (
         "Building blocks of families",
         "llmcore.layers",
-        "Build Decoder Embedding LMHead Attention QKVLinear Linear MergedLinear GatedMLP MoE MLA LatentSpec RMSNorm "
-        "Rope Layout Step KVStep read_rope spec_of token_slots attend ReferenceAttention",
+        "Build Mesh Layer Decoder Embedding ScaledEmbedding LMHead CappedHead Attention AttentionKernels QKVLinear "
+        "Linear MergedLinear MLP GatedMLP MoE Dispatched MLA LatentSpec RMSNorm OffsetRMSNorm LayerNorm Rope "
+        "RopeConfig Layout zeros Step Bucketed Rows KVStep spec_of token_slots attend ReferenceAttention",
+    ),
+    (
+        "Configs and weights of families",
+        "llmcore.layers",
+        "DenseConfig read_dense dense_weights windowed_groups read_rope expert_names expert_elements read_scoring "
+        "scoring_weights",
     ),
     ("Names in a checkpoint", "llmcore.api", "WeightMap Shard Placement read_dtype"),
-    ("HTTP", "llmcore.api.http", "Front Route Job Generation Writer Reply Choice Usage ModelFacts"),
-    ("Text", "llmcore.api.text", "TextRules StopStrings OutputParsers RequestParsing before_tag held_back joined"),
+    (
+        "HTTP",
+        "llmcore.api.http",
+        "Front Route Job Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
+        "retry_headers convert guided fitting",
+    ),
+    (
+        "Text",
+        "llmcore.api.text",
+        "TextRules ChoiceText StopStrings StopMatcher OutputParsers RequestParsing before_tag held_back joined "
+        "lark_string Detokenizer detokenizer FastTokenizer load_tokenizer ChatTemplate Companions read_companions",
+    ),
+    (
+        "Errors, and the rest",
+        "llmcore.api",
+        "LlmcoreError ConfigError RequestError PluginError ResolveError PluginInfo Graph bucket_of words_of",
+    ),
+    ("Tests", "llmcore.testing", "check_plugin registry_of ParserSample write_fake_model fake_answer"),
+    ("Tests of families", "llmcore.testing.family", "assert_family_matches_transformers LoadedModel"),
+    ("Tests of dialects", "llmcore.testing.dialect", "Side"),
 )
 """Heading, module, names: shown as signatures and docstrings."""
 
 MODULES = {"llmcore.api": api, "llmcore.api.sched": sched, "llmcore.api.http": http, "llmcore.api.text": text}
-MODULES["llmcore.layers"] = layers
+MODULES |= {"llmcore.layers": layers, "llmcore.testing": testing}
+ELSEWHERE = {"llmcore.testing.family": family, "llmcore.testing.dialect": dialect}
+"""Modules of which a part is shown; of `MODULES` everything public is."""
+
+ON_HOOKS_PAGE = frozenset({"hookimpl"})
+"""Shown there, as every spec is."""
 
 
 def objects_page() -> str:
     """The whole page."""
-    text = "\n".join([INTRODUCTION, *_ops(), *_sources(), *_outlines(), *_intake()])
+    text = "\n".join([INTRODUCTION, *_ops(), *_sources(), *_outlines(), *_intake(), *_values()])
     return re.sub(r"\n{3,}(?!class|@|def)", "\n\n", text).rstrip() + "\n"
 
 
@@ -87,14 +118,14 @@ def _sources() -> Iterator[str]:
     for heading, module, names in SOURCES:
         yield f"\n## {heading} (`{module}`)\n"
         for name in names.split():
-            yield f"```py\n{inspect.getsource(getattr(MODULES[module], name)).rstrip()}\n```\n"
+            yield f"```py\n{inspect.getsource(getattr((MODULES | ELSEWHERE)[module], name)).rstrip()}\n```\n"
 
 
 def _outlines() -> Iterator[str]:
     for heading, module, names in OUTLINES:
         yield f"\n## {heading} (`{module}`)\n"
         for name in names.split():
-            yield from _outline(name, getattr(MODULES[module], name))
+            yield from _outline(name, getattr((MODULES | ELSEWHERE)[module], name))
 
 
 def _intake() -> Iterator[str]:
@@ -104,13 +135,31 @@ def _intake() -> Iterator[str]:
             yield from _outline(name, function)
 
 
+def _values() -> Iterator[str]:
+    """Constants and types, and a check that nothing public is missing from the page."""
+    shown = {name for _, _, names in (*SOURCES, *OUTLINES) for name in names.split()}
+    yield "\n## Constants and types\n"
+    yield "| Name | From | Value |"
+    yield "| --- | --- | --- |"
+    for module, found in MODULES.items():
+        for name in sorted(set(found.__all__) - shown - ON_HOOKS_PAGE):
+            value = getattr(found, name)
+            if inspect.ismodule(value) or (inspect.isclass(value) and issubclass(value, Spec)):
+                continue
+            if inspect.isclass(value) or inspect.isfunction(value):
+                raise SystemExit(f"{module}.{name} is on no page: name it in scripts/page_of_objects.py")
+            value = sorted(value) if isinstance(value, frozenset) else value  # else in another order every time
+            text = re.sub(r"\b(typing|collections\.abc|llmcore(\.\w+)+)\.", "", repr(value))
+            yield f"| `{name}` | `{module}` | `{text.replace('|', chr(92) + '|')}` |"
+
+
 def _outline(name: str, value: object) -> Iterator[str]:
     yield f"**`{name}{_signature(value)}`** {_prose(value)}\n"
     if not inspect.isclass(value):
         return
     members = [(key, item) for key, item in vars(value).items() if not key.startswith("_")]
     for key, item in members:
-        function = item.fget if isinstance(item, property) else item
+        function = item.fget if isinstance(item, property) else inspect.unwrap(getattr(item, "__func__", item))
         if inspect.isfunction(function) and function.__doc__:
             shown = key if isinstance(item, property) else f"{key}{_signature(function)}"
             yield f"- `.{shown}`: {_prose(function)}"
@@ -122,7 +171,7 @@ def _signature(value: object) -> str:
         text = str(inspect.signature(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    text = re.sub(r"\(self(, )?", "(", text.replace("'", "").replace(" -> None", ""))
+    text = re.sub(r"\((self|cls)(, )?", "(", text.replace("'", "").replace(" -> None", ""))
     return re.sub(r"<factory>|<object object at \w+>", "...", re.sub(r"<function (\w+) at \w+>", r"\1", text))
 
 

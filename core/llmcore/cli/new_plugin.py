@@ -36,24 +36,26 @@ KINDS: Mapping[str, str] = {
 }
 """--kind -> hook: every hook has one."""
 
+_POST = "curl -H 'Content-Type: application/json' http://127.0.0.1:8000"
+
 _USES: Mapping[str, str] = {
     "register_models": "llmcore serve --model_dir PATH_TO_AN_ARCEE_MODEL",
     "register_ops": "llmcore kernels {ident} --explain",
     "register_kernels": "llmcore kernels rms_norm --explain --dtype fp32\n"
     "llmcore kernels rms_norm --bench --dtype fp32",
     "register_modes": "llmcore modes\nllmcore serve --mode {name} --model_dir MODEL",
-    "register_devices": "llmcore serve --device {name} --model_dir MODEL",
-    "register_schedulers": "llmcore serve --scheduler {name} --model_dir MODEL",
-    "register_length_estimators": "llmcore serve --length_estimator {name} --model_dir MODEL",
-    "register_kv_managers": "llmcore serve --kv_manager {name} --model_dir MODEL",
+    "register_devices": "llmcore testserver --device {name}",
+    "register_schedulers": "llmcore testserver --scheduler {name}",
+    "register_length_estimators": "llmcore testserver --length_estimator {name}",
+    "register_kv_managers": "llmcore testserver --kv_manager {name}",
     "register_output_parsers": "llmcore serve --tool_call_parser {name} --model_dir MODEL",
-    "register_logits_processors": "llmcore serve --model_dir MODEL\n"
-    'curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d \'{{"prompt": "Is it so?", '
-    '"logits_processors": [{{"name": "{name}", "args": {{"texts": ["yes", "no"]}}}}]}}\'',
-    "register_dialects": "llmcore serve --model_dir MODEL\n"
-    'curl -d \'{{"text": "Once", "tokens": 8}}\' http://127.0.0.1:8000/{name}',
+    "register_logits_processors": "llmcore testserver\n"
+    + _POST
+    + """/v1/completions -d '{{"prompt": "Is it so?", "logits_processors": """
+    + """[{{"name": "{name}", "args": {{"texts": ["yes", "no"]}}}}]}}'""",
+    "register_dialects": "llmcore testserver\n" + _POST + """/{name} -d '{{"text": "Once", "tokens": 8}}'""",
     "register_commands": "llmcore {name} you",
-    "register_options": "llmcore serve --{ident}_layers 2 --model_dir MODEL",
+    "register_options": "llmcore testserver --{ident}_layers 2",
 }
 """Hook -> how its contribution is used; `llmcore plugins` shows the others."""
 
@@ -246,6 +248,10 @@ def _readme(names: Names, kind: str, single: bool) -> str:
     use = _USES.get(KINDS[kind], "").format(name=names.plugin, ident=names.ident)
     shown = "\n".join(filter(None, ("pip install -e .", "pytest", "llmcore plugins", use)))
     alone = f"\nNot installed, for a try: `--plugins ./{names.module}.py`.\n" if single else ""
+    if "testserver" in use:
+        alone += (
+            "\n`testserver` has a model without weights; `llmcore serve --model_dir MODEL` takes the same options.\n"
+        )
     where = (
         f"`{names.module}.py`"
         if single

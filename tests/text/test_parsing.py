@@ -80,7 +80,7 @@ def test_an_unknown_name_lists_those_there_are() -> None:
         check_parsers(SPECS, Model(tool_call_parser="upper"))
     with pytest.raises(ConfigError, match=r"'uper'; known: same, upper\. Did you mean upper"):
         check_parsers(SPECS, Model(reasoning_parser="uper"))
-    with pytest.raises(ConfigError, match="known: none; pip install plugin-parsers"):
+    with pytest.raises(ConfigError, match="known: none; plugin-parsers brings some"):
         check_parsers((), Model(tool_call_parser="x"))
 
 

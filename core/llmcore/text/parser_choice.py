@@ -81,7 +81,10 @@ def _fits(spec: OutputParserSpec, template: str) -> bool:
 def _find(specs: Sequence[OutputParserSpec], kind: str, name: str) -> OutputParserSpec:
     known = {spec.name: spec for spec in specs if spec.kind == kind}
     if name not in known:
-        exist = ", ".join(sorted(known)) or "none; pip install plugin-parsers brings some"
+        exist = (
+            ", ".join(sorted(known))
+            or "none; plugin-parsers brings some (pip install it; where --plugins names plugins, name it there)"
+        )
         raise ConfigError(
             f"--{_OPTIONS[kind]}: there is no {kind} parser {name!r}; known: {exist}.{did_you_mean(name, known)}"
         )

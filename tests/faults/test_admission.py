@@ -194,6 +194,21 @@ def test_row_17_more_answers_than_there_can_be(house: House) -> None:
 
 # --- keys and limits of time
 
+
+def test_row_53_who_leaves_the_queue_makes_room_at_once(make_house: Any) -> None:
+    limits = {"running_max_req_size": 1, "max_waiting_requests": 1}
+    with make_house(fake={"step_delay": 0.25}, **limits) as house, ExitStack() as stack:
+        open_stream(house, stack)
+        with waiting(house, stack):
+            pass
+        # The step of a quarter of a second, which holds the news up, has not ended when this comes.
+        time.sleep(0.02)
+        sock = stack.enter_context(sockets.connect(house.port, timeout=1.0))
+        sock.sendall(house.request("/v1/completions", body([6], 5)))
+        with pytest.raises(TimeoutError):  # a refusal would come at once
+            sock.recv(1)
+
+
 SHARE = 2
 
 

@@ -51,6 +51,21 @@ def test_the_engine_says_when_the_queue_is_full() -> None:
     assert gate.check(NO_KEY) is None
 
 
+def test_who_leaves_a_full_queue_makes_room_for_one_before_the_engine_says_so() -> None:
+    gate = Gate(LIMITS)
+    gate.enter(NO_KEY, 1)
+    gate.hear(FULL)
+    gate.leave(NO_KEY, 1)
+    assert code(gate.check(NO_KEY)) == (429, "queue_full", 7)
+    gate.vacate(1)
+    assert gate.check(NO_KEY) is None and gate.check(NO_KEY, 2) is not None
+    gate.enter(NO_KEY, 1)
+    assert code(gate.check(NO_KEY)) == (429, "queue_full", 7)
+    gate.vacate(1)
+    gate.hear(FULL)
+    assert code(gate.check(NO_KEY)) == (429, "queue_full", 7)
+
+
 def test_a_worker_knows_what_it_has_open_itself() -> None:
     gate = Gate(LIMITS)
     gate.enter(NO_KEY, 5)

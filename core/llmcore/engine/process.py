@@ -105,6 +105,7 @@ class EngineProcess:
             if patience and time.monotonic() >= look:
                 look = time.monotonic() + _LOOK_SECONDS
                 self._workers.post(engine.expire(patience))
+            self._tell_workers()  # of room that was left: the step may be long
             steps = self._step(engine)
             self._admission.stepped()
             self._tell_workers()

@@ -29,6 +29,7 @@ class Gate:
         self._bounds = bounds
         self._unready = unready
         self._intake = Intake(full=False, retry_after=1)
+        self._vacated = 0
         self._open = 0
         self._clients: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -45,14 +46,23 @@ class Gate:
 
     def hear(self, intake: Intake) -> None:
         """The engine's newest word."""
-        self._intake = intake
+        with self._lock:
+            self._intake = intake
+            self._vacated = 0
+
+    def vacate(self, choices: int) -> None:
+        """The client of so many choices has left before their end. The engine said that the queue is full before it
+        heard of that, so as many may go on to it and be judged there."""
+        with self._lock:
+            self._vacated += choices
 
     def check(self, client: int, choices: int = 1) -> RequestError | None:
         """Why another request would be refused now."""
         unready = self._unready()
         if unready is not None:
             return unready
-        if self._intake.full or (self._open and self._open + choices > self._bounds.open):
+        full = self._intake.full and choices > self._vacated
+        if full or (self._open and self._open + choices > self._bounds.open):
             return too_many(self._intake.retry_after)
         mine = self._clients[client] if client != NO_KEY else 0
         if mine and mine + choices > self._bounds.per_key:
@@ -71,6 +81,7 @@ class Gate:
             error = self.check(client, choices)
             if error is not None:
                 raise error
+            self._vacated = max(0, self._vacated - choices)
             self._open += choices
             self._clients[client] += choices
 

@@ -327,6 +327,7 @@ class Generation:
         """The client has left."""
         if self._claim():
             self._abort()
+            self._front.gate.vacate(self._inside)
             self._record("abort", self.reply.why_closed)
 
     def _cause(self, error: Exception) -> str:

@@ -152,7 +152,7 @@ def run(rig: Rig, dialect: Dialect, streams: int, workers: int, seconds: float, 
                         used, others = window.cores()
                         named = {"worker": max(used[pid] for pid in http), "engine": used[children[ENGINE]]}
                         cores = {**named, "clients": used[clients.pid], "others": others}
-                    rss = max(figures(pid).rss_mb for pid in http)
+                    rss = max(memory(server, pid) for pid in http)
                 case text:
                     counted = json.loads(text)
         clients.wait()
@@ -167,10 +167,18 @@ def idle_memory(rig: Rig, streams: int) -> float:
         clients = rig.clients(server, DIALECTS["openai"], streams, 1000, "--timeout", 60)
         assert clients.stdout is not None
         clients.stdout.readline()  # steady
-        memory = figures(worker).rss_mb
+        found = memory(server, worker)
         clients.kill()
         clients.wait()
-    return memory
+    return found
+
+
+def memory(server: RunningServer, pid: int) -> float:
+    """MB of a process of the server; where it has ended, the server's log says why."""
+    try:
+        return figures(pid).rss_mb
+    except OSError:
+        raise SystemExit(f"a worker has ended:\n{server.log.read_text(errors='replace')[-4000:]}") from None
 
 
 def report(name: str, found: Found) -> None:

@@ -25,7 +25,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TICK_US = 250, LINE_MAX_BYTES = 8192, READ_BYTES = 65536, WORD_BYTES = 40, CODES = 600 };
+#include "words.h"
+
+enum { TICK_US = 250, LINE_MAX_BYTES = 8192, READ_BYTES = 65536, CODES = 600 };
 enum phase { CONNECTING, HEAD, BODY, ENDED };
 
 struct stream {
@@ -49,12 +51,6 @@ static size_t request_bytes;
 static uint64_t bytes, events, tokens, errors, unknown;
 static int begun, ended, is_steady, statuses[CODES];
 
-/* --- the words, in a table with open addressing */
-
-static struct { char word[WORD_BYTES]; int tick; } *table;
-static size_t table_size;
-static int64_t ticks;
-
 static int64_t now_us(void)
 {
     struct timespec t;
@@ -66,36 +62,6 @@ static void die(const char *what)
 {
     fprintf(stderr, "%s: %s\n", what, errno ? strerror(errno) : "see the head of streams.c");
     exit(2);
-}
-
-static size_t place_of(const char *word, size_t length)
-{
-    uint64_t hash = 1469598103934665603u;
-    for (size_t i = 0; i < length; i++)
-        hash = (hash ^ (unsigned char)word[i]) * 1099511628211u;
-    size_t at = hash % table_size;
-    while (table[at].word[0] && (strncmp(table[at].word, word, length) || table[at].word[length]))
-        at = (at + 1) % table_size;
-    return at;
-}
-
-static void read_words(void)
-{
-    FILE *file = fopen(option.words, "r");
-    char line[WORD_BYTES + 2];
-    if (!file)
-        die(option.words);
-    while (fgets(line, sizeof line, file))
-        ticks++;
-    table_size = (size_t)ticks * 4 + 1;
-    table = calloc(table_size, sizeof *table);
-    rewind(file);
-    for (int tick = 0; fgets(line, sizeof line, file); tick++) {
-        size_t length = strcspn(line, "\n"), at = place_of(line, length);
-        memcpy(table[at].word, line, length);
-        table[at].tick = tick;
-    }
-    fclose(file);
 }
 
 /* --- figures */
@@ -391,7 +357,8 @@ int main(int argc, char **argv)
     struct rlimit files;
     struct rusage used;
     read_options(argc, argv);
-    read_words();
+    if (!read_words(option.words))
+        die(option.words);
     read_request();
     getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;

@@ -4,13 +4,15 @@
 
 The server is `llmcore testserver`'s (supervisor, HTTP workers, the engine with the fake model). Its clients ask for
 streams and whole answers of every length in two dialects, over kept and fresh connections; ABORTED of them leave in
-the middle, SHORT want one token, and some ask for what is refused. Every minute and at the end a row per process says
-how its memory grows (MB per hour, least squares over all samples after the warm-up, with the standard error), and
-how many threads and descriptors it has; a row for the server, its live KV slots and requests while nothing is asked.
+the middle, SHORT want one token, and some ask for what is refused. The first WARM_REQUESTS per worker fill pools and
+caches; `--minutes` begin after them. Every minute and at the end a row per process says how its memory grows (MB per
+hour, least squares over all samples after the warm-up, with the standard error), and how many threads and descriptors
+it has; a row for the server, its live KV slots and requests while nothing is asked.
 
-Exit code 1 when something grows: memory by more than GROWTH_MB per hour and SETTLING_MB in all, beyond three standard
-errors; threads or descriptors beyond what they were after the warm-up; live slots or requests while nothing is asked;
-answers that are wrong or missing; a process that was replaced. The longer the run, the smaller a leak it finds.
+Exit code 1 when something grows: memory by more than GROWTH_MB per hour, beyond three standard errors and by more
+than RESOLUTION_MB; threads or descriptors beyond what they were after the warm-up; live slots or requests while
+nothing is asked; answers that are wrong or missing; a process that was replaced. The last line says which growth this
+run was long enough to see: half an hour sees GROWTH_MB per hour.
 """
 
 from __future__ import annotations
@@ -36,20 +38,22 @@ from processes import Figures, figures
 
 ABORTED, SHORT, REFUSED = 0.3, 0.2, 0.05
 GROWTH_MB = 1.0
-SETTLING_MB = 3.0
-"""An allocator's pools fill up for some ten thousand requests; after that a worker's memory stands still."""
+RESOLUTION_MB = 0.5
+"""An allocator asks for memory in pieces up to this large; less than one is no growth."""
+
+WARM_REQUESTS = 15_000
+"""Per worker: by then pools and caches have filled up, in workers and in the engine (benchmarks/README.md)."""
 
 SPARE = 3
 """Threads and descriptors that a process may have beyond what it had after the warm-up."""
 
 SAMPLE_SECONDS = 2.0
 PATIENCE = 60.0
-WARM_SHARE = 0.25
-"""Of the whole time: pools and caches fill up first."""
 
 VOCABULARY = 94
 LONGEST = 600
-"""Prompts and answers are up to this long, in tokens; together they do not fit the cache, so that it evicts."""
+"""Prompts and answers are up to this long, in tokens, most of them short, so that there are many; together they do not
+fit the cache, so that it evicts."""
 
 
 @dataclass
@@ -102,8 +106,8 @@ class Client(threading.Thread):
             status, _, answer = call(self._port, "POST", "/generate", {"inputs": [1], "parameters": {"top_p": 7}})
             self._check(status == 400, "refused", f"{status} {answer[:200]!r} for a bad top_p")
             return
-        prompt = [rng.randrange(VOCABULARY) for _ in range(int(LONGEST ** rng.random()))]
-        wanted = 1 if rng.random() < SHORT else 1 + int(LONGEST ** rng.random())
+        prompt = [rng.randrange(VOCABULARY) for _ in range(_length(rng))]
+        wanted = 1 if rng.random() < SHORT else 1 + _length(rng)
         asked = rng.choice((self._openai, self._lightllm))(prompt, wanted)
         with connect(self._port, PATIENCE) as sock:
             for _ in range(rng.choice((1, 1, 3))):
@@ -135,6 +139,10 @@ class Client(threading.Thread):
             self._tally.add(kind)
         else:
             self._tally.fail(otherwise)
+
+
+def _length(rng: random.Random) -> int:
+    return int(LONGEST ** (rng.random() ** 3))
 
 
 def _text(answer: bytes) -> str:
@@ -181,7 +189,7 @@ class Watched:
             return []
         slope, error = self.slope(since)
         found = []
-        if slope > 3 * error and slope > GROWTH_MB + SETTLING_MB / (self.samples[-1][0] - since):
+        if slope > 3 * error and slope > seen(self.samples[-1][0] - since):
             found.append(f"{self.name}: memory by {slope:.1f} MB/h")
         third = max(1, len(settled) // 3)
         for what in ("threads", "descriptors"):
@@ -191,13 +199,21 @@ class Watched:
         return found
 
 
-class Soak:
-    """The server, its clients and what was seen of both."""
+def seen(hours: float) -> float:
+    """The growth, in MB per hour, beyond which a run of that length after the warm-up calls it one."""
+    return max(GROWTH_MB, RESOLUTION_MB / hours)
 
-    def __init__(self, server: RunningServer, clients: int, seconds: float) -> None:
+
+class Soak:
+    """The server, its clients and what was seen of both. `warm_requests`: after how many the time begins to count."""
+
+    def __init__(self, server: RunningServer, clients: int, seconds: float, warm_requests: int) -> None:
         self._server = server
         self._seconds = seconds
-        self._warm = seconds * WARM_SHARE / 3600
+        self._warm_requests = warm_requests
+        self._warm = math.inf
+        """Hours after the start at which it was warm."""
+        self._held: dict[str, float] = {}
         self._tally = Tally()
         self._over, self._resting = threading.Event(), threading.Event()
         self._clients = [Client(server.port, i, self._tally, self._over, self._resting) for i in range(clients)]
@@ -210,10 +226,13 @@ class Soak:
         start = time.monotonic()
         for client in self._clients:
             client.start()
-        due = start + 60
-        while (now := time.monotonic()) < start + self._seconds:
+        due, end = start + 60, math.inf
+        while (now := time.monotonic()) < end:
             if not self._sample((now - start) / 3600):
                 break
+            if end == math.inf and self._tally.counts.total() >= self._warm_requests:
+                self._warm, end = (now - start) / 3600, now + self._seconds
+                print(f"warm after {(now - start) / 60:.1f} min")
             if now >= due:
                 due += 60
                 self._rest()
@@ -223,7 +242,7 @@ class Soak:
         for client in self._clients:
             client.join()
         self._rest()
-        self._print(self._seconds / 60)
+        self._print((time.monotonic() - start) / 60)
         grown = [what for watched in self._watched for what in watched.grows(self._warm)]
         return grown + self._left + self._tally.wrong
 
@@ -240,15 +259,16 @@ class Soak:
     def _rest(self) -> None:
         """Nothing is asked for a moment: then nothing may run, wait or hold slots."""
         self._resting.set()
-        deadline, held = time.monotonic() + PATIENCE, {"": 1.0}
-        while any(held.values()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE
+        self._held = {"": 1.0}
+        while any(self._held.values()) and time.monotonic() < deadline:
             time.sleep(0.3)
-            held = self._held()
-        if any(held.values()):
-            self._left.append(f"left behind: {held}")
+            self._held = self._figures()
+        if any(self._held.values()):
+            self._left.append(f"left behind: {self._held}")
         self._resting.clear()
 
-    def _held(self) -> dict[str, float]:
+    def _figures(self) -> dict[str, float]:
         page = call(self._server.port, "GET", "/metrics")[2].decode()
         rows = (line.split() for line in page.splitlines() if line and line[0] != "#")
         named = {name: float(value) for name, value in rows if "{" not in name}
@@ -257,7 +277,7 @@ class Soak:
 
     def _print(self, minutes: float) -> None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._tally.counts.items()))
-        print(f"after {minutes:.1f} min: {counts}; at rest: {self._held()}")
+        print(f"after {minutes:.1f} min: {counts}; at rest: {self._held}")
         print(f"  {'process':16}{'RSS MB':>9}{'MB/h':>9}{'+-':>7}{'threads':>9}{'descriptors':>13}")
         for watched in self._watched:
             now = watched.samples[-1][1]
@@ -268,18 +288,19 @@ class Soak:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="after the warm-up")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_fake_model(Path(scratch) / "fake", step_delay=0.002)
+        model = write_fake_model(Path(scratch) / "fake", step_delay=0.001)
         settings = {"httpserver_workers": arguments.workers, "max_total_token_num": 20_000}
         with serving(model, disable_log_stats=True, **settings) as server:
-            grown = Soak(server, arguments.clients, arguments.minutes * 60).run()
+            warm = WARM_REQUESTS * arguments.workers
+            grown = Soak(server, arguments.clients, arguments.minutes * 60, warm).run()
     for what in grown:
         print(f"GROWS OR WRONG: {what}")
-    print("something grows" if grown else "nothing grows")
+    print("something grows" if grown else f"nothing grows by more than {seen(arguments.minutes / 60):.1f} MB per hour")
     return 1 if grown else 0
 
 

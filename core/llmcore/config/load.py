@@ -66,8 +66,8 @@ def child_environment() -> dict[str, str]:
     another process wants the core, a long spin makes every step wait for whole time slices of it.
 
     glibc's malloc gives threads arenas of their own, and what one frees there the others cannot use: sixteen of them
-    hold on to more and more for the first hundred thousand requests. In one arena memory stands still after some
-    thousand, and nothing is slower, as Python's threads take turns anyway (benchmarks/README.md).
+    hold on to more and more for the first hundred thousand requests. In one arena memory nearly stands still after
+    some thousand, and nothing is slower, as Python's threads take turns anyway (benchmarks/README.md).
     """
     given, ours = dict(os.environ), {}
     if "OMP_WAIT_POLICY" not in given:

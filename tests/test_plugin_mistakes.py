@@ -127,6 +127,11 @@ def test_options_of_several_values_are_tuples_everywhere() -> None:
     ("plan", "message"),
     [
         ("raise KeyError('oops')", "plan\\(\\) raised KeyError"),
+        (
+            "return Decision(view.running[:1], np.minimum(view.remaining[:1], 2),"
+            " [(r.index, 1) for r in view.waiting() if view.admit and view.fits(r)][:1])",
+            "it cuts a prompt in pieces where prompts are computed whole",
+        ),
         ("return Decision(view.running, view.remaining + 1)", "it computes more of a request than remains"),
         ("return Decision(view.running[:0], view.running[:0])", "it plans nothing though requests could run"),
     ],

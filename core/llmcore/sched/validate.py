@@ -30,6 +30,8 @@ def fault(decision: Decision, view: StepView, places: int) -> str | None:
         return "it names a request twice"
     if (n_query > view.chunk).any():
         return f"a row has more than {view.chunk} tokens"
+    if view.whole and (n_query < np.minimum(allowed[rows], view.chunk)).any():
+        return "it cuts a prompt in pieces where prompts are computed whole"
     if decision.admit:
         problem = _admission_fault(decision, view)
         if problem is not None:
@@ -71,6 +73,8 @@ def _admission_fault(decision: Decision, view: StepView) -> str | None:
             return "it admits a request without asking whether it fits, or one that does not"
         if not 1 <= first <= min(job.size - hit.tokens, view.chunk):
             return "the first chunk of an admitted request is empty, or longer than what remains or than a chunk"
+        if view.whole and first < min(job.size - hit.tokens, view.chunk):
+            return "it cuts a prompt in pieces where prompts are computed whole"
     return None
 
 

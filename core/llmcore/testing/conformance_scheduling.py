@@ -34,6 +34,7 @@ SCENARIOS = (
     Scenario(seed=3, ahead=1, granules=(1, 4), slots=128),
     Scenario(seed=4, chunked=False, wait_steps=2, batch_tokens=48),
     Scenario(seed=5, failures=0.02, poisoned=0.1, slots=128),
+    Scenario(seed=8, chunked=False, batch_tokens=48),
 )
 """Random traces: steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps."""
 

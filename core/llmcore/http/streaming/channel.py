@@ -217,6 +217,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self.socket is None:
             return
         with self.requests_lock:
+            self.connected = False  # from here on `hold` sees that nobody is there
             reply, self._reply = self._reply, None
             unserved = [*self.requests[1:], *([self.request] if self.request is not None else [])]
             self.request = None

@@ -10,9 +10,10 @@ process, all threads; `idle` is what it uses in a second in which nobody asks.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,13 +67,16 @@ def main() -> None:
     """One line for each crowd."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--serve", type=int, metavar="DESCRIPTOR", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.serve is not None:
+        serve(socket.socket(fileno=given.serve))
+        return
     raise_open_files(max(CROWDS) + 64)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    server = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
-    server.start()
-    assert server.pid is not None
+    descriptor = listener.fileno()
+    server = subprocess.Popen([sys.executable, __file__, "--serve", str(descriptor)], pass_fds=(descriptor,))
     heads = ("idle connections", "served, us CPU", "p50 us", "refused, us CPU", "p50 us", "idle, ms/s")
     print("".join(f"{head:>17}" for head in heads))
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ RANKS = (
     ("specs", "models"),
     (
         *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget", "wire"),
-        *("tallies", "overview", "bounds"),
+        *("tallies", "overview", "bounds", "conversion"),
         *("child", "logs"),
         *("weights.map", "weights.dtypes"),
     ),
@@ -287,6 +287,7 @@ STAMPS = {
     "core/llmcore/builtin/openai": "`created` of an answer",
     "core/llmcore/text/templates.py": "today's date, which templates ask for",
     "core/llmcore/http/admin": "when something was, for people",
+    "core/llmcore/http/streaming/refusal.py": "the Date of an answer",
     "core/llmcore/supervisor/admin.py": "when the server was started, for people",
 }
 

@@ -51,6 +51,12 @@ class Server:
     max_connections_per_address: int = option(
         0, "Most of them from one address (0: any number; behind a proxy all have the same).", low=0
     )
+    sse_keep_alive: float = option(
+        15.0,
+        "Seconds of silence in a stream after which it gets a comment, so that proxies do not cut its connection "
+        "(0: never).",
+        low=0,
+    )
     zmq_mode: str = option(
         "ipc:///tmp/", "How processes talk: a private directory, or loopback.", choices=("ipc:///tmp/", "tcp://")
     )

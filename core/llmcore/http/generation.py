@@ -24,6 +24,7 @@ from llmcore.errors import RequestError
 from llmcore.http.deadlines import Deadline
 from llmcore.http.errors import count_error, http_error, openai_error
 from llmcore.http.front import Front
+from llmcore.http.keep_alive import KeepAlive
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord
 from llmcore.tallies import TALLIES
@@ -125,6 +126,7 @@ class Job:
     """What to generate. `dialect` and `request_id` are for the record.
 
     `parsing`: what the answers' text goes through. `single_call`: an answer ends with its first tool call.
+    `stream`: the reply is server-sent events, so that comments may keep its connection open.
     """
 
     submits: Sequence[Submit]
@@ -133,6 +135,7 @@ class Job:
     request_id: str
     parsing: RequestParsing | None = None
     single_call: bool = False
+    stream: bool = False
 
 
 class Generation:
@@ -165,6 +168,7 @@ class Generation:
         self._terms = reply.terms
         self._started = self._terms.received
         self._deadlines: list[Deadline] = []
+        self._keep_alive: KeepAlive | None = None
         self._ending = threading.Lock()
         self._ended = False
 
@@ -217,6 +221,9 @@ class Generation:
             self._end_at(limits.first_token_timeout, "first_token_timeout")
         if total < math.inf:
             self._end_at(total, "request_timeout")
+        silent = self._front.config.server.sse_keep_alive
+        if self.job.stream and silent:
+            self._keep_alive = KeepAlive(self.reply, self._front.deadlines, silent)
         if self._ended:
             self._forget_limits()
 
@@ -237,6 +244,8 @@ class Generation:
     def _forget_limits(self) -> None:
         for deadline in self._deadlines:
             deadline.cancel()
+        if self._keep_alive is not None:
+            self._keep_alive.end()
 
     def _take(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
         """The sink of one prompt's events. Whatever code fails on them, this request ends, and no other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
@@ -42,7 +43,8 @@ class Detach(BaseException):
 class Reply:
     """Either `stream` any number of times and `end`, or `respond` once.
 
-    `terms`: whose request it answers, and for how long. `why_closed`: a key of `tallies.CAUSES`, for when it closes.
+    `sent`: when the last piece of a stream was (time.monotonic()), 0.0 before the first. `terms`: whose request it
+    answers, and for how long. `why_closed`: a key of `tallies.CAUSES`, for when it closes.
 
     When the client leaves before that, the `on_close` callbacks run and what is sent from then on is dropped. To the
     HTTP server it is a response body that detaches itself when iterated.
@@ -57,6 +59,7 @@ class Reply:
         self._phase = "new"
         self._abandoned = False
         self._callbacks: list[Callable[[], None]] = []
+        self.sent = 0.0
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -69,6 +72,11 @@ class Reply:
         """Whether the client has left, or the request was answered in another way."""
         return self._abandoned
 
+    @property
+    def streaming(self) -> bool:
+        """Whether a stream has begun and goes on: an error is a part of it then."""
+        return self._phase == "streaming"
+
     def stream_as(self, content_type: str) -> None:
         """What `stream` will send, if no server-sent events: "application/x-ndjson", say. Call it before `stream`."""
         self._transport.stream_type = content_type
@@ -80,6 +88,7 @@ class Reply:
                 return
             if self._phase != "streaming":
                 self._enter("streaming", ("new",))
+            self.sent = time.monotonic()
             if self._early is None:
                 self._transport.send_part(data)
             else:

@@ -103,7 +103,7 @@ class Generate:
         if self._prompt_logprobs and not stream:
             submit = msgspec.structs.replace(submit, prompt_logprobs=True)
         submits = fitting([submit], guide(self._front, given))
-        return Job(submits=submits, rules=rules, dialect="lightllm", request_id=request_id)
+        return Job(submits=submits, rules=rules, dialect="lightllm", request_id=request_id, stream=stream)
 
 
 class Score:

@@ -119,7 +119,6 @@ class StreamWriter:
         self._prompt_tokens = generation.usage().prompt
         self._count = 0
         self._last = 0
-        self._streaming = False
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Send an event per token."""
@@ -136,7 +135,6 @@ class StreamWriter:
             logprob = max(event.logprobs[i], LOWEST) if i < len(event.logprobs) else 0.0
             out.append(self._event(text, logprob, FINISH_REASONS[finish] if ended else None))
         if out:
-            self._streaming = True
             self._reply.stream(b"".join(out))
 
     def done(self) -> None:
@@ -145,7 +143,7 @@ class StreamWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error, or end the stream with it."""
-        if not self._streaming:
+        if not self._reply.streaming:
             _respond_error(self._generation, error)
             return
         self._reply.stream(b"data:%b\n\n" % encode_error(error))

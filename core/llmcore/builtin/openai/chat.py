@@ -154,6 +154,7 @@ class ChatCompletions:
             request_id=request_id,
             parsing=parsing,
             single_call=body.parallel_tool_calls is False,
+            stream=bool(body.stream),
         )
         return job, best is not None
 

@@ -142,7 +142,7 @@ class Completions:
         param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_most(prompts, tops, body.n or 1, param=param)
         submits = fitting(made, guide(self._front, body))
-        return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id)
+        return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id, stream=bool(body.stream))
 
 
 def check(front: Front, body: CompletionRequest) -> None:

@@ -199,7 +199,6 @@ class StreamWriter:
         self._pending = pending(generation, shape) if logprobs else None
         self._include_usage = bool(options and options.include_usage)
         self._running_usage = self._include_usage and bool(options and options.continuous_usage_stats)
-        self._streaming = False
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Send what `texts` and the choice's end come to."""
@@ -236,7 +235,7 @@ class StreamWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error, or end the stream with it; never silently."""
-        if not self._streaming:
+        if not self._reply.streaming:
             respond_error(self._generation, error)
             return
         self._send([b"data: %b\n\n" % openai_error(error)])
@@ -261,7 +260,6 @@ class StreamWriter:
         return b',"usage":null' if self._include_usage else b""
 
     def _send(self, parts: Sequence[bytes]) -> None:
-        self._streaming = True
         self._reply.stream(b"".join(parts))
 
 

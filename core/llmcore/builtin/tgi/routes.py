@@ -57,7 +57,7 @@ class Generate:
             listed=self._stream is None,
         )
         submits = fitting([submit], guide(front, given.grammar))
-        job = Job(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req))
+        job = Job(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req), stream=stream)
         generation = Generation(front, front.detach(req, resp), job)
         generation.start(StreamWriter(generation, shape) if stream else WholeWriter(generation, shape))
 

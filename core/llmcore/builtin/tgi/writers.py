@@ -151,7 +151,6 @@ class StreamWriter:
         self._texts: list[str] = []
         self._count = 0
         self._last = 0
-        self._streaming = False
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Send an event per token."""
@@ -170,7 +169,6 @@ class StreamWriter:
             ended = finish is not Finish.RUNNING and i == len(texts) - 1
             out.append(self._event(token, self._shape.best(event, i), choice if ended else None))
         if out:
-            self._streaming = True
             self._reply.stream(b"".join(out))
 
     def done(self) -> None:
@@ -179,7 +177,7 @@ class StreamWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error, or end the stream with it."""
-        if not self._streaming:
+        if not self._reply.streaming:
             _respond_error(self._generation, error)
             return
         self._reply.stream(b"data:%b\n\n" % encode_error(error))

@@ -89,6 +89,19 @@ def test_a_dead_engine_is_replaced(model: Path) -> None:
     assert "Traceback" not in log
 
 
+def test_whoever_dies_while_no_engine_is_there_is_replaced(model: Path) -> None:
+    with fresh(model, health_monitor=True, restart_pause=60) as server:
+        victims = server.children()
+        os.kill(victims.pop(FAKE_ENGINE), signal.SIGKILL)
+        until(lambda: not ready(server))
+        for victim in victims.values():
+            os.kill(victim, signal.SIGKILL)
+        until(lambda: len(server.children()) == 2 and not set(server.children().values()) & set(victims.values()))
+        assert sockets.call(server.port, "POST", "/echo", {"ids": [1]})[0] == 503, "no engine is there yet"
+        assert FAKE_ENGINE not in server.children()
+        assert server.stop() == 0
+
+
 def test_a_hung_engine_is_replaced(model: Path) -> None:
     options = {"fake_hang_token": 13}
     with fresh(model, health_monitor=True, watchdog_timeout=1, plugin_options=options) as server:

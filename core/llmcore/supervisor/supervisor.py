@@ -55,6 +55,7 @@ TICK_SECONDS = 0.25
 STATE_SECONDS = 1.0
 FAREWELL_SECONDS = 1.0
 """How long workers still answer (503) after the engine has died."""
+GONE = EngineGone("the engine has stopped")
 LAST_SECONDS = 2.0
 """How long a child that was told to end may take, on top of its grace."""
 
@@ -187,14 +188,12 @@ class Supervisor:
         """Until told to stop (0), or the engine is gone and there is to be no other (1)."""
         while not self._stops.count:
             self._turn()
-            self._replace(engine)
-            self._end_hung()
+            self._look_after(engine.load)
             if not engine.child.alive:
                 revived = self._revive(engine, engine_module)
                 if revived is None:
                     return 0 if self._stops.count else 1
                 engine = revived
-            self._report(engine.load)
         return 0
 
     def _revive(self, dead: Engine, engine_module: str) -> Engine | None:
@@ -213,12 +212,13 @@ class Supervisor:
             until = time.monotonic() + pause
             while time.monotonic() < until and not self._stops.count:
                 self._turn(until)
-                self._report(dead.load)
+                self._look_after(dead.load)
             if self._stops.count:
                 return None
             engine = dead = self._spawn_engine(engine_module)
             while engine.facts is None and engine.child.alive and not self._stops.count:
                 self._turn()
+                self._look_after(engine.load)
             if engine.facts is not None:
                 break
             if self._stops.count:
@@ -248,7 +248,7 @@ class Supervisor:
                 if served and not engine.child.alive:
                     served = False
                     logger.error("the engine %s; open requests end", self._failures.obituary(engine.child))
-                    self._workers.tell(EngineGone("the engine has stopped"))
+                    self._workers.tell(GONE)
         self._entrance.stop()
         for engine in self._engines:
             engine.tell(Shutdown())
@@ -292,6 +292,8 @@ class Supervisor:
                 for engine in self._called(sender):
                     engine.ready(body.facts)
             case WorkerReady():
+                if not any(engine.facts and engine.child.alive for engine in self._engines):
+                    self._workers.tell(GONE)  # it began while there was none
                 self._workers.ready(sender)
                 self._entrance.heard(sender)
                 self._admin.heard(sender)
@@ -326,6 +328,12 @@ class Supervisor:
             State(ready=not self._not_ready, reason=self._not_ready, load=load, page=self._sinks.page())
         )
 
+    def _look_after(self, load: Load) -> None:
+        """Whether the engine serves, is waited for, or loads: all others are kept running, and are told how it is."""
+        self._replace()
+        self._end_hung()
+        self._report(load)
+
     def _end_hung(self) -> None:
         """Kill what does not get on with its work; it is replaced like everything that dies."""
         seconds = self._config.server.watchdog_timeout
@@ -335,14 +343,15 @@ class Supervisor:
         for child in [*self._workers.hung(), *self._entrance.hung(), *self._admin.hung()]:
             self._failures.kill_hung(child, f"{child.name} was silent for {seconds} s")
 
-    def _replace(self, engine: Engine) -> None:
+    def _replace(self) -> None:
         """Start another worker, or end of TLS, for each that died."""
         for child in self._workers.reap():
             self._unwatch(child)
         for worker in self._workers.ended():
             logger.error("%s %s; starting another", worker.child.name, self._failures.obituary(worker.child))
             TALLIES.count("worker_restarts")
-            engine.tell(WorkerGone(worker.number))
+            for engine in self._engines:
+                engine.tell(WorkerGone(worker.number))
             self._unwatch(worker.child)
             self._workers.forget(worker)
         for part in (self._entrance, self._admin):
@@ -369,8 +378,8 @@ class Supervisor:
         """
         then = "the server ends" if pause is None else f"another starts in {pause:g} s"
         logger.error("the engine %s; %s", self._failures.obituary(engine.child), then)
-        self._workers.tell(EngineGone("the engine has stopped"))
-        self._not_ready = "the engine has stopped"
+        self._workers.tell(GONE)
+        self._not_ready = GONE.message
         self._publish_load(engine.load)
         if pause is None:
             self._wait_for_end(self._workers.children(), FAREWELL_SECONDS)

@@ -46,6 +46,21 @@ def refused(data: bytes, step: int | None = None) -> int:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (b"TE, close", "close"),
+        (b"keep-alive ,CLOSE", "close"),
+        (b"Upgrade,\tKeep-Alive", "keep-alive"),
+        (b"Upgrade, TE", ""),
+        (b"Close", "Close"),
+    ],
+)
+def test_a_wish_to_close_is_found_among_others(value: bytes, kept: str) -> None:
+    reader = read(head(b"Connection: " + value, first=b"GET / HTTP/1.1"))
+    assert reader.head is not None and reader.head.headers["CONNECTION"] == kept
+
+
 @pytest.mark.parametrize("step", [None, 1, 2, 3, 7])
 def test_a_request_with_a_body(step: int | None) -> None:
     data = head(b"X-Two:a", b"x-two: \tb \t", b"Content-Length: 5", b"X_Odd: y", first=b"POST /a%20b?c=%20d HTTP/1.1")

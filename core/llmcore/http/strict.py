@@ -65,6 +65,9 @@ def parse_head(data: bytes | bytearray, bounds: Bounds) -> Head:
     if host is not None and _HOST.fullmatch(host) is None:
         raise bad("The Host header is no host name or address, with or without a port.")
     _frame(head, bounds)
+    options = {option.strip() for option in headers.get("CONNECTION", "").lower().split(",")}
+    if len(options) > 1:  # "TE, close" closes too; whoever asks later compares the whole value
+        headers["CONNECTION"] = next((option for option in ("close", "keep-alive") if option in options), "")
     expect = headers.get("EXPECT")
     if expect is not None and minor == "1":
         if expect.lower() != "100-continue":

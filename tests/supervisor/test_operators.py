@@ -144,6 +144,17 @@ def test_a_server_gives_up_with_code_1(model: Path) -> None:
         assert "another starts in 0.1 s" in server.log.read_text()
 
 
+def test_it_is_not_ready_while_no_worker_is_there(model: Path) -> None:
+    with fresh(model) as server:
+        ask = partial(sockets.call, server.admin_port, "GET", "/ready")
+        until(lambda: ask()[0] == 200)
+        os.kill(server.children()["llmcore.http.worker"], signal.SIGKILL)
+        until(lambda: ask()[0] == 503)
+        assert orjson.loads(ask()[2])["reason"] == "no HTTP worker serves"
+        until(lambda: ask()[0] == 200)
+        assert server.stop() == 0
+
+
 # --- keys and origins, as a real client sees them --------------------------------------------------------------------
 
 

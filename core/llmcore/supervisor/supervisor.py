@@ -275,7 +275,7 @@ class Supervisor:
             if isinstance(ready, int):
                 self._poller.unregister(ready)  # a child that has ended; its pidfd would wake us for ever
         self._hear_all()
-        self._admin.tell(self._not_ready, self._engines, self._children(), self._sinks)
+        self._admin.tell(self._not_ready or self._workers.absence, self._engines, self._children(), self._sinks)
 
     def _hear_all(self) -> None:
         for message in self._control.drain():

@@ -120,6 +120,11 @@ class Workers:
         """Whether every worker accepts connections."""
         return all(worker.ready for worker in self._workers)
 
+    @property
+    def absence(self) -> str:
+        """Why nobody accepts connections, if so."""
+        return "" if any(worker.ready and worker.child.alive for worker in self._workers) else "no HTTP worker serves"
+
     def ended(self) -> list[Worker]:
         """Workers that have died and are not forgotten yet."""
         return [worker for worker in self._workers if not worker.child.alive]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -75,6 +76,8 @@ class Figures:
         """Samples, and what is true now."""
         try:
             since = float(req.get_param("since") or 0)
+            if not math.isfinite(since):
+                raise ValueError
         except ValueError:
             raise RequestError("since: give the time of a sample, a number", param="since") from None
         overview, verdict = self._board.overview, self._board.verdict()

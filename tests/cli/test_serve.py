@@ -104,3 +104,16 @@ def test_a_server_says_where_it_is_and_ends_in_order(model: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, rest = process.communicate(timeout=10)
     assert process.returncode == 0, rest
+
+
+def test_a_json_log_holds_nothing_else(model: Path) -> None:
+    process = serve(str(model), "--port", "0", "--log_format", "json")
+    assert process.stderr is not None
+    lines = [process.stderr.readline()]
+    while lines[-1] and "serving at" not in lines[-1]:
+        lines.append(process.stderr.readline())
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=10)
+    said = [json.loads(line) for line in [*lines, *rest.splitlines()]]
+    (summary,) = (line["summary"] for line in said if "summary" in line)
+    assert {"model", "kernels", "serving at"} <= set(summary)

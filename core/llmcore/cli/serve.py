@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,10 +12,12 @@ import click
 from llmcore import __version__
 from llmcore.cli.display import Stages, show_summary
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.config import check_model_dir
-from llmcore.logs import log_to_stderr
+from llmcore.config import Reports, check_model_dir
+from llmcore.logs import fields, log_to_stderr
 from llmcore.supervisor import Notices, serve
 from llmcore.wire import ModelFacts
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(cls=SettingsCommand)
@@ -29,22 +32,30 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
     config = with_model(resolved.config, model)
     config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
     log_to_stderr(config.reports, "supervisor")
-    with notices() as shown:
+    with notices(config.reports) as shown:
         ctx.exit(serve(config, shown))
 
 
 @contextmanager
-def notices() -> Iterator[Notices]:
-    """What a terminal shows of a start."""
+def notices(reports: Reports) -> Iterator[Notices]:
+    """What is said of a start: to people, or, where no terminal is and the log is JSON, in one line of it."""
     stages = Stages()
+    as_json = reports.log_format == "json" and not stages.console.is_terminal
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if not as_json:
+            stages.update(stage, done, total)
 
     def ready(url: str, facts: ModelFacts) -> None:
         stages.close()
         rows = [*facts.report, ("fits", _fits(facts)), ("OpenAI API", f"{url}/v1"), ("serving at", url)]
-        show_summary(f"llmcore {__version__}", rows, stages.console)
+        if as_json:
+            logger.info("serving at %s", url, extra=fields(summary=dict(rows)))
+        else:
+            show_summary(f"llmcore {__version__}", rows, stages.console)
 
     try:
-        yield Notices(progress=stages.update, ready=ready)
+        yield Notices(progress=progress, ready=ready)
     finally:
         stages.close()
 

@@ -50,6 +50,6 @@ def command(ctx: click.Context, resolved: Resolved, step_ms: float, context: int
         config = replace(resolved.config, model=replace(resolved.config.model, model_dir=str(model)))
         config = with_faults(config) if fault_injection else config
         log_to_stderr(config.reports, "supervisor")
-        with notices() as shown:
+        with notices(config.reports) as shown:
             code = serve(config, shown)
     ctx.exit(code)

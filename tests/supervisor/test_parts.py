@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -97,6 +98,15 @@ class TestRunDirectory:
         directory = RunDirectory("tcp://")
         assert directory.address("engine").startswith("tcp://127.0.0.1:")
         directory.remove()
+
+    def test_cleaners_of_tmp_are_told_that_it_is_in_use(self) -> None:
+        directory = RunDirectory("ipc:///tmp/")
+        seen = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
+        with pytest.raises(BlockingIOError):  # what systemd-tmpfiles tries before it looks into one
+            fcntl.flock(seen, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        directory.remove()
+        fcntl.flock(seen, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(seen)
 
     def test_what_a_killed_server_left_is_removed_and_what_runs_is_not(self) -> None:
         alive = RunDirectory("ipc:///tmp/")

@@ -34,6 +34,9 @@ class RunDirectory:
             remove_stale(root)
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
             self._lock = _locked(self.path)
+            # systemd-tmpfiles leaves a locked directory, whatever its age: without its sockets nothing can be replaced
+            self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._hold, fcntl.LOCK_EX)
         except OSError as error:
             fix = "set TMPDIR to a directory" if self._tcp else "--zmq_mode tcp:// needs none there, but TMPDIR"
             raise ConfigError(
@@ -66,6 +69,7 @@ class RunDirectory:
     def remove(self) -> None:
         """Delete the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._hold)
         os.close(self._lock)
 
 

@@ -3,13 +3,17 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from llmcore.bridge import Load
 from llmcore.errors import ConfigError
+from llmcore.protocols import MetricSink
 from llmcore.supervisor import listener
-from llmcore.supervisor.figures import ThroughputLog
+from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.watchdog import Watchdog
 from llmcore.wire import Snapshot
@@ -127,6 +131,15 @@ class TestRunDirectory:
         directory.remove()
         assert kept is not None and kept.read_text() == "stacks"
         assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_metric_sink_that_exits_ends_no_server() -> None:
+    def leave(*_: object) -> None:
+        sys.exit(3)
+
+    sinks = Sinks.__new__(Sinks)
+    sinks._sinks = [("odd", cast(MetricSink, SimpleNamespace(snapshot=leave)))]
+    sinks._each(lambda sink: sink.snapshot(Load()))
 
 
 class TestThroughputLog:

@@ -80,7 +80,7 @@ class Sinks:
         for plugin, sink in self._sinks:
             try:
                 call(sink)
-            except Exception:
+            except BaseException:  # an exit of a plugin would end the server
                 TALLIES.count("plugin_failures", plugin, "metric sink")
                 logger.exception("the metric sink of plugin %r failed", plugin)
 

@@ -257,11 +257,12 @@ def test_a_killed_supervisor_leaves_no_process(model: Path) -> None:
 # --- how it stops ------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_lets_requests_finish(model: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_requests_finish(model: Path, number: signal.Signals) -> None:
     with fresh(model) as server:
         children = server.children()
         with open_stream(server, 100) as stream:
-            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(number)
             data = read_all(stream)
         assert data.endswith(b"0\r\n\r\n") and data.count(b"data: ") >= 99
         assert server.process.wait(10) == 0

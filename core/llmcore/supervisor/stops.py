@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What service managers, terminals and terminals that go away send."""
+
+
 class Stopped(Exception):
     """The process was asked to stop in the middle of something that waits."""
 
@@ -21,14 +25,15 @@ class Stops:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Inside, SIGTERM and SIGINT count and do nothing else."""
+        """Inside, SIGNALS count and do nothing else, but for those that are ignored, as SIGHUP is under nohup."""
 
         def on_signal(number: int, frame: object) -> None:
             self.count += 1
             if self._interrupts:
                 raise Stopped
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, on_signal) for number in heeded}
         try:
             yield
         finally:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What service managers, terminals and terminals that go away send."""
 

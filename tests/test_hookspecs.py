@@ -164,7 +164,7 @@ def test_hook_register_weight_loaders(tmp_path: Path) -> None:
     np.save(tmp_path / "lm_head.weight.npy", np.ones((3, 2), np.float32))
     assert check_plugin(registry, "register_weight_loaders", [tmp_path])
     sizes = load(registry.find(specs.WeightLoaderSpec, "npy").open)(tmp_path).sizes()
-    assert sizes == {"lm_head.weight": ((3, 2), "f32")}
+    assert sizes == {"lm_head.weight": ((3, 2), "F32")}
 
 
 def test_hook_register_quant_methods(tmp_path: Path) -> None:

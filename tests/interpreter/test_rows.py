@@ -222,15 +222,23 @@ def test_filling_samples_stay_within_their_history() -> None:
     n_query = torch.cat((torch.tensor([1]), torch.zeros(299))).int()
     tokens = torch.arange(300, dtype=torch.int32) + 10
     run = made(context("step_outputs", bucket=4))
-    finite = torch.arange(300) % 3 > 0
+    finite = torch.arange(300) % 3 < 2
     for _ in range(3):
         read = run((history, lengths, computed), request, n_query, request, tokens, finite)
-    assert read.tolist() == [t if t % 3 != 1 else -1 - t for t in range(10, 310)]
+    assert read.tolist() == [t if t % 3 else -1 - t for t in range(10, 310)]
     assert lengths.tolist() == [1, 4, 4]
     assert computed.tolist() == [0, 5, 0]
     assert history[1].tolist() == [0, 0, 10, 10]
     assert history[0].tolist() == [0] * 4
-    assert history[2, :3].tolist() == [0] * 3 and int(history[2, 3]) in tokens[1:].tolist()
+    assert history[2, :3].tolist() == [0] * 3 and int(history[2, 3]) in (0, *tokens[1:][finite[1:]].tolist())
+
+
+def test_what_was_drawn_of_a_row_that_is_not_finite_is_never_read() -> None:
+    history, counts = torch.full((2, 4), 7, dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
+    both = torch.tensor([0, 1], dtype=torch.int32)
+    drawn, finite = torch.tensor([5, 1 << 30], dtype=torch.int32), torch.tensor([True, False])
+    read = made(context("step_outputs"))((history, counts, counts.clone()), both, both * 0 + 1, both, drawn, finite)
+    assert history.tolist() == [[7, 5, 7, 7], [7, 7, 0, 7]] and read.tolist() == [5, ~(1 << 30)]
 
 
 def test_a_step_that_samples_nothing() -> None:

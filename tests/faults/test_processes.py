@@ -55,6 +55,16 @@ def streams(house: House, count: int, n_tokens: int = 4000) -> Iterator[list[soc
         yield socks
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing meanwhile: whoever connects gets another worker."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def rest(sock: socket.socket) -> bytes:
     """What still comes, until the server closes or cuts the connection."""
     data = b""
@@ -79,26 +89,25 @@ def is_ready(house: House) -> bool:
 
 
 def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse) -> None:  # row 59
-    with make_house(httpserver_workers=2) as house, streams(house, 12) as socks:
+    with make_house(httpserver_workers=2) as house, ExitStack() as stack:
         before = house.server.children()
+        with stopped(before[WORKER]):
+            others = stack.enter_context(streams(house, 6))
+        with stopped(before[WORKER + "#2"]):
+            mine = stack.enter_context(streams(house, 6))
         os.kill(before[WORKER], signal.SIGKILL)
         killed = time.monotonic()
         until(lambda: before[WORKER] not in house.server.children().values(), "it is noticed", 1)
-        time.sleep(0.1)
-        cut = 0
-        for sock in socks:
-            sock.setblocking(False)
-            try:
-                while more := sock.recv(1 << 20):
-                    del more
-                cut += 1
-            except ConnectionResetError:
-                cut += 1
-            except BlockingIOError:
-                pass
-        assert 0 < cut < len(socks)
+        for sock in mine:
+            rest(sock)
         assert time.monotonic() - killed < 1.0
-        for sock in socks:
+        for sock in others:
+            sock.settimeout(0.0)
+            with suppress(BlockingIOError):
+                while sock.recv(1 << 20):
+                    pass
+            sock.settimeout(5.0)
+            assert sock.recv(1 << 20), "it goes on"
             sock.close()
         until(lambda: len(house.server.children()) == len(before), "another worker")
         assert house.server.children()[ENGINE_MODULE] == before[ENGINE_MODULE]

@@ -202,7 +202,9 @@ class Measured:
         return Generation(self._front, reply, job)
 
     def _writer(self, generation: Generation) -> StreamWriter:
-        return StreamWriter(self._front, generation, ChatShape(self._front), logprobs=False, options=None)
+        return StreamWriter(
+            self._front, generation, ChatShape(self._front, None), logprobs=False, ids=False, options=None
+        )
 
 
 def model_path(given: Path) -> Path:

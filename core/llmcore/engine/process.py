@@ -192,11 +192,11 @@ class EngineProcess:
         self._control.send(ToSupervisor(self._launch.name, body))
 
 
-def main() -> int:
+def main(kind: type[EngineProcess] = EngineProcess) -> int:
     """The process; its exit code."""
     launch = child.begin(EngineLaunch)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    process = EngineProcess(launch, context)
+    process = kind(launch, context)
     signal.signal(signal.SIGTERM, process.stop)
     try:
         process.run()

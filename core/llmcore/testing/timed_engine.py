@@ -7,17 +7,15 @@ that was the last one, no slot may be live either.
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from dataclasses import dataclass
 
 import zmq
 
-from llmcore import child
 from llmcore.bridge import Abort
 from llmcore.engine.engine import Engine, Events
-from llmcore.engine.process import EngineProcess
+from llmcore.engine.process import EngineProcess, main
 from llmcore.wire import EngineLaunch, ToEngine
 
 
@@ -68,20 +66,5 @@ class TimedEngine(EngineProcess):
         self._leaving = still
 
 
-def main() -> int:
-    """The process; its exit code."""
-    launch = child.begin(EngineLaunch)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    process = TimedEngine(launch, context)
-    signal.signal(signal.SIGTERM, process.stop)
-    try:
-        process.run()
-    except Exception as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
-        child.report_failure(launch, error)
-        return 1
-    context.term()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(TimedEngine))

@@ -1,18 +1,23 @@
 """A server under mixed load for as long as you like: does anything grow?
 
-    python benchmarks/soak.py [--minutes 10] [--clients 24] [--workers 2]
+    python benchmarks/soak.py [--minutes 10] [--rate 0] [--clients 24] [--workers 2]
 
 The server is `llmcore testserver`'s (supervisor, HTTP workers, the engine with the fake model). Its clients ask for
 streams and whole answers of every length in two dialects, over kept and fresh connections; ABORTED of them leave in
-the middle, SHORT want one token, and some ask for what is refused. The first WARM_REQUESTS per worker fill pools and
-caches; `--minutes` begin after them. Every minute and at the end a row per process says how its memory grows (MB per
-hour, least squares over all samples after the warm-up, with the standard error), and how many threads and descriptors
-it has; a row for the server, its live KV slots and requests while nothing is asked.
+the middle, SHORT want one token, some ask for what is refused, and some bring a step that finds no memory: once, so
+that they and all beside them are answered, or always, so that they alone get 503. Every answer is compared with the
+one that the model must give. `--rate` is how many requests they send per second together (0: as fast as they can).
 
-Exit code 1 when something grows: memory by more than GROWTH_MB per hour, beyond three standard errors and by more
-than RESOLUTION_MB; threads or descriptors beyond what they were after the warm-up; live slots or requests while
-nothing is asked; answers that are wrong or missing; a process that was replaced. The last line says which growth this
-run was long enough to see: half an hour sees GROWTH_MB per hour.
+The run's first part, WARM_REQUESTS per worker, fills pools and caches; its second, `--minutes` long, counts. Every
+minute and at the end a row per process says how its memory grows in the second part (MB per hour; the median of the
+slopes between all pairs of points, after Theil and Sen, and between which slopes 95 % of such medians lie), how many
+threads and descriptors it has; a row for the server, its live KV slots and requests while nothing is asked, and the
+cores that all of it takes, clients included.
+
+Exit code 1 when something grows: memory by GROWTH_MB per hour or more; threads or descriptors beyond what they were
+after the warm-up; live slots or requests while nothing is asked; answers that are wrong or missing; a process that was
+replaced. A short run cannot tell GROWTH_MB per hour from one piece of memory taken late (RESOLUTION_MB), and asks for
+more before it says so; its last line says from which growth on, and how long a run must be for GROWTH_MB.
 """
 
 from __future__ import annotations
@@ -20,7 +25,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
+import statistics
 import sys
 import tempfile
 import threading
@@ -28,15 +35,15 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 
 from llmcore.testing import fake_answer, write_fake_model
 from llmcore.testing.server import RunningServer, serving
 from llmcore.testing.sockets import call, connect, read_reply, request
-from processes import Figures, figures
+from processes import Figures, Window, figures
 
-ABORTED, SHORT, REFUSED = 0.3, 0.2, 0.05
+ABORTED, SHORT, REFUSED, FAULTY = 0.3, 0.2, 0.05, 0.01
 GROWTH_MB = 1.0
 RESOLUTION_MB = 0.5
 """An allocator asks for memory in pieces up to this large; less than one is no growth."""
@@ -48,12 +55,35 @@ SPARE = 3
 """Threads and descriptors that a process may have beyond what it had after the warm-up."""
 
 SAMPLE_SECONDS = 2.0
+POINTS = 60
+"""Samples of the second part are joined to this many points, each the median of its time: what a crowd of requests
+takes for a moment is no growth."""
+
 PATIENCE = 60.0
 
 VOCABULARY = 94
 LONGEST = 600
 """Prompts and answers are up to this long, in tokens, most of them short, so that there are many; together they do not
 fit the cache, so that it evicts."""
+
+FAULTS = {"oom": VOCABULARY, "oom_once": VOCABULARY + 1}
+"""Tokens that no other prompt has, for steps that find no memory."""
+
+
+class Pace:
+    """So many requests per second, whoever sends them; 0: as many as there are. For any thread."""
+
+    def __init__(self, rate: float) -> None:
+        self._gap = 1 / rate if rate else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self, over: threading.Event) -> None:
+        """For this request's turn, or the end."""
+        with self._lock:
+            turn = max(self._next, time.monotonic())
+            self._next = turn + self._gap
+        over.wait(turn - time.monotonic())
 
 
 @dataclass
@@ -78,13 +108,16 @@ class Tally:
 
 
 class Client(threading.Thread):
-    """Sends one request after the other until `over`, and rests while `resting` is set."""
+    """Sends one request after the other at `pace` until `over`, and rests while `resting` is set."""
 
-    def __init__(self, port: int, seed: int, tally: Tally, over: threading.Event, resting: threading.Event) -> None:
+    def __init__(
+        self, port: int, seed: int, tally: Tally, pace: Pace, over: threading.Event, resting: threading.Event
+    ) -> None:
         super().__init__(name=f"client-{seed}")
         self._port = port
         self._rng = random.Random(seed)
         self._tally = tally
+        self._pace = pace
         self._over = over
         self._resting = resting
 
@@ -103,14 +136,18 @@ class Client(threading.Thread):
     def _request(self) -> None:
         rng = self._rng
         if rng.random() < REFUSED:
+            self._pace.wait(self._over)
             status, _, answer = call(self._port, "POST", "/generate", {"inputs": [1], "parameters": {"top_p": 7}})
             self._check(status == 400, "refused", f"{status} {answer[:200]!r} for a bad top_p")
             return
         prompt = [rng.randrange(VOCABULARY) for _ in range(_length(rng))]
+        if faulty := rng.random() < FAULTY:
+            prompt.append(rng.choice(list(FAULTS.values())))
         wanted = 1 if rng.random() < SHORT else 1 + _length(rng)
         asked = rng.choice((self._openai, self._lightllm))(prompt, wanted)
         with connect(self._port, PATIENCE) as sock:
             for _ in range(rng.choice((1, 1, 3))):
+                self._pace.wait(self._over)
                 sock.sendall(asked)
                 if rng.random() < ABORTED:
                     if rng.random() < 0.7:
@@ -119,9 +156,13 @@ class Client(threading.Thread):
                     self._tally.add("aborted")
                     return
                 status, headers, answer = read_reply(sock)
-                text = "".join(chr(33 + token) for token in fake_answer(prompt, wanted))
-                self._check(status == 200 and text == _text(answer), "answered", f"{status} {answer[:200]!r}")
-                if headers.get("connection") == "close" or self._resting.is_set():
+                if faulty and prompt[-1] == FAULTS["oom"]:
+                    self._check(status == 503, "without memory", f"{status} {answer[:200]!r} for a step out of memory")
+                else:
+                    text = "".join(chr(33 + token) for token in fake_answer(prompt, wanted))
+                    right = status == 200 and text == _text(answer)
+                    self._check(right, "tried again" if faulty else "answered", f"{status} {answer[:200]!r}")
+                if headers.get("connection") == "close" or self._resting.is_set() or self._over.is_set():
                     return
 
     def _openai(self, prompt: list[int], wanted: int) -> bytes:
@@ -166,48 +207,55 @@ class Watched:
     pid: int
     samples: list[tuple[float, Figures]] = field(default_factory=list)
 
-    def slope(self, since: float) -> tuple[float, float]:
-        """MB per hour from `since` on, and its standard error."""
-        points = [(hours, now.rss_mb) for hours, now in self.samples if hours >= since]
-        if len(points) < 8:
-            return 0.0, math.inf
-        n = len(points)
-        middle, mean = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-        spread = sum((x - middle) ** 2 for x, _ in points)
-        slope = sum((x - middle) * (y - mean) for x, y in points) / spread
-        rest = sum((y - mean - slope * (x - middle)) ** 2 for x, y in points)
-        # Samples follow each other, so errors do too; the number of independent ones is what lag 1 leaves of them.
-        errors = [y - mean - slope * (x - middle) for x, y in points]
-        lag = sum(a * b for a, b in pairwise(errors)) / rest if rest else 0.0
-        independent = max(3.0, n * (1 - lag) / (1 + lag)) if lag < 1 else 3.0
-        return slope, math.sqrt(rest / n / (independent - 2) / (spread / n)) if rest else 0.0
+    def slope(self, since: float) -> tuple[float, float, float]:
+        """MB per hour from `since` on, and between what it lies."""
+        settled = [(hours, now.rss_mb) for hours, now in self.samples if hours >= since]
+        size = math.ceil(len(settled) / POINTS) or 1
+        parts = [settled[i : i + size] for i in range(0, len(settled), size)]
+        return theil_sen(
+            [(statistics.mean(x for x, _ in part), statistics.median(y for _, y in part)) for part in parts]
+        )
 
     def grows(self, since: float) -> list[str]:
         """What of it does."""
         settled = [now for hours, now in self.samples if hours >= since]
         if not settled:
             return []
-        slope, error = self.slope(since)
+        slope, low, high = self.slope(since)
         found = []
-        if slope > 3 * error and slope > seen(self.samples[-1][0] - since):
-            found.append(f"{self.name}: memory by {slope:.1f} MB/h")
+        if slope >= seen(self.samples[-1][0] - since):
+            found.append(f"{self.name}: memory by {slope:.1f} MB/h ({low:.1f} to {high:.1f})")
         third = max(1, len(settled) // 3)
         for what in ("threads", "descriptors"):
-            before, after = (min(getattr(now, what) for now in part) for part in (settled[:third], settled[-third:]))
+            first, last = ([getattr(now, what) for now in part] for part in (settled[:third], settled[-third:]))
+            before, after = statistics.median(first), statistics.median(last)
             if after > before + SPARE:
-                found.append(f"{self.name}: {what} from {before} to {after}")
+                found.append(f"{self.name}: {what} from {before:g} to {after:g}")
         return found
 
 
+def theil_sen(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """The median slope between any two of `points`, and the two between which it lies in 95 of 100 cases: as many
+    slopes to both sides of it as Kendall's rank correlation leaves to chance (Sen, 1968)."""
+    slopes = sorted((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2))
+    if not slopes:
+        return 0.0, -math.inf, math.inf
+    n = len(points)
+    beside = math.ceil(1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18) / 2)
+    low, high = len(slopes) // 2 - beside, (len(slopes) - 1) // 2 + beside
+    inside = low >= 0 and high < len(slopes)
+    return statistics.median(slopes), *((slopes[low], slopes[high]) if inside else (-math.inf, math.inf))
+
+
 def seen(hours: float) -> float:
-    """The growth, in MB per hour, beyond which a run of that length after the warm-up calls it one."""
+    """The growth, in MB per hour, from which on a second part of that length calls it one."""
     return max(GROWTH_MB, RESOLUTION_MB / hours)
 
 
 class Soak:
     """The server, its clients and what was seen of both. `warm_requests`: after how many the time begins to count."""
 
-    def __init__(self, server: RunningServer, clients: int, seconds: float, warm_requests: int) -> None:
+    def __init__(self, server: RunningServer, clients: int, pace: Pace, seconds: float, warm_requests: int) -> None:
         self._server = server
         self._seconds = seconds
         self._warm_requests = warm_requests
@@ -216,10 +264,14 @@ class Soak:
         self._held: dict[str, float] = {}
         self._tally = Tally()
         self._over, self._resting = threading.Event(), threading.Event()
-        self._clients = [Client(server.port, i, self._tally, self._over, self._resting) for i in range(clients)]
+        self._clients = [Client(server.port, i, self._tally, pace, self._over, self._resting) for i in range(clients)]
         pids = {"supervisor": server.process.pid, **server.children()}
         self._watched = [Watched(name.removeprefix("llmcore."), pid) for name, pid in pids.items()]
         self._left: list[str] = []
+        self._window = self._new_window()
+
+    def _new_window(self) -> Window:
+        return Window([os.getpid(), *(watched.pid for watched in self._watched)])
 
     def run(self) -> list[str]:
         """What grew."""
@@ -277,30 +329,45 @@ class Soak:
 
     def _print(self, minutes: float) -> None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._tally.counts.items()))
-        print(f"after {minutes:.1f} min: {counts}; at rest: {self._held}")
-        print(f"  {'process':16}{'RSS MB':>9}{'MB/h':>9}{'+-':>7}{'threads':>9}{'descriptors':>13}")
+        held = ", ".join(f"{name.removeprefix('llmcore_')} {value:.0f}" for name, value in self._held.items())
+        try:
+            cores, others = self._window.cores()
+            self._window = self._new_window()
+            used = f"{sum(cores.values()):.2f} cores, others {others:.2f}"
+        except OSError:
+            used = "a process has ended"
+        print(f"after {minutes:.1f} min: {counts}; at rest: {held}; {used}")
+        print(f"  {'process':16}{'RSS MB':>9}{'MB/h':>9}{'from':>8}{'to':>8}{'threads':>9}{'descriptors':>13}")
         for watched in self._watched:
             now = watched.samples[-1][1]
-            slope, error = watched.slope(self._warm)
-            sizes = f"{now.rss_mb:9.1f}{slope:9.1f}{error:7.1f}{now.threads:9}{now.descriptors:13}"
+            slope, low, high = watched.slope(self._warm)
+            sizes = f"{now.rss_mb:9.1f}{slope:9.1f}{low:8.1f}{high:8.1f}{now.threads:9}{now.descriptors:13}"
             print(f"  {watched.name:16}{sizes}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="after the warm-up")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests per second, of all clients")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_fake_model(Path(scratch) / "fake", step_delay=0.001)
+        model = write_fake_model(Path(scratch) / "fake", step_delay=0.001, faults=FAULTS)
         settings = {"httpserver_workers": arguments.workers, "max_total_token_num": 20_000}
         with serving(model, disable_log_stats=True, **settings) as server:
             warm = WARM_REQUESTS * arguments.workers
-            grown = Soak(server, arguments.clients, arguments.minutes * 60, warm).run()
+            pace = Pace(arguments.rate)
+            grown = Soak(server, arguments.clients, pace, arguments.minutes * 60, warm).run()
     for what in grown:
         print(f"GROWS OR WRONG: {what}")
-    print("something grows" if grown else f"nothing grows by more than {seen(arguments.minutes / 60):.1f} MB per hour")
+    told = seen(arguments.minutes / 60)
+    print("something grows" if grown else f"nothing grows by {told:.1f} MB per hour or more")
+    if told > GROWTH_MB:
+        needed = RESOLUTION_MB / GROWTH_MB * 60
+        print(
+            f"{arguments.minutes:g} min do not tell less from nothing: {GROWTH_MB:g} MB per hour takes {needed:g} min"
+        )
     return 1 if grown else 0
 
 

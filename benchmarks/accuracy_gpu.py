@@ -14,7 +14,9 @@ batch       under --deterministic: answers alone, and in a batch of 64 with pref
 from __future__ import annotations
 
 import argparse
+import math
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -156,21 +158,23 @@ def long(bench: Bench) -> Iterator[Line]:
 
 
 def perplexity(bench: Bench) -> Iterator[Line]:
-    """Over whole windows of text."""
-    window, most = (128, 2) if bench.small else (2048, 8)
+    """Over whole windows of text; ± is the standard error of the ratio, from its spread between windows."""
+    window, most = (128, 2) if bench.small else (2048, 40)
     tokens = text_ids(bench.smollm2)
     windows = [tokens[start : start + window] for start in range(0, len(tokens) - window, window)][:most]
     # a few hundred tokens are too few to average bf16's rounding
     for data_type in ("fp32",) if bench.small else ("fp32", "bf16"):
         theirs, ours = bench.theirs(data_type), bench.model(bench.smollm2, data_type, window + 64)
-        expected = surprise(windows, lambda part, model=theirs: their_logits(model, part, window))
-        got = surprise(windows, lambda part, model=ours: model.all_logits(part))
-        off = got / expected - 1
-        limit = f"{expected:.4f} ± {PERPLEXITY_LIMIT:.1%}"
+        expected = surprises(windows, lambda part, model=theirs: their_logits(model, part, window))
+        got = surprises(windows, lambda part, model=ours: model.all_logits(part))
+        apart = [mine - their for mine, their in zip(got, expected, strict=True)]
+        off = math.expm1(statistics.fmean(apart))
+        error = statistics.stdev(apart) / math.sqrt(len(apart))
+        theirs_is = math.exp(statistics.fmean(expected))
         yield Line(
             f"perplexity in {data_type}, {len(windows)} windows of {window}",
-            f"{got:.4f} ({off:+.3%})",
-            limit,
+            f"{theirs_is * (1 + off):.4f} ({off:+.3%} ± {error:.3%})",
+            f"{theirs_is:.4f} ± {PERPLEXITY_LIMIT:.1%}",
             abs(off) <= PERPLEXITY_LIMIT,
         )
 
@@ -222,7 +226,7 @@ def batch(bench: Bench) -> Iterator[Line]:
 
 def text_ids(model: str) -> list[int]:
     """The repository's documentation, as the model's tokens."""
-    text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
     specs = [spec for spec, _ in registry_for_tests().specs(TokenizerSpec)]
     settings = make_config(model_dir=model).model
     with tempfile.TemporaryDirectory() as folder:
@@ -262,15 +266,14 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).norm() / expected.norm())
 
 
-def surprise(windows: Sequence[Sequence[int]], model: Callable[[Sequence[int]], torch.Tensor]) -> float:
-    """Perplexity of the windows' tokens after their first."""
-    total, count = 0.0, 0
+def surprises(windows: Sequence[Sequence[int]], model: Callable[[Sequence[int]], torch.Tensor]) -> list[float]:
+    """Per window, the mean negative log-likelihood of its tokens after the first."""
+    found = []
     for part in windows:
         scores = model(part)[:-1].log_softmax(-1)
         target = torch.tensor(list(part[1:]), device=scores.device)
-        total -= float(scores.gather(1, target[:, None]).double().sum())
-        count += len(target)
-    return float(torch.tensor(total / count).exp())
+        found.append(-float(scores.gather(1, target[:, None]).double().mean()))
+    return found
 
 
 def answers(llm: LLM, prompts: Sequence[Sequence[int]], new: int) -> tuple[list[list[int]], float]:

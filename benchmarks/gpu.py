@@ -6,8 +6,9 @@ Random weights from a config.json alone, nothing is fetched. The prefix cache is
 Prints the start-up summary, every row as it is measured, and the whole table last. `start_cold` and `start_warm` start
 the engine in two further processes first, the first of them with no compiled kernels at hand; both count from the
 start of the process. Beside decode steps stand the bytes and flops that their ops declare, with the experts that a
-mixture really reads, counted in an engine of its own. `--shrink 100` divides batches and lengths, to try the script
-itself on any machine.
+mixture really reads, counted in an engine of its own. `--bound` runs every row once more, step by step, beside what
+these steps would take with nothing but the linears, attention and copies that this GPU keeps up for seconds (of dense
+models). `--shrink 100` divides batches and lengths, to try the script itself on any machine.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
     parser.add_argument("--profile", action="store_true", help="also profile decode steps and an eager step")
+    parser.add_argument("--bound", action="store_true", help="also print what bounds every row of a dense model")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--start-only", action="store_true", help=argparse.SUPPRESS)
@@ -160,14 +162,17 @@ def main() -> int:
 
 def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found: dict[str, Spread]) -> int:
     """Everything in this process; 0 where every row was measured."""
+    import gpu_bound
     import torch
 
     limits: dict[str, float] = {}
     profiled = None
+    shape = gpu_bound.Shape.of(Path(config.model.model_dir or "")) if options.bound else None
     if torch.cuda.is_available():
         from gpu_ceilings import ceilings
 
         limits = ceilings()
+    best = gpu_bound.sustained(shape) if shape else None
     with BenchEngine(config) as engine:
         report = dict(engine.facts.report)
         for label, text in report.items():
@@ -177,6 +182,7 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
         found |= measure(rows, bench)
         if options.profile and all(row.key in found for row in rows):
             profiled = profile(engine)
+        bounds = gpu_bound.beside(bench, [row for row in rows if row.key in found], best) if best else []
         known, ready = versions(engine.registry), engine.ready
         info = pick_device(engine.registry, config.model.device).info
     del engine, bench
@@ -188,8 +194,7 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
     for name, value in limits.items():
         print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip][name]})")
     print("\n".join(table(rows, found, peers)), flush=True)
-    for line in shares:
-        print(gpu_floor.text(line), flush=True)
+    print("\n".join([*(best.lines() if best else ()), *bounds, *map(gpu_floor.text, shares)]), flush=True)
     if options.json:
         content = {
             "model": options.model,
@@ -200,6 +205,7 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
             "ready_s": ready,
             "ceilings": limits,
             "rows": {key: asdict(spread) for key, spread in found.items()},
+            "sustained": None if best is None else asdict(best),
             "decode_floor": shares,
             "profile": profiled,
         }

@@ -33,12 +33,17 @@ class Bench:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `measure` is None for what is measured in processes of its own."""
+    """One line of the table; `measure` is None for what is measured in processes of its own.
+
+    `loads`: what is submitted, to be looked at step by step; `figure` makes the line's figure of their seconds.
+    """
 
     key: str
     title: str
     unit: str
     measure: Callable[[Bench], Spread] | None
+    loads: Callable[[Bench], Sequence[Sequence[Lengths]]] = lambda _: ()
+    figure: Callable[[Bench, Sequence[float]], float] = lambda _, seconds: seconds[0]
 
     @property
     def better(self) -> int:
@@ -49,23 +54,41 @@ class Row:
 def decode(batch: int) -> Row:
     """(T(in 512, out 129) - T(in 512, out 1)) / 128."""
 
+    def steps(bench: Bench) -> int:
+        return max(2, bench.n(128))
+
     def measure(bench: Bench) -> Spread:
-        output = 1 + max(2, bench.n(128))
-        found = measure_latency(bench.engine, bench.n(batch), bench.n(512), output, repeats=bench.repeats, warmup=2)
+        found = measure_latency(
+            bench.engine, bench.n(batch), bench.n(512), 1 + steps(bench), repeats=bench.repeats, warmup=2
+        )
         return found.step.scaled(1e3)
 
-    return Row(f"decode_{batch}", f"decode step, batch {batch}", "ms", measure)
+    def loads(bench: Bench) -> list[list[Lengths]]:
+        return [[(bench.n(512), output)] * bench.n(batch) for output in (1 + steps(bench), 1)]
+
+    def figure(bench: Bench, seconds: Sequence[float]) -> float:
+        return (seconds[0] - seconds[1]) / steps(bench) * 1e3
+
+    return Row(f"decode_{batch}", f"decode step, batch {batch}", "ms", measure, loads, figure)
 
 
-def rate(lengths: Sequence[Lengths], seconds: Spread, outputs: bool) -> Spread:
-    """Tokens per second, of prompts alone or of both."""
-    tokens = sum(prompt + (output if outputs else 0) for prompt, output in lengths)
-    return Spread(tokens / seconds.median, tokens / seconds.high, tokens / seconds.low)
+def rate(key: str, title: str, count: int, lengths: Lengths, warmup: tuple[int, Lengths]) -> Row:
+    """Tokens per second of `count` requests at once: of prompts and answers, or of prompts where answers are one."""
 
+    def load(bench: Bench) -> list[Lengths]:
+        return bench.requests(count, *lengths)
 
-def prefill(bench: Bench) -> Spread:
-    lengths = bench.requests(32, 4096, 1)
-    return rate(lengths, bench.seconds(lengths, bench.requests(8, 4096, 1)), outputs=False)
+    def per_second(bench: Bench, seconds: float) -> float:
+        prompt, output = load(bench)[0]
+        return len(load(bench)) * (prompt + (output if lengths[1] > 1 else 0)) / seconds
+
+    def measure(bench: Bench) -> Spread:
+        found = bench.seconds(load(bench), bench.requests(warmup[0], *warmup[1]))
+        return Spread(*(per_second(bench, seconds) for seconds in (found.median, found.high, found.low)))
+
+    return Row(
+        key, title, "tok/s", measure, lambda bench: [load(bench)], lambda bench, took: per_second(bench, took[0])
+    )
 
 
 def first_token(bench: Bench) -> Spread:
@@ -73,26 +96,33 @@ def first_token(bench: Bench) -> Spread:
     return bench.seconds(lengths, lengths * 2, 3 * bench.repeats).scaled(1e3)
 
 
-def chat_mix(bench: Bench) -> Spread:
-    return bench.seconds(chat(bench.n(1000)).lengths, chat(bench.n(400)).lengths)
+def chats(bench: Bench) -> tuple[Lengths, ...]:
+    return chat(bench.n(1000)).lengths
 
 
-def throughput(bench: Bench) -> Spread:
-    lengths = bench.requests(512, 1024, 128)
-    return rate(lengths, bench.seconds(lengths, bench.requests(128, 1024, 32)), outputs=True)
-
-
-def long_prompts(bench: Bench) -> Spread:
-    return bench.seconds(bench.requests(16, 6144, 256), bench.requests(16, 2048, 32))
+def long_prompts(bench: Bench) -> list[Lengths]:
+    return bench.requests(16, 6144, 256)
 
 
 ROWS = (
     *(decode(batch) for batch in (1, 8, 32, 64, 128, 256)),
-    Row("prefill", "prefill, 32 x 4,096", "tok/s", prefill),
+    rate("prefill", "prefill, 32 x 4,096", 32, (4096, 1), (8, (4096, 1))),
     Row("first_token", "first token of one 512-token prompt", "ms", first_token),
-    Row("chat", "chat mix, 1,000 at once", "s", chat_mix),
-    Row("throughput", "512 x (1,024 in, 128 out), in + out", "tok/s", throughput),
-    Row("long", "16 x (6,144 in, 256 out)", "s", long_prompts),
+    Row(
+        key="chat",
+        title="chat mix, 1,000 at once",
+        unit="s",
+        measure=lambda bench: bench.seconds(chats(bench), chats(bench)),
+        loads=lambda bench: [chats(bench)],
+    ),
+    rate("throughput", "512 x (1,024 in, 128 out), in + out", 512, (1024, 128), (128, (1024, 32))),
+    Row(
+        key="long",
+        title="16 x (6,144 in, 256 out)",
+        unit="s",
+        measure=lambda bench: bench.seconds(long_prompts(bench), bench.requests(16, 2048, 32)),
+        loads=lambda bench: [long_prompts(bench)],
+    ),
 )
 STARTS = tuple(
     Row(f"start_{kind}", f"process start to ready, {what}", "s", None)

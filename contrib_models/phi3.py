@@ -1,7 +1,7 @@
 """Phi3ForCausalLM: a Llama block whose checkpoints hold q, k, v and gate, up as one tensor each.
 
-Heads may turn in part, attention may see a sliding window only. Phi-3 and Phi-4 with the usual rope: not longrope,
-which Phi-3's 128k models, Phi-3.5 and Phi-4-mini have.
+Heads may turn in part, attention may see a sliding window only. Long contexts (Phi-3's 128k models, Phi-3.5 mini,
+Phi-4-mini) have longrope, whose factors the longest request of a server chooses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from llmcore.layers import (
     read_dense,
 )
 
-DEFAULTS = {"eos_token_id": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+DEFAULTS = {
+    "eos_token_id": 32000,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
 """What transformers takes for fields that config.json leaves out."""
 
 

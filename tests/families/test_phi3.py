@@ -1,13 +1,22 @@
-"""Phi3ForCausalLM against transformers: stacked checkpoints, windows, heads that turn in part."""
+"""Phi3ForCausalLM against transformers: stacked checkpoints, windows, heads that turn in part, longrope."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
-from llmcore.testing.family import SMALL, assert_family_matches_transformers, registry_for_tests
+from llmcore.testing.family import (
+    SMALL,
+    assert_family_matches_transformers,
+    oracle,
+    registry_for_tests,
+    small_model,
+)
+from llmcore.testing.tokenizer import write_tokenizer
 from llmcore.weights.source import read_model
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "phi3.py"
@@ -55,10 +64,69 @@ def test_what_a_config_leaves_out() -> None:
     assert read(sliding_window=2047).kv_groups[0].reach == "window:2047"
 
 
+def longrope(pairs: int, original: int, **more: Any) -> dict[str, Any]:
+    """Factors as drawn, and what a config with them says of lengths."""
+    draw = random.Random(pairs * original)
+    short, long = ([round(draw.uniform(low, high), 3) for _ in range(pairs)] for low, high in ((1, 1.5), (2, 12)))
+    given = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long, **more}
+    return {"original_max_position_embeddings": original, "rope_parameters": given}
+
+
+LONG: dict[str, dict[str, Any]] = {
+    "as Phi-3.5 mini": {"num_key_value_heads": None, "sliding_window": 200, **longrope(4, 16)},
+    "as Phi-4 mini, three quarters of a head turn": {
+        "hidden_size": 96,
+        "head_dim": 16,
+        "num_attention_heads": 6,
+        "tie_word_embeddings": True,
+        **longrope(6, 16, partial_rotary_factor=0.75),
+    },
+    "its own attention factor": longrope(4, 16, attention_factor=1.7),
+}
+
+
+@pytest.mark.parametrize("overrides", LONG.values(), ids=LONG)
+def test_longrope_on_both_sides_of_the_original_length(overrides: dict[str, Any]) -> None:
+    # transformers chooses by each prompt: these are all on one side, with their answers
+    assert_family_matches_transformers(ARCHITECTURE, prompts=(1, 5, 10), new=6, longest_request=16, **overrides)
+    assert_family_matches_transformers(ARCHITECTURE, prompts=(17, 40, 55), new=6, **overrides)
+
+
+def test_a_server_says_which_factors_it_took_and_why(tmp_path: Path) -> None:
+    theirs = small_model(ARCHITECTURE, bos_token_id=1, eos_token_id=2, **longrope(4, 16))
+    theirs.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    prompt = [7, 30, 5, 9, 21]
+    settings: dict[str, Any] = {"device": "cpu", "data_type": "fp32", "max_total_token_num": 100}
+
+    def serve(**more: Any) -> tuple[tuple[int, ...], str]:
+        with LLM(tmp_path, **settings, **more) as llm:
+            [answer] = llm.generate([prompt], max_new_tokens=8, temperature=0.0, ignore_eos=True)
+            return tuple(answer.token_ids), dict(llm.facts.report)["rope"]
+
+    tokens, said = serve(max_req_total_len=16)
+    assert tokens == tuple(oracle(theirs, prompt, 8).tokens)
+    assert said.startswith("short factors, as no request has more than the 16 tokens")
+    other, said = serve()
+    assert other != tokens
+    assert said.startswith("long factors") and said.endswith("--max_req_total_len 16 takes the short ones")
+
+
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
-def test_longrope_is_refused_under_all_its_names(name: str) -> None:
-    with pytest.raises(ConfigError, match="rope type 'longrope' is not known; known: default"):
-        read(rope_scaling={"type": name, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4})
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_longrope_has_many_names(name: str, key: str, place: str) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = read(max_position_embeddings=131072, **{place: {key: name, **factors}})
+    assert (config.rope.kind, config.rope.original, config.max_position) == ("longrope", 4096, 131072)
+    assert (config.rope.scaling["factor"], config.fixed_angles_up_to) == (32, None)
+    whole = read(max_position_embeddings=128, original_max_position_embeddings=64, **{place: {key: name, **factors}})
+    assert (whole.rope.original, whole.rope.scaling["factor"]) == (64, 2)
+
+
+def test_longrope_without_its_factors_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rope type 'longrope' needs short_factor, long_factor in rope_parameters"):
+        read(rope_scaling={"type": "longrope"})
 
 
 def test_another_activation_is_refused() -> None:

@@ -9,13 +9,15 @@ import pytest
 import torch
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
-from llmcore.layers.rope import Rope, read_rope, scaled
+from llmcore.layers.rope import Rope, by_length, read_rope, scaled
 from llmcore.models import KVGroupSpec, ModelConfig
 from llmcore.specs import DeviceInfo
 from llmcore.testing import registry_of
 from llmcore.testing.family import SMALL
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config, PhimoeConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -53,6 +55,41 @@ def test_frequencies(case: str) -> None:
     frequencies, amplitude = scaled(read_rope(config.to_dict(), 64))
     torch.testing.assert_close(frequencies, theirs.inv_freq, rtol=2e-6, atol=1e-12)
     assert amplitude == pytest.approx(theirs.attention_scaling)
+
+
+FACTORS = {"short_factor": [1.0 + index / 64 for index in range(24)], "long_factor": [2.0 + i for i in range(24)]}
+LONGROPE: dict[str, dict[str, Any]] = {
+    "by the lengths": {},
+    "by a factor": {"factor": 4.0},
+    "less than the original length": {"factor": 0.5},
+    "an attention factor": {"attention_factor": 1.3},
+    "an amplitude for each": {"short_mscale": 1.1, "long_mscale": 1.25},
+}
+
+
+@pytest.mark.parametrize("more", LONGROPE.values(), ids=LONGROPE)
+@pytest.mark.parametrize("length", [128, 129])
+def test_longrope(more: dict[str, Any], length: int) -> None:
+    """Phi-3.5-MoE's rope in transformers knows amplitudes by length, Phi-3's all else."""
+    given = {"rope_type": "longrope", "rope_theta": 500000.0, "partial_rotary_factor": 0.75, **FACTORS, **more}
+    sizes = {**SMALL, "hidden_size": 576, "head_dim": 64, "max_position_embeddings": 4096}
+    kinds: Any = (PhimoeConfig, PhimoeRotaryEmbedding) if "long_mscale" in more else (Phi3Config, Phi3RotaryEmbedding)
+    config = kinds[0](**sizes, original_max_position_embeddings=128, rope_parameters=dict(given))
+    theirs = kinds[1](config)
+    cos, sin = theirs(torch.zeros(1), torch.arange(length)[None])
+    frequencies, amplitude = by_length(read_rope(config.to_dict(), 64), length)
+    turns = torch.arange(length).float()[:, None] * frequencies
+    torch.testing.assert_close(turns.cos() * amplitude, cos[0, :, :24], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(turns.sin() * amplitude, sin[0, :, :24], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("factors", [[1.0] * 23, [1.0] * 23 + [0.0], 2.0])
+def test_longrope_has_a_factor_for_each_pair(factors: object) -> None:
+    given = {"rope_type": "longrope", **FACTORS, "long_factor": factors}
+    rope = read_rope({"original_max_position_embeddings": 64, "rope_parameters": given}, 48)
+    by_length(rope, 64)
+    with pytest.raises(ConfigError, match="needs 24 numbers above 0 as long_factor"):
+        by_length(rope, 65)
 
 
 @pytest.mark.parametrize("case", KINDS)

@@ -268,7 +268,8 @@ def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
 def _fingerprint(parts: _Parts) -> str:
     """A digest of all that decides what a step computes."""
     chosen = sorted(parts.loaded.build.chosen().items())
-    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts)), parts.loaded.quant])
+    notes = sorted(parts.loaded.build.notes.items())
+    text = json.dumps([parts.registry.fingerprint(), chosen, sorted(_granules(parts)), parts.loaded.quant, notes])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -298,5 +299,6 @@ def summary(
         ("model", f"{config.architecture}, {parameters / 1e6:,.1f} M parameters, {config.dtype}{quant}"),
         ("device", f"{device.info.type} {device.info.name}".strip()),
         ("kernels", ", ".join(f"{op}={'/'.join(names)}" for op, names in sorted(kernels.items()))),
+        *loaded.build.notes.items(),
         ("start", ", ".join(f"{label} {seconds:.1f} s" for label, seconds in timings.items())),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from llmcore.budget import total_len
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.generation import sampling_defaults
 from llmcore.engine.granules import DryBuild, settle_granules
@@ -109,6 +110,7 @@ def build_model(
         "order": registry.order,
         "deterministic": kernels.deterministic,
         "linear_method": linear_method_of(quantized),
+        "longest_request": total_len(config, model_config),
     }
     asked = config.memory.cache_block_seq_len
     if asked is None:

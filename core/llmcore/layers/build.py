@@ -48,7 +48,8 @@ class Build:
     `granules`: KV group -> tokens per granule (1 where missing). `resolutions`: every choice made so far, in order,
     for listings, the ModelReport and the fingerprint. `attention_kernels`, `attention_specs`: by KV group, what
     `attention` bound, and for which attention. `asked`: how often modules asked for an op of some shape, which is how
-    often a step that decodes calls it.
+    often a step that decodes calls it. `longest_request`: tokens of the longest request that will come, None: as long
+    as the model takes. `notes`: what modules chose that an operator should know, label and text for the summary.
     """
 
     registry: Registry
@@ -61,6 +62,8 @@ class Build:
     deterministic: bool = False
     mesh: Mesh = field(default_factory=Mesh)
     linear_method: LinearMethod = field(default_factory=Unquantized)
+    longest_request: int | None = None
+    notes: dict[str, str] = field(default_factory=dict, init=False)
     resolutions: list[Resolution] = field(default_factory=list, init=False)
     attention_kernels: dict[str, AttentionKernels] = field(default_factory=dict, init=False)
     attention_specs: dict[str, AttnSpec] = field(default_factory=dict, init=False)

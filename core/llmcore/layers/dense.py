@@ -52,7 +52,7 @@ def read_dense(
     if heads % kv_heads:
         raise ConfigError(f"{heads} attention heads cannot share {kv_heads} KV heads; check the model's config.json")
     head_size = int(given.get("head_dim") or given["hidden_size"] // heads)
-    rope = read_rope(hf, head_size)
+    rope = read_rope(given, head_size)
     # A null in the file is an answer here: the model has no end token.
     eos = hf["eos_token_id"] if "eos_token_id" in hf else given.get("eos_token_id")
     sizes: dict[str, Any] = {"kv_heads": kv_heads, "key_size": head_size, "value_size": head_size}

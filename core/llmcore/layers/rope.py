@@ -1,7 +1,9 @@
 """Rotary positions: what a config asks for, and the angles of a step's tokens, computed once and shared by all layers.
 
 Formulas: linear (position interpolation, arXiv:2306.15595), dynamic (NTK-aware, base grown with the length), yarn
-(arXiv:2309.00071), llama3 (Llama 3.1's smoothed interpolation); all as transformers computes them.
+(arXiv:2309.00071), llama3 (Llama 3.1's smoothed interpolation), longrope (a factor for every pair, arXiv:2402.13753);
+all as transformers computes them, but that longrope's factors are chosen once, by the longest request that will come:
+keys that are cached would not fit the other factors.
 """
 
 from __future__ import annotations
@@ -54,8 +56,11 @@ def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
     if kind not in KINDS:
         raise ConfigError(f"rope type {kind!r} is not known; known: {', '.join(KINDS)}")
     trained = int(hf.get("max_position_embeddings") or 2048)
-    if kind == "yarn" and not scaling.get("factor"):
-        scaling["factor"] = trained / float(scaling.get("original_max_position_embeddings") or trained)
+    original = int(
+        hf.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings") or trained
+    )
+    if kind in ("yarn", "longrope") and not scaling.get("factor"):
+        scaling["factor"] = trained / original
     missing = [name for name in KINDS[kind].needs if scaling.get(name) is None]
     if missing:
         raise ConfigError(f"rope type {kind!r} needs {', '.join(missing)} in rope_parameters (or rope_scaling)")
@@ -63,9 +68,8 @@ def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
         raise ConfigError(
             f"rope type {kind!r} with factor {scaling['factor']} is no scaling; check the model's config"
         )
-    if kind in ("yarn", "llama3"):
-        outside = hf.get("original_max_position_embeddings")
-        trained = int(outside or scaling.get("original_max_position_embeddings") or trained)
+    if kind in ("yarn", "llama3", "longrope"):
+        trained = original
     share = scaling.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
     theta = float(scaling.get("rope_theta") or hf.get("rope_theta") or 10000.0)
     return RopeConfig(kind=kind, theta=theta, rotated=int(head_size * share), original=trained, scaling=scaling)
@@ -165,7 +169,45 @@ _FIXED: Mapping[str, Callable[[RopeConfig], tuple[torch.Tensor, float]]] = {
 
 
 def _fixed(config: RopeConfig, build: Build) -> Angles:
-    frequencies, amplitude = scaled(config)
+    return _always(config, build, *scaled(config))
+
+
+def _longrope(config: RopeConfig, build: Build) -> Angles:
+    longest = build.longest_request or build.config.max_position
+    if longest > config.original:
+        build.notes["rope"] = (
+            f"long factors, as requests may have more than the {config.original} tokens that the short ones are for; "
+            f"--max_req_total_len {config.original} takes the short ones"
+        )
+    else:
+        build.notes["rope"] = (
+            f"short factors, as no request has more than the {config.original} tokens that they are for; "
+            "a larger --max_req_total_len takes the long ones"
+        )
+    return _always(config, build, *by_length(config, longest))
+
+
+def by_length(config: RopeConfig, longest: int) -> tuple[torch.Tensor, float]:
+    """(inverse frequencies [rotated / 2] f32, amplitude) of longrope for requests of up to `longest` tokens.
+
+    Raises ConfigError where there is not one factor for each pair.
+    """
+    name = "long" if longest > config.original else "short"
+    factors = torch.tensor(config.scaling[f"{name}_factor"], dtype=torch.float32)
+    if factors.shape != (config.rotated // 2,) or not bool((factors > 0).all()):
+        raise ConfigError(
+            f"rope type 'longrope' needs {config.rotated // 2} numbers above 0 as {name}_factor, one for each pair of "
+            "elements that turn; check the model's config"
+        )
+    scaling, factor = config.scaling, float(config.scaling["factor"])
+    amplitude = scaling.get(f"{name}_mscale") or scaling.get("attention_factor")
+    if amplitude is None:
+        amplitude = math.sqrt(1 + math.log(factor) / math.log(config.original)) if factor > 1 else 1.0
+    return inverse_frequencies(config) / factors, float(amplitude)
+
+
+def _always(config: RopeConfig, build: Build, frequencies: torch.Tensor, amplitude: float) -> Angles:
+    """Angles that depend on the position alone."""
     frequencies = frequencies.to(build.torch_device)
     ops = build.op("rope_angles", rotated=config.rotated)
 
@@ -203,5 +245,6 @@ KINDS: Mapping[str, _Kind] = {
     "dynamic": _Kind(_dynamic, ("factor",)),
     "yarn": _Kind(_fixed, ("factor",)),
     "llama3": _Kind(_fixed, ("factor", "low_freq_factor", "high_freq_factor")),
+    "longrope": _Kind(_longrope, ("factor", "short_factor", "long_factor")),
 }
 """Rope types by their name in configs."""

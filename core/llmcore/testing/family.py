@@ -87,6 +87,7 @@ class LoadedModel:
         requests: int = 16,
         dummy: bool = False,
         device: Device | None = None,
+        longest_request: int | None = None,
     ) -> None:
         self.device = torch.device("cpu") if device is None else device.torch_device
         registry = registry or registry_for_tests()
@@ -101,6 +102,7 @@ class LoadedModel:
             pins=Pins(kernels=kernels or {}),
             granules={group.name: granule for group in self.config.kv_groups},
             linear_method=linear_method_of(quantized),
+            longest_request=longest_request,
         )
         self.model = load(spec.build)(self.config, self.build)
         if dummy:
@@ -298,11 +300,13 @@ def assert_family_matches_transformers(
     tolerance: float = 1e-4,
     registry: Registry | None = None,
     seed: int = 0,
+    longest_request: int | None = None,
     **config_overrides: Any,
 ) -> None:
     """Compare a family with transformers in f32, on a small random model of `architecture`.
 
-    `prompts`: their lengths in tokens; `config_overrides`: fields of the transformers config, over `SMALL`. Raises
+    `prompts`: their lengths in tokens; `longest_request`: what a server takes, for a rope that is chosen by it;
+    `config_overrides`: fields of the transformers config, over `SMALL`. Raises
     AssertionError that says in which mode of running and at which token they part.
     """
     theirs = small_model(architecture, seed, **config_overrides)
@@ -313,7 +317,7 @@ def assert_family_matches_transformers(
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         for granule in (1, 4):
-            ours = LoadedModel(Path(folder), registry=registry, granule=granule)
+            ours = LoadedModel(Path(folder), registry=registry, granule=granule, longest_request=longest_request)
             for prompt, want in zip(ids, expected, strict=True):
                 for chunk in (None, 5):
                     got = ours.generate(prompt, new, chunk=chunk)

@@ -62,7 +62,7 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
         False,
     ),
     25: ("a prompt of 30 MB", "400 before it is tokenized", True),
-    26: ("100,000 prompts; mixed and nested lists", "400, in no more memory", False),
+    26: ("100,000 prompts; mixed and nested lists", "400 in 20 ms of a worker's time, in no more memory", False),
     27: ("token ids that are none", "400", True),
     28: ("n and best_of out of range", "400", False),
     29: ("max_tokens and min_tokens out of range", "400", False),

@@ -40,6 +40,9 @@ SPARE_THREADS, SPARE_FDS = 3, 3
 
 PATIENCE = 8.0
 
+WORKER = "llmcore.http.worker"
+"""What `House.processes` calls the HTTP worker."""
+
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -216,6 +219,11 @@ class House:
             text = Path(f"/proc/{pid}/status").read_text()
             total += int(re.search(r"^VmRSS:\s+(\d+) kB", text, re.M)[1]) << 10  # type: ignore[index]
         return total
+
+    def worker_cpu(self) -> float:
+        """Seconds of processor time that the first HTTP worker has had; other processes of the machine add little."""
+        tasks = Path(f"/proc/{self.processes()[WORKER]}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def count_files(self) -> int:
         """Temporary files of the server, and what lies in its run directory."""

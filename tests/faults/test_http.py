@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeHouse
-from harness import KEY, House, until
+from harness import KEY, WORKER, House, until
 from llmcore.testing import sockets
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -21,7 +21,6 @@ BODY = b'{"prompt": [1, 2, 3], "max_tokens": 4}'
 WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 LONG = {"prompt": [5, 6, 7], "max_tokens": 3000, "stream": True}
-WORKER = "llmcore.http.worker"
 LIMIT = 300
 
 
@@ -43,12 +42,6 @@ def completion(stream: bool = False, tokens: int = 4, version: str = "1.1") -> b
     return sockets.request(
         "POST", "/v1/completions", body, headers=f"Authorization: Bearer {KEY}\r\n", version=version
     )
-
-
-def worker_cpu(house: House) -> float:
-    """Seconds of processor time that the HTTP worker has had."""
-    pid = house.processes()[WORKER]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
 
 
 def last_word(sock: socket.socket) -> bytes:
@@ -108,17 +101,17 @@ def test_what_is_no_request_is_refused_and_closed(house: House, row: int, data: 
 
 
 def test_lines_without_end(house: House) -> None:  # row 4
-    before = worker_cpu(house)
+    before = house.worker_cpu()
     for begun in (b"1;", b"0\r\nX: "):
         assert refusal(house, CHUNKED + begun + b"x" * (2 << 20)) == 400
-    assert worker_cpu(house) - before < 0.25
+    assert house.worker_cpu() - before < 0.25
 
 
 def test_three_million_chunks_of_a_byte(house: House) -> None:  # row 5
     with house.neighbour():
-        before = worker_cpu(house)
+        before = house.worker_cpu()
         assert refusal(house, CHUNKED + b"1\r\nx\r\n" * 3_000_000) == 400
-        assert worker_cpu(house) - before < 1.0
+        assert house.worker_cpu() - before < 1.0
 
 
 def test_a_body_of_any_size_takes_no_memory(house: House) -> None:  # row 6

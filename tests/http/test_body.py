@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import time
 from typing import Annotated
 
 import pytest
@@ -58,3 +60,62 @@ def test_what_json_cannot_hold(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
         body.decode(data, Outer)
     assert caught.value.param == param or (param is None and caught.value.status == 400)
+
+
+MOST = body.MAX_CONTAINERS
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b'{"count": 3, "inner": [' + b"[]," * MOST + b"1]}", "inner"),
+        (b'{"weights": {"x": [{}]}, "inner": [' + b'{"name": "]"},' * MOST + b"1]}", "inner"),
+        (b'{"a": [' + b"[]," * 1000 + b'1], "b": {"c\\\\": [' + b'"\\"[", {},' * MOST + b"1]}}", "b"),
+        (b'{"\\u0061": [' + b"[1]," * MOST + b"1]}", "a"),
+        (b'{"inner": [' + b"[]," * MOST + b'1], "inner": null}', "inner"),
+        (b"[" + b"[]," * MOST + b"1]", None),
+        (b'{"inner": [' + b"[]," * MOST, None),
+        (b'{"a": "\\\\", "inner": [' + b"[]," * (1 << 18) + b"1]}", "inner"),
+    ],
+)
+def test_many_arrays_and_objects_are_refused_before_they_are_made(data: bytes, param: str | None) -> None:
+    with pytest.raises(RequestError, match="at most 65,536 arrays and objects; send several") as caught:
+        body.decode(data, Outer)
+    assert (caught.value.param, caught.value.code, caught.value.status) == (param, "invalid_value", 400)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * (MOST + 1),
+        "{[" * MOST,
+        'a["b"] = {\n' * MOST,
+        "\\" + '"[' * MOST + "\\",
+        "\\\\[" * MOST,
+        "\u00e9[" * (1 << 20),
+        '["\\' * (1 << 20),
+    ],
+    ids=range(7),
+)
+def test_brackets_in_texts_are_no_arrays(text: str) -> None:
+    """Whatever is written around them, and wherever a slice of the body ends."""
+    value = {"inner": [{"name": text}, {"name": "[]"}], "[" * 10: '"', "x": [[]] * 1000}
+    assert body.decode(json.dumps(value).encode(), Outer).inner == [Inner(text), Inner("[]")]
+
+
+def test_the_most_arrays_and_objects_are_taken() -> None:
+    inner = b"[" + b",".join([b'{"name": "["}'] * (MOST - 2)) + b"]"
+    assert len(body.decode(b'{"inner": ' + inner + b"}", Outer).inner or ()) == MOST - 2
+    with pytest.raises(RequestError):
+        body.decode(b'{"count": null, "inner": ' + inner.replace(b'"["', b'"[", "x": []', 1) + b"}", Outer)
+
+
+def test_a_body_of_brackets_takes_little_time() -> None:
+    for data in (b'{"x": [' + b'"[",' * 4_000_000 + b"1]}", b'{"x": "' + b'x[\\"y\\"]\\n' * 2_000_000 + b'"}'):
+        start = time.process_time()
+        assert body._containers(data) <= 2
+        assert time.process_time() - start < 0.5
+    start = time.process_time()
+    with pytest.raises(RequestError):
+        body.loads(b'{"x": [' + b"[]," * 10_000_000 + b"1]}")
+    assert time.process_time() - start < 0.5

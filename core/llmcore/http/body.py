@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import falcon
 import msgspec
+import numpy as np
 import orjson
 
 from llmcore.conversion import convert
@@ -24,6 +25,13 @@ T = TypeVar("T")
 MAX_DEPTH = 1024
 """Deepest nesting of a body: orjson's own limit."""
 
+MAX_CONTAINERS = 1 << 16
+"""Most arrays and objects in a body. Three bytes of JSON ask for one, and each takes a hundred bytes and the garbage
+collector's time; none is of use to a model without a few tokens of a prompt, a message or a tool around it."""
+
+_SLICE = 1 << 18
+_BEGINNING = 64 << 10
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r" - at `(?:key in )?`?\$\.?(.*?)`?$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
@@ -48,6 +56,8 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 def loads(data: bytes) -> Any:
     """The JSON value in `data`. Raises RequestError."""
+    if _containers(data) > MAX_CONTAINERS:
+        raise _crowded(data)
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -61,6 +71,40 @@ def check(value: Any, kind: type[T]) -> T:
         return convert(value, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from error
+
+
+def _containers(data: bytes) -> int:
+    """How many arrays and objects JSON has, without making them: more than MAX_CONTAINERS if they are, else at most
+    that."""
+    n = data.count(b"[") + data.count(b"{")
+    if n <= MAX_CONTAINERS:
+        return n
+    if b"\\" in data:  # then every quote that is left begins or ends a text, and brackets in texts do not count
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    n = inside = 0
+    for at in range(0, len(data), _SLICE):
+        piece = np.frombuffer(data[at : at + _SLICE], np.uint8)
+        texts = np.bitwise_xor.accumulate((piece == ord('"')).view(np.uint8)) ^ inside  # 1 in a text, else 0
+        opens = (piece | 0x20) == ord("{")  # or [
+        n += int(np.count_nonzero(opens > texts))
+        if n > MAX_CONTAINERS:
+            break
+        inside = texts[-1]
+    return n
+
+
+def _crowded(data: bytes) -> RequestError:
+    """What is said of more than MAX_CONTAINERS; it names the field that has most of them."""
+    try:
+        fields = _FIELDS.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        deep = _too_deep(data[:_BEGINNING])
+        if deep is not None:
+            return _nested(deep)
+        fields = {}
+    field = max(fields, key=lambda name: _containers(bytes(fields[name])), default="")[:100]
+    message = f"{field or 'the body'}: a body holds at most {MAX_CONTAINERS:,} arrays and objects; send several"
+    return RequestError(message, param=field or None, code="invalid_value")
 
 
 def _invalid(text: str) -> RequestError:
@@ -87,8 +131,7 @@ def _explain(data: bytes, error: orjson.JSONDecodeError) -> RequestError:
         return RequestError("the body is empty; send a JSON object", code="invalid_json")
     deep = _too_deep(data)
     if deep is not None:
-        message = f"{deep or 'the body'}: JSON is nested deeper than {MAX_DEPTH} levels"
-        return RequestError(message, param=deep or None, code="invalid_json")
+        return _nested(deep)
     try:
         path, reason = next(_offences(json.loads(data), ""), ("", ""))
     except (ValueError, RecursionError):
@@ -96,6 +139,11 @@ def _explain(data: bytes, error: orjson.JSONDecodeError) -> RequestError:
     if not reason:
         return RequestError(f"the body is not valid JSON: {error}", code="invalid_json")
     return RequestError(f"{path or 'the body'}: {reason}", param=path or None, code="invalid_value")
+
+
+def _nested(field: str) -> RequestError:
+    message = f"{field or 'the body'}: JSON is nested deeper than {MAX_DEPTH} levels"
+    return RequestError(message, param=field or None, code="invalid_json")
 
 
 def _too_deep(data: bytes) -> str | None:

@@ -27,10 +27,11 @@ def split_prompts(prompt: str | list[Any], *, param: str = "prompt") -> list[Pro
     """The prompts of a request: one text, one list of ids, or a list in which each is either."""
     if isinstance(prompt, str):
         return [prompt]
-    if all(isinstance(item, str | list) for item in prompt):
-        return prompt
-    if all(isinstance(item, int) for item in prompt):
+    kinds = set(map(type, prompt))  # there may be a hundred thousand, and they are looked at before they are counted
+    if kinds == {int}:
         return [prompt]
+    if int not in kinds:
+        return prompt
     raise RequestError(
         f"{param}: a list holds token ids, or prompts that are texts or lists of token ids",
         param=param,

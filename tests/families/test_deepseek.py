@@ -27,7 +27,7 @@ from llmcore.testing.family import (
     small_model,
 )
 from llmcore.weights.source import read_model
-from llmcore_deepseek.deepseek import DeepseekConfig
+from llmcore_deepseek.config import DeepseekConfig
 from safetensors.torch import load_file, save_file
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 

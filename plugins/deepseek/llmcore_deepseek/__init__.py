@@ -1,4 +1,4 @@
-"""The DeepSeek families, V2 and V3, in `deepseek`, and the KV layout of their attention in `layout`."""
+"""The DeepSeek families, V2 and V3, in `config` and `deepseek`, and the KV layout of their attention in `layout`."""
 
 from collections.abc import Iterable
 
@@ -23,12 +23,11 @@ def register_kv_layouts() -> Iterable[KVLayoutSpec]:
 
 
 def _family(version: str, architecture: str, summary: str) -> ModelSpec:
-    module = f"{__name__}.deepseek"
     return ModelSpec(
         name=f"deepseek_{version}",
         architectures=(architecture,),
-        read_config=f"{module}:read_{version}",
-        build=f"{module}:build",
-        weights=f"{module}:weights",
+        read_config=f"{__name__}.config:read_{version}",
+        build=f"{__name__}.deepseek:build",
+        weights=f"{__name__}.deepseek:weights",
         summary=summary,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import signal
+import threading
 from collections.abc import Iterable
 
 
@@ -21,6 +23,10 @@ class StartupError(LlmcoreError):
         super().__init__(message + (f" (log: {log})" if log else ""))
         self.message = message
         self.log = log
+
+
+class ServerError(LlmcoreError):
+    """A server that ran cannot go on: a process of it died, and starting another mends nothing. Exit code 1."""
 
 
 class PluginError(LlmcoreError):
@@ -56,11 +62,32 @@ class RequestError(LlmcoreError):
         self.retry_after = retry_after
 
 
+class Stopped(BaseException):
+    """This process was asked to stop, and the handler of that signal raised this wherever it was then."""
+
+
+def reraise_if_stopping(error: BaseException) -> None:
+    """Raise `error` again if it is this process's own end, and none of the code's that it came through.
+
+    What plugins, kernels and native libraries raise is a failure of theirs, be it no Exception: a Rust library's
+    panic, sys.exit(), a KeyboardInterrupt. Whoever goes on without them catches BaseException, and calls this first.
+    """
+    if isinstance(error, Stopped) or (isinstance(error, KeyboardInterrupt) and _ctrl_c_raises()):
+        raise error
+
+
+def _ctrl_c_raises() -> bool:
+    """Python raises KeyboardInterrupt in the main thread only, and in no process of a server: these ignore SIGINT."""
+    on_main = threading.current_thread() is threading.main_thread()
+    return on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def text_of(error: BaseException) -> str:
     """An exception's type and text, whatever code it is of: valid UTF-8, and never another exception."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - foreign exceptions are foreign code
+    except BaseException as broken:  # noqa: BLE001 - foreign exceptions are foreign code
+        reraise_if_stopping(broken)
         text = ""
     return f"{type(error).__name__}: {text}".encode(errors="replace").decode()
 

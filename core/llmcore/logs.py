@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from llmcore.config import Reports
+from llmcore.errors import reraise_if_stopping
 from llmcore.tallies import TALLIES
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -73,7 +74,8 @@ class Behind(logging.Handler):
         """Queue a line, or drop it."""
         try:
             line = self.format(record)
-        except Exception:  # noqa: BLE001 - as logging has it, a line that cannot be made ends nothing
+        except BaseException as error:  # noqa: BLE001 - as logging has it, a line that cannot be made ends nothing
+            reraise_if_stopping(error)
             self.handleError(record)
             return
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmcore import __version__
 from llmcore.config import Config
-from llmcore.errors import ConfigError, PluginError, did_you_mean
+from llmcore.errors import ConfigError, PluginError, did_you_mean, reraise_if_stopping
 from llmcore.registry import KIND_NAMES, Declined, Failure, Registry, fix_for
 from llmcore.specs import ImportString, KVManagerSpec, LengthEstimatorSpec, PluginInfo, SchedulerSpec
 
@@ -174,7 +174,8 @@ def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> An
     plugin = next(plugin for other, plugin in registry.specs(kind) if other is spec)
     try:
         return load(spec.make)(*arguments)
-    except Exception as error:
+    except BaseException as error:
+        reraise_if_stopping(error)
         what = f"{KIND_NAMES[kind]} {name!r} of plugin {plugin.name!r} failed to start"
         text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         raise PluginError(f"{what}: {text}; {fix_for(plugin, error)}") from error

@@ -71,7 +71,7 @@ class Device(Protocol):
     def kv_budget(self, fraction: float) -> int:
         """Bytes that KV may take now; `fraction` is the operator's share of an accelerator's memory."""
 
-    def sticky(self, error: Exception) -> bool:
+    def sticky(self, error: BaseException) -> bool:
         """Whether nothing works on this device any more after `error`."""
 
     def free_memory(self) -> int:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmcore.errors import ResolveError, did_you_mean
+from llmcore.errors import ResolveError, did_you_mean, reraise_if_stopping
 from llmcore.plugins import load
 from llmcore.registry import Registry
 from llmcore.specs import (
@@ -93,7 +93,8 @@ def why_not(spec: KernelSpec, context: OpContext) -> str | None:
         return misfit
     try:
         return spec.refuses(context)
-    except Exception as error:  # noqa: BLE001 - a kernel whose own check fails declines, and says so
+    except BaseException as error:  # noqa: BLE001 - a kernel whose own check fails declines, and says so
+        reraise_if_stopping(error)
         return f"refuses() raised {type(error).__name__}: {error}"
 
 
@@ -246,7 +247,8 @@ def _cost(spec: KernelSpec, plugin: PluginInfo, context: OpContext) -> float | N
         return None
     try:
         cost: float | None = load(spec.cost)(context)
-    except Exception as error:
+    except BaseException as error:
+        reraise_if_stopping(error)
         raise ResolveError(
             f"plugin {plugin.name!r} failed in the cost of {spec.name} for {context.op}: {error}"
         ) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmcore.bridge import ChoiceEvent, Finish, Sink, Submit
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, reraise_if_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ class Subscribers:
     def _call(self, request: int, sink: Sink, event: ChoiceEvent) -> None:
         try:
             sink(event)
-        except BaseException:  # a native library's panic may be no Exception
+        except BaseException as error:
+            reraise_if_stopping(error)
             logger.exception("the sink of a request failed")
             if self.close(request):
                 self._abort(request)

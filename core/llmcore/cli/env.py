@@ -14,6 +14,7 @@ import click
 from llmcore import __version__
 from llmcore.cli.options import named_plugins
 from llmcore.config import environment
+from llmcore.errors import reraise_if_stopping
 from llmcore.plugins import Registry, collect, load
 from llmcore.specs import DeviceSpec
 
@@ -78,6 +79,7 @@ def _version(name: str) -> str:
 def _device(spec: DeviceSpec) -> str:
     try:
         reason: str | None = load(spec.available)()
-    except Exception as error:  # noqa: BLE001 - a plugin's probe; what it raises is the news
+    except BaseException as error:  # noqa: BLE001 - a plugin's probe; what it raises is the news
+        reraise_if_stopping(error)
         return f"failed: {type(error).__name__}: {error}"
     return f"not available: {reason}" if reason else "available"

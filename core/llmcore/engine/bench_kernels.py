@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmcore.errors import LlmcoreError
+from llmcore.errors import LlmcoreError, reraise_if_stopping
 from llmcore.ops import DTYPES, Shape, drawing
 from llmcore.ops.attention import AttnCase, Uploads, spec_of
 from llmcore.ops.check import moved
@@ -126,7 +126,8 @@ def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tup
         try:
             graph, _ = device.capture(work)
             run, captured = graph.replay, True
-        except Exception:  # noqa: BLE001 - what waits for the host, as some references do, is timed with it
+        except BaseException as error:  # noqa: BLE001 - what waits for the host, as some references do, is timed with it
+            reraise_if_stopping(error)
             device.synchronize()
 
     return seconds_of(device, run, least) / len(calls), captured
@@ -213,7 +214,8 @@ class Bench:
             seconds, captured = seconds_per_call(self.device, calls, self.effort.seconds)
             row.host_time = self.device.graphs and not captured
             row.us, row.roofline = 1e6 * seconds, floor / seconds
-        except Exception as error:  # noqa: BLE001 - it is said in the row
+        except BaseException as error:  # noqa: BLE001 - it is said in the row
+            reraise_if_stopping(error)
             row.failure = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             self.device.synchronize()
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from llmcore.errors import reraise_if_stopping
 from llmcore.ops import Shape, drawing
 from llmcore.ops.check import compare
 from llmcore.ops.invariance import check_invariance
@@ -156,11 +157,13 @@ def _check_context(
                         check_invariance(context.op, kernel, alone, sample, device.torch_device)
     except AssertionError as error:
         _note(row, f"{_words(context)}: {error}")
-    except Exception as error:
+    except BaseException as error:
+        reraise_if_stopping(error)
         what = f"{_words(context)}, {name or 'make'}: {type(error).__name__}: {_first_line(error)}"
         try:
             device.synchronize()
-        except Exception as lost:
+        except BaseException as lost:
+            reraise_if_stopping(lost)
             raise _DeviceLost(what) from lost
         if device.sticky(error):
             raise _DeviceLost(what) from error
@@ -199,5 +202,5 @@ def _words(context: OpContext) -> str:
     return f"{bucket_text(context.bucket)} tokens{granule}" + (f", {shape}" if shape else "")
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")

@@ -23,7 +23,7 @@ from llmcore.engine.processors import Processors
 from llmcore.engine.refusals import refusal
 from llmcore.engine.runner import InFlight, Runner
 from llmcore.engine.shortage import OUT_OF_MEMORY
-from llmcore.errors import LlmcoreError, RequestError, text_of
+from llmcore.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.protocols import Device
 from llmcore.sched.beams import check_search
 from llmcore.sched.crowd import Crowd
@@ -175,7 +175,8 @@ class Engine:
     def _launch(self, plan: StepPlan) -> list[Events]:
         try:
             self._flying.append(self._runner.launch(plan))
-        except Exception as error:  # noqa: BLE001 - whatever a model raises, _note logs it
+        except BaseException as error:  # noqa: BLE001 - whatever a model raises, _note logs it
+            reraise_if_stopping(error)
             return self._failed(plan, error)
         return []
 
@@ -186,14 +187,15 @@ class Engine:
         step = self._flying[-1]
         try:
             outcome = self._runner.draw(step)
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, _note logs it
+        except BaseException as error:  # noqa: BLE001 - whatever a kernel raises, _note logs it
+            reraise_if_stopping(error)
             self._flying.pop()
             return self._failed(step.plan, error)
         if outcome.late:
             self._scheduler.postpone(step.plan, outcome.late)
         return [self._scheduler.expel(step.plan, outcome.errors)] if outcome.errors else []
 
-    def _failed(self, plan: StepPlan, error: Exception) -> list[Events]:
+    def _failed(self, plan: StepPlan, error: BaseException) -> list[Events]:
         """A step that was not launched, or not whole."""
         reason = self._note(plan, error)
         events = []
@@ -206,7 +208,8 @@ class Engine:
         flying = self._flying.popleft()
         try:
             result = self._runner.read(flying)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises, _note logs it
+        except BaseException as error:  # noqa: BLE001 - whatever a model raises, _note logs it
+            reraise_if_stopping(error)
             reason = self._note(flying.plan, error)
             # What was launched since has used this step's tokens: it is discarded with it.
             self._flying.clear()
@@ -218,10 +221,11 @@ class Engine:
         """What was launched is over before anything else is: it uses what the next step writes."""
         try:
             self._device.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever a device raises, _note logs it
+        except BaseException as error:  # noqa: BLE001 - whatever a device raises, _note logs it
+            reraise_if_stopping(error)
             self._note(plan, error)
 
-    def _note(self, plan: StepPlan, error: Exception) -> Reason:
+    def _note(self, plan: StepPlan, error: BaseException) -> Reason:
         """Log a failed step; why those in it end who fail again. Raises DeviceLost where no other can follow."""
         logger.error("step %d of %d rows failed", plan.number, plan.request.size, exc_info=error)
         if self._device.sticky(error):
@@ -285,7 +289,8 @@ def _own_failure(request: Submit) -> Iterator[None]:
         yield
     except RequestError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        reraise_if_stopping(error)
         logger.exception("request %s could not be queued", request.request_id or request.id)
         raise RequestError("the engine failed on this request", code="internal_error", status=500) from error
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from llmcore.errors import reraise_if_stopping
 from llmcore.protocols import Device, Graph
 from llmcore.sched.plan import StepPlan
 
@@ -93,7 +94,8 @@ class Graphs(Generic[T]):
         began = time.perf_counter()
         try:
             graph, result = self._device.capture(work)
-        except Exception:
+        except BaseException as error:
+            reraise_if_stopping(error)
             logger.exception("steps of %s cannot be captured; from now on new ones are launched", key)
             self._full = True
             return None

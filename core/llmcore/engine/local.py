@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from llmcore.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, explode
 from llmcore.engine.engine import Engine
 from llmcore.engine.refusals import refusal
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, text_of
 from llmcore.subscribers import Subscribers
 
 logger = logging.getLogger(__name__)
@@ -79,9 +79,9 @@ class LocalBridge:
         message = "the engine was closed"
         try:
             self._serve()
-        except Exception as error:
+        except BaseException as error:
             logger.exception("the engine failed")
-            message = f"the engine failed: {error}"
+            message = f"the engine failed: {text_of(error)}"
         self._requests.refuse(("engine_failed", message))
         self._requests.end_all()
         with self._posting:

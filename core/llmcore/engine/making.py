@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 from llmcore.bridge import Submit
 from llmcore.engine.threads import Threads
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, reraise_if_stopping
 from llmcore.sched.bound import Bound
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ class Making:
             result = error
             if error.status >= 500:
                 _log(asked.request, error.__cause__ or error)
-        except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
+        except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
+            reraise_if_stopping(error)
             _log(asked.request, error)
             result = RequestError(f"logits_processors: {type(error).__name__}", code="internal_error", status=500)
         self._done.put((asked, result))

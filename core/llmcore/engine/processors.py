@@ -16,7 +16,7 @@ import numpy as np
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.threads import Threads
-from llmcore.errors import LlmcoreError, RequestError, did_you_mean, text_of
+from llmcore.errors import LlmcoreError, RequestError, did_you_mean, reraise_if_stopping, text_of
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext
@@ -99,6 +99,7 @@ class Processors:
         try:
             load(warm)(self._context)
         except BaseException as error:
+            reraise_if_stopping(error)
             logger.error("logits processor %s failed before the first request", name, exc_info=error)
 
     def _bound(
@@ -108,7 +109,8 @@ class Processors:
         for spec, call, start in starts:
             try:
                 processor = start(prompt.copy())
-            except Exception as error:
+            except BaseException as error:
+                reraise_if_stopping(error)
                 raise _refused(call, error) from error
             if spec.kind == "device":
                 devices.append((spec.name, processor))
@@ -131,12 +133,13 @@ class Processors:
     def _make(self, call: LogitsProcessor, context: ProcessorContext) -> Start:
         try:
             start: Start = load(self._find(call).make)(dict(call.args), context)
-        except Exception as error:
+        except BaseException as error:
+            reraise_if_stopping(error)
             raise _refused(call, error) from error
         return start
 
 
-def _refused(call: LogitsProcessor, error: Exception) -> RequestError:
+def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:
     """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin."""
     if not isinstance(error, (ValueError, LlmcoreError)):
         TALLIES.count("plugin_failures", call.name, "logits_processor")

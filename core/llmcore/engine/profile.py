@@ -10,7 +10,7 @@ import numpy as np
 from llmcore.bridge import SamplingParams
 from llmcore.engine.graphs import MIXED_TOKENS, padded
 from llmcore.engine.runner import Runner
-from llmcore.errors import PluginError
+from llmcore.errors import PluginError, reraise_if_stopping
 from llmcore.layers.build import AttentionKernels
 from llmcore.protocols import AttentionKernel, AttnLimits, Device, Int32, SchedulerLimits
 from llmcore.sched.plan import Admitted, StepPlan, TableWrites
@@ -41,7 +41,8 @@ def take_workspaces(groups: Mapping[str, AttentionKernels], limits: SchedulerLim
 def _take_workspace(kernel: AttentionKernel, most: AttnLimits, group: str) -> None:
     try:
         kernel.workspace(most)
-    except Exception as error:
+    except BaseException as error:
+        reraise_if_stopping(error)
         what = f"{type(kernel).__module__}.{type(kernel).__qualname__}"
         raise PluginError(
             f"attention kernel {what} of KV group {group!r} cannot take its workspace for {most}: "

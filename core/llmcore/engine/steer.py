@@ -13,6 +13,7 @@ from torch import Tensor
 from llmcore.engine.frame import Packed
 from llmcore.engine.graphs import Frame
 from llmcore.engine.tables import Tables, Upload
+from llmcore.errors import reraise_if_stopping
 from llmcore.protocols import Event
 from llmcore.sched.bound import Bound
 from llmcore.sched.plan import StepPlan
@@ -100,6 +101,7 @@ def changed(logits: Tensor, tables: Tables, plan: StepPlan, outcome: Outcome) ->
                 # the op takes minus infinity for a broken row
                 scores[s] = row.float().clamp(min=torch.finfo(torch.float32).min)
             except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
+                reraise_if_stopping(error)
                 outcome.errors[request] = bound.fail(name, error)
                 break
     return scores, fine

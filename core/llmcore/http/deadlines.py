@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from llmcore.errors import reraise_if_stopping
+
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.02
@@ -67,5 +69,6 @@ class Deadlines:
             if call is not None:
                 try:
                     call()
-                except Exception:
+                except BaseException as error:
+                    reraise_if_stopping(error)
                     logger.exception("ending a request at its time limit failed")

@@ -13,6 +13,7 @@ import falcon
 
 from llmcore.bridge import Bridge
 from llmcore.config import Config
+from llmcore.errors import reraise_if_stopping
 from llmcore.http import body, streaming
 from llmcore.http.admission import Gate
 from llmcore.http.deadlines import Deadlines
@@ -109,7 +110,8 @@ class Front:
         for observer in self.observers:
             try:
                 observer(record)
-            except BaseException:  # a native library's panic, or a plugin's exit, may be no Exception
+            except BaseException as error:
+                reraise_if_stopping(error)
                 logger.exception("request %s: an observer of its end failed", record.request_id)
 
 

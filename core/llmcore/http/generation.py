@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from llmcore.bridge import ChoiceEvent, Finish, Submit
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, reraise_if_stopping
 from llmcore.http.deadlines import Deadline
 from llmcore.http.errors import count_error, http_error, openai_error
 from llmcore.http.front import Front
@@ -185,7 +185,8 @@ class Generation:
                     break
                 named = msgspec.structs.replace(submit, request_id=self.job.request_id, client=self._terms.client)
                 self._front.bridge.submit(named, partial(self._take, prompt, submit))
-        except Exception as error:
+        except BaseException as error:
+            reraise_if_stopping(error)
             if self._claim():
                 self._abort()
                 self._record("error", self._cause(error))
@@ -256,7 +257,7 @@ class Generation:
                 self._fail(_as_error(event, submit, self._front.gate.retry_after))
             else:
                 self._advance(prompt, submit, event)
-        except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
+        except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
             self._fail(self._note(error))
 
     def _advance(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
@@ -315,6 +316,7 @@ class Generation:
 
     def _note(self, error: BaseException) -> RequestError:
         """What the client is told of `error`; the log gets the rest."""
+        reraise_if_stopping(error)
         logger.error("request %s failed on the way to its client", self.job.request_id, exc_info=error)
         return http_error(500)
 
@@ -339,7 +341,7 @@ class Generation:
             self._front.gate.vacate(self._inside)
             self._record("abort", self.reply.why_closed)
 
-    def _cause(self, error: Exception) -> str:
+    def _cause(self, error: BaseException) -> str:
         """What the record calls `error`: a key of tallies.CAUSES."""
         if not isinstance(error, RequestError):
             return "failure"

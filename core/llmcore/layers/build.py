@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from llmcore.errors import ConfigError, LlmcoreError, PluginError
+from llmcore.errors import ConfigError, LlmcoreError, PluginError, reraise_if_stopping
 from llmcore.layers.layout import Layout
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import LinearMethod, Unquantized
@@ -203,7 +203,8 @@ class Build:
             return self.bind(resolution)
         except LlmcoreError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_if_stopping(error)
             name, plugin = resolution.chosen.name, resolution.plugin.name
             raise PluginError(
                 f"kernel {name} of plugin {plugin!r} failed to build for {describe(context)}: "

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcore.errors import RequestError, text_of
+from llmcore.errors import RequestError, reraise_if_stopping, text_of
 from llmcore.processors import words_of
 from llmcore.protocols import Int32
 from llmcore.tallies import TALLIES
@@ -99,7 +99,8 @@ class Bound:
                 processor.accept(token)
                 finished = bool(processor.finished()) or finished
                 free = free and bool(getattr(processor, "free", bool)())
-            except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
+            except BaseException as error:  # noqa: BLE001 - whatever it raises ends its choice only
+                reraise_if_stopping(error)
                 self._fail(name, error)
                 return False
         self.late = 0
@@ -140,7 +141,8 @@ class Bound:
                 raise ValueError("its mask allows no token")
             self.must_end = mask is not None and self._others is not None and not (mask & self._others).any()
             self.mask, self.bias = mask, bias
-        except BaseException as error:  # noqa: BLE001 - a native library's panic may be no Exception
+        except BaseException as error:  # noqa: BLE001 - whatever it raises ends its choice only
+            reraise_if_stopping(error)
             self._fail(self._asked, error)
         self._ready.set()
 

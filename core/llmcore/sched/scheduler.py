@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from llmcore.bridge import Load, StepEvents, Submit
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, reraise_if_stopping, text_of
 from llmcore.kv.group import KVGroup
 from llmcore.kv.space import KVSpace
 from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
@@ -35,6 +35,7 @@ from llmcore.sched.table import RESERVED, RUNNING, RequestTable
 from llmcore.sched.trials import Trials
 from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
+from llmcore.tallies import TALLIES
 
 log = logging.getLogger(__name__)
 
@@ -293,18 +294,18 @@ class Scheduler:
         try:
             decision = self._policy.plan(view)
             wrong = fault(decision, view, self._state.limits.max_running)
-        except Exception as error:  # noqa: BLE001 - a foreign policy may raise anything
-            wrong = f"it raised {error!r}"
+        except BaseException as error:  # noqa: BLE001 - a foreign policy may raise anything
+            reraise_if_stopping(error)
+            wrong = f"it raised {text_of(error)}"
         if wrong is None and self._passed_over >= PATIENCE:
             wrong = f"the oldest request was passed over {PATIENCE} times in a row"
         if wrong is None:
             return decision
+        name = type(self._policy).__name__
+        TALLIES.count("plugin_failures", name, "scheduler")
         if not self._distrusted:
-            log.error(
-                "the scheduling policy %s is overruled: %s; such steps run the oldest requests first instead",
-                type(self._policy).__name__,
-                wrong,
-            )
+            what = "the scheduling policy %s is overruled: %s; such steps run the oldest requests first instead"
+            log.error(what, name, wrong)
             self._distrusted = True
         self._passed_over = 0
         return oldest_first(view)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from llmcore.bridge import Load
 from llmcore.config import Reports
+from llmcore.errors import reraise_if_stopping
 from llmcore.overview import counts
 from llmcore.plugins import load as load_target
 from llmcore.protocols import MetricSink, RequestRecord
@@ -80,7 +81,8 @@ class Sinks:
         for plugin, sink in self._sinks:
             try:
                 call(sink)
-            except BaseException:  # an exit of a plugin would end the server
+            except BaseException as error:
+                reraise_if_stopping(error)
                 TALLIES.count("plugin_failures", plugin, "metric sink")
                 logger.exception("the metric sink of plugin %r failed", plugin)
 

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from llmcore.errors import Stopped
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What service managers, terminals and terminals that go away send."""
-
-
-class Stopped(Exception):
-    """The process was asked to stop in the middle of something that waits."""
 
 
 @dataclass

@@ -183,7 +183,7 @@ class _Watched:
         try:
             decision = self.policy.plan(view)
             wrong = fault(decision, cast("StepView", view), self.limits.max_running)
-        except Exception as error:
+        except BaseException as error:
             self.faults.append(f"plan() raised {error!r}")
             raise
         if wrong is None and not np.size(decision.rows) and not decision.admit and view.running.size:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer as Backend
 
-from llmcore.errors import ConfigError, RequestError
+from llmcore.errors import ConfigError, RequestError, reraise_if_stopping
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.pieces import PieceRule, piece_rule
 from llmcore.text.templates import ChatTemplate
@@ -40,7 +40,8 @@ class FastTokenizer:
     def __init__(self, data: bytes, companions: Companions):
         try:
             self._backend = Backend.from_buffer(data)
-        except Exception as error:
+        except BaseException as error:
+            reraise_if_stopping(error)
             raise ConfigError(f"tokenizer.json cannot be loaded ({error}); download the model again") from error
         # What a file says about cutting and padding is for training; a server never cuts silently.
         self._backend.no_truncation()

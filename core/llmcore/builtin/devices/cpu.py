@@ -49,7 +49,7 @@ class CPU:
         """The smaller of 4 GiB and a quarter of what is available: other programs live here too."""
         return min(_MOST_KV, self.free_memory() // _KV_SHARE)
 
-    def sticky(self, error: Exception) -> bool:
+    def sticky(self, error: BaseException) -> bool:
         """Never."""
         return False
 

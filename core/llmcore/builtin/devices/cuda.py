@@ -66,7 +66,7 @@ class CUDA:
         others = total - free - torch.cuda.memory_reserved(self.torch_device)
         return max(int(total * fraction) - others - self.peak_memory(), 0)
 
-    def sticky(self, error: Exception) -> bool:
+    def sticky(self, error: BaseException) -> bool:
         """Everything that the driver reports, except that memory ran out."""
         return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
 

@@ -6,6 +6,7 @@ from llmcore.api import ModelSpec, hookimpl
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "cohere": ("CohereForCausalLM",),
+    "cohere2": ("Cohere2ForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM",),
     "granite": ("GraniteForCausalLM",),
@@ -13,6 +14,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "mixtral": ("MixtralForCausalLM",),
     "olmo2": ("Olmo2ForCausalLM",),
     "phi3": ("Phi3ForCausalLM",),
+    "smollm3": ("SmolLM3ForCausalLM",),
     "stablelm": ("StableLmForCausalLM",),
     "starcoder2": ("Starcoder2ForCausalLM",),
 }

@@ -2,8 +2,7 @@
 
 Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
 
-Cohere's rope turns neighbours, elements 2i and 2i + 1 of a head; ours turns i and i + size / 2. So the rows that make
-queries and keys are put in our order when they were loaded: scores are the same sums in another order.
+Cohere's rope turns neighbours, elements 2i and 2i + 1 of a head: norms of heads are put in our order as the heads are.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from llmcore.layers import (
     LayerNorm,
     Linear,
     LMHead,
-    QKVLinear,
+    PairedQKV,
     Rope,
     Step,
+    apart,
     dense_weights,
     read_dense,
 )
@@ -84,29 +84,6 @@ def weights(config: CohereConfig) -> WeightMap:
     return replace(plain, fuse={**plain.fuse, "qk_norm": ("q_norm", "k_norm")})
 
 
-def set_apart(rows: torch.Tensor, size: int) -> None:
-    """In rows [heads size, ...], put the pairs 2i, 2i + 1 of each head at i, i + size / 2."""
-    pairs = rows.view(-1, size // 2, 2, *rows.shape[1:])
-    rows.copy_(pairs.transpose(1, 2).reshape(rows.shape))
-
-
-class PairedQKV(QKVLinear):
-    """q_proj, k_proj and v_proj in one; q and k come out in the order in which our rope turns them."""
-
-    def __init__(self, build: Build, inputs: int, *, key_size: int, **more: Any) -> None:
-        super().__init__(build, inputs, key_size=key_size, **more)
-        self._size = key_size
-        if other := ", ".join(sorted(self.placements.keys() - {"weight", "bias"})):
-            raise ConfigError(f"CohereForCausalLM needs plain weights, not quantized ones with {other}")
-
-    def finish(self) -> None:
-        """Order the rows that make q and k, then bind."""
-        for name, placement in self.placements.items():
-            for part in ("q_proj", "k_proj"):
-                set_apart(self.get_parameter(name).data.narrow(0, *placement.parts[part]), self._size)
-        super().finish()
-
-
 class HeadNorms(Layer):
     """A LayerNorm for each head of q and of k, without bias, on heads that PairedQKV ordered."""
 
@@ -121,7 +98,7 @@ class HeadNorms(Layer):
 
     def finish(self) -> None:
         """Order the weights as their heads are; called once by the loader."""
-        set_apart(self.weight.data.view(-1), self.weight.shape[1])
+        self.weight.data.copy_(self.weight.data[:, apart(self.weight.shape[1])])
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
         """[T, heads + kv_heads, size] -> the same."""
@@ -155,7 +132,7 @@ class Block(Layer):
             AttnSpec(**sizes, value_size=size, scale=size**-0.5),
             group="all",
             index=index,
-            qkv=PairedQKV(build, hidden, bias=bias, **sizes),
+            qkv=PairedQKV(build, hidden, bias=bias, rotated=size, **sizes),
             out=Linear(build, config.heads * size, hidden, bias=bias, shard=Shard("attn_tp", 1)),
             rope=rope,
         )

@@ -54,9 +54,10 @@ OUTLINES = (
     (
         "Building blocks of families",
         "llmcore.layers",
-        "Build Mesh Layer Decoder Embedding ScaledEmbedding LMHead CappedHead Attention AttentionKernels QKVLinear "
-        "Linear MergedLinear MLP GatedMLP MoE Dispatched MLA LatentSpec RMSNorm OffsetRMSNorm LayerNorm Rope "
-        "RopeConfig Layout zeros Step Bucketed Rows KVStep spec_of token_slots attend ReferenceAttention",
+        "Build Mesh Layer Decoder Embedding ScaledEmbedding LMHead CappedHead Attention AttentionKernels Linear "
+        "QKVLinear PairedQKV apart MergedLinear MLP GatedMLP MoE Dispatched MLA LatentSpec RMSNorm OffsetRMSNorm "
+        "LayerNorm Rope NoRope RopeConfig Layout zeros Step Bucketed Rows KVStep spec_of token_slots attend "
+        "ReferenceAttention",
     ),
     (
         "Configs and weights of families",

@@ -77,5 +77,5 @@ def test_weights_that_cannot_be_ordered_are_refused(tmp_path: Path) -> None:
     model = LoadedModel(tmp_path)
     model.build.linear_method = Scaled()
     spec = registry_for_tests().find(ModelSpec, "cohere")
-    with pytest.raises(ConfigError, match=r"plain weights.*weight_scale"):
+    with pytest.raises(ConfigError, match=r"needs plain weights.*weight_scale"):
         load(spec.build)(model.config, model.build)

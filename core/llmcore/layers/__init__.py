@@ -14,14 +14,14 @@ from llmcore.layers.dense import (
 from llmcore.layers.embedding import CappedHead, Embedding, LMHead, ScaledEmbedding
 from llmcore.layers.layer import Layer
 from llmcore.layers.layout import KV, Layout, zeros
-from llmcore.layers.linear import Linear, MergedLinear, QKVLinear
+from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
 from llmcore.layers.mesh import Mesh
 from llmcore.layers.methods import Bound, LinearMethod, LinearShape
 from llmcore.layers.mla import MLA, MLA_FUSE, LatentSpec
 from llmcore.layers.mlp import MLP, GatedMLP
 from llmcore.layers.moe import MoE, expert_elements, expert_names
 from llmcore.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from llmcore.layers.rope import Rope, RopeConfig, read_rope
+from llmcore.layers.rope import NoRope, Rope, RopeConfig, read_rope
 from llmcore.layers.step import Bucketed, KVStep, Rows, Step
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.attention import ReferenceAttention, attend, spec_of, token_slots
@@ -57,8 +57,10 @@ __all__ = [
     "MergedLinear",
     "Mesh",
     "MoE",
+    "NoRope",
     "OffsetRMSNorm",
     "Op",
+    "PairedQKV",
     "QKVLinear",
     "RMSNorm",
     "ReferenceAttention",
@@ -67,6 +69,7 @@ __all__ = [
     "Rows",
     "ScaledEmbedding",
     "Step",
+    "apart",
     "attend",
     "dense_weights",
     "expert_elements",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -109,6 +110,34 @@ class QKVLinear(Linear):
         value_size = key_size if value_size is None else value_size
         outputs = {"q_proj": heads * key_size, "k_proj": kv_heads * key_size, "v_proj": kv_heads * value_size}
         super().__init__(build, inputs, outputs, bias=bias, shard=Shard("attn_tp", 0, key_size))
+
+
+class PairedQKV(QKVLinear):
+    """QKVLinear of checkpoints whose rope turns neighbours, elements 2i and 2i + 1 of a head.
+
+    Ours turns i and i + rotated / 2, so the rows that make queries and keys are put in that order when they were
+    loaded: scores are the same sums in another order. `rotated`: elements of a head that turn, the first ones.
+    """
+
+    def __init__(self, build: Build, inputs: int, *, key_size: int, rotated: int, **more: Any) -> None:
+        super().__init__(build, inputs, key_size=key_size, **more)
+        self._order = torch.cat((apart(rotated), torch.arange(rotated, key_size)))
+        if other := ", ".join(sorted(self.placements.keys() - {"weight", "bias"})):
+            raise ConfigError(f"rope of neighbours needs plain weights, not quantized ones with {other}")
+
+    def finish(self) -> None:
+        """Order the rows, then bind; called once by the loader."""
+        rows, size = torch.arange(self.get_parameter("weight").shape[0]), len(self._order)
+        for part in ("q_proj", "k_proj"):
+            found = rows.narrow(0, *self.placements["weight"].parts[part]).view(-1, size)
+            found.copy_(found[:, self._order])
+        self.reorder(rows)
+        super().finish()
+
+
+def apart(rotated: int) -> torch.Tensor:
+    """Where each element of what turns comes from, [rotated] int64: pairs side by side -> one half, the other."""
+    return torch.arange(rotated).view(-1, 2).t().reshape(-1)
 
 
 class MergedLinear(Linear):

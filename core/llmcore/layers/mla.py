@@ -12,7 +12,7 @@ from llmcore.errors import ConfigError
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.latent import LatentPrefill, LatentSizes, Piece, Room
 from llmcore.layers.layer import Layer
-from llmcore.layers.linear import Linear
+from llmcore.layers.linear import Linear, apart
 from llmcore.layers.methods import Unquantized
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
@@ -245,4 +245,4 @@ def _wrap(kernels: AttentionKernels, *, sizes: LatentSizes, granule: int, expand
 
 def _halves(plain: int, rotated: int) -> torch.Tensor:
     """Where each output of a part that turns comes from, after `plain` that do not: pairs side by side -> halves."""
-    return torch.cat((torch.arange(plain), plain + torch.arange(rotated).view(-1, 2).t().reshape(-1)))
+    return torch.cat((torch.arange(plain), plain + apart(rotated)))

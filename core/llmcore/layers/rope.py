@@ -93,7 +93,10 @@ class Rope(Layer):
         if config.rotated % 2:
             raise ConfigError(f"rope turns pairs of elements, not {config.rotated}; check the model's config")
         self.rotated = config.rotated
-        self._angles = KINDS[config.kind].make(config, build)
+        self._angles = self._make(build, config)
+
+    def _make(self, build: Build, config: RopeConfig) -> Angles:
+        return KINDS[config.kind].make(config, build)
 
     def angles(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) [T, rotated] f32; computed by the first layer of a step that asks."""
@@ -101,6 +104,13 @@ class Rope(Layer):
         if (self, "cos") not in notes:
             notes[self, "cos"], notes[self, "sin"] = self._angles(step)
         return notes[self, "cos"], notes[self, "sin"]
+
+
+class NoRope(Rope):
+    """For layers without positions: angles of nothing, by which the ops of the other layers turn nothing."""
+
+    def _make(self, build: Build, config: RopeConfig) -> Angles:
+        return _always(config, build, torch.zeros(config.rotated // 2), 1.0)
 
 
 # --- kinds -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "cohere2": ("Cohere2ForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM",),
+    "glm4": ("Glm4ForCausalLM", "GlmForCausalLM"),
     "granite": ("GraniteForCausalLM",),
     "mistral": ("MistralForCausalLM",),
     "mixtral": ("MixtralForCausalLM",),

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmcore.supervisor import Pace
 from llmcore.testing import write_fake_model
 from llmcore.testing.server import serving
 from llmcore.testing.sockets import call, connect, request
@@ -139,7 +140,7 @@ def measure(phase: Phase, requests: int, streams: int, step: float, scratch: Pat
     places = {"running_max_req_size": streams + (0 if phase.full else 64), "max_waiting_requests": 64}
     settings = {"chunked_prefill_size": CHUNK, **places}
     options = {"abort_log": str(log)}
-    with serving(model, engine_module=ENGINE, plugin_options=options, **settings) as server:
+    with serving(model, engine_module=ENGINE, plugin_options=options, pace=Pace(), **settings) as server:
         notes = Notes(log)
         with others(server.port, streams, rng):
             window = Window([server.process.pid, *server.children().values()])

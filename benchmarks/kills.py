@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmcore.supervisor import Pace
 from llmcore.testing import fake_answer, sockets, write_fake_model
 from llmcore.testing.server import ENGINE_MODULE, RunningServer, serving
 
@@ -133,7 +134,7 @@ def measure(kills: int, seed: int, streams: int, workers: int) -> Findings:
     with tempfile.TemporaryDirectory() as directory:
         model = write_fake_model(Path(directory) / "fake", step_delay=0.002)
         options = {"health_monitor": True, "restart_pause": 0.0, "restart_limit": 0, "max_total_token_num": 20_000}
-        with serving(model, httpserver_workers=workers, **options) as server:
+        with serving(model, httpserver_workers=workers, pace=Pace(), **options) as server:
             seen: set[int] = set()
             stopping = threading.Event()
             clients = [Client(server.port, (3 + i, 40 + i, 7), stopping) for i in range(streams)]

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmcore.http.streaming.limits import raise_open_files
+from llmcore.supervisor import Pace
 from llmcore.testing import sockets
 from llmcore.testing.fake_files import write_fake_model
 from llmcore.testing.server import serving
@@ -188,7 +189,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "fake"
         model = write_fake_model(path, max_position=1 << 18, step_delay=given.step_ms / 1000)
-        with serving(model, max_total_token_num=1 << 21, **limits) as server:
+        with serving(model, max_total_token_num=1 << 21, pace=Pace(), **limits) as server:
             words += [f"--seconds={given.seconds}", f"--port={server.port}"]
             done = subprocess.run(words, stdout=subprocess.PIPE, check=True, timeout=given.seconds + 120)
     found = json.loads(done.stdout)

@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
+from llmcore import supervisor
 from llmcore.testing import fake_answer, write_fake_model
 from llmcore.testing.server import RunningServer, serving
 from llmcore.testing.sockets import call, connect, read_reply, request
@@ -357,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         model = write_fake_model(Path(scratch) / "fake", step_delay=0.001, faults=FAULTS)
         settings = {"httpserver_workers": arguments.workers, "max_total_token_num": 20_000}
-        with serving(model, disable_log_stats=True, **settings) as server:
+        with serving(model, disable_log_stats=True, pace=supervisor.Pace(), **settings) as server:
             warm = WARM_REQUESTS * arguments.workers
             pace = Pace(arguments.rate)
             grown = Soak(server, arguments.clients, pace, arguments.minutes * 60, warm).run()

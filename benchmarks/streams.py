@@ -28,6 +28,7 @@ from llmcore.config import Config, Model
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
 from llmcore.specs import TokenizerSpec
+from llmcore.supervisor import Pace
 from llmcore.testing.server import RunningServer, serving
 from llmcore.text.source import open_tokenizer, prepare
 from processes import Window, figures
@@ -134,7 +135,12 @@ def run(rig: Rig, dialect: Dialect, streams: int, workers: int, seconds: float, 
     """One server, one crowd of clients."""
     options = {"clock_ids": str(rig.ids), "clock_rate": RATE}
     with serving(
-        rig.model, engine_module=ENGINE, plugin_options=options, httpserver_workers=workers, disable_log_stats=True
+        rig.model,
+        engine_module=ENGINE,
+        plugin_options=options,
+        httpserver_workers=workers,
+        disable_log_stats=True,
+        pace=Pace(),
     ) as server:
         children = server.children()
         http = [pid for name, pid in children.items() if name.startswith(WORKER)]
@@ -162,7 +168,9 @@ def run(rig: Rig, dialect: Dialect, streams: int, workers: int, seconds: float, 
 def idle_memory(rig: Rig, streams: int) -> float:
     """MB of one worker while that many streams are open and nothing comes."""
     options = {"clock_ids": str(rig.ids), "clock_rate": 0.1}
-    with serving(rig.model, engine_module=ENGINE, plugin_options=options, disable_log_stats=True) as server:
+    with serving(
+        rig.model, engine_module=ENGINE, plugin_options=options, disable_log_stats=True, pace=Pace()
+    ) as server:
         [worker] = [pid for name, pid in server.children().items() if name.startswith(WORKER)]
         clients = rig.clients(server, DIALECTS["openai"], streams, 1000, "--timeout", 60)
         assert clients.stdout is not None

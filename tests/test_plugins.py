@@ -334,6 +334,38 @@ def test_a_config_error_at_startup_passes_and_nothing_else_does(site: Site) -> N
     build_registry(config("b")).call("on_startup", config="no such port")
 
 
+HEARS = """
+heard = []
+
+@hookimpl
+def on_startup():
+    heard.append("start")
+
+@hookimpl
+def on_shutdown():
+    heard.append("end")
+"""
+REFUSES = HEARS.replace('heard.append("start")', 'raise ConfigError("the port is odd")')
+
+
+def test_who_heard_of_a_start_hears_of_its_end_once(site: Site) -> None:
+    site.install("a", HEAD + HEARS)
+    heard = []
+    with pytest.raises(KeyError), build_registry(config()).lifetime(config()):
+        heard += sys.modules["dist_plugin_a"].heard
+        raise KeyError
+    assert (heard, sys.modules["dist_plugin_a"].heard) == (["start"], ["start", "end"])
+
+
+def test_a_start_that_a_plugin_refuses_is_over_for_those_before_it(site: Site) -> None:
+    site.install("a", HEAD + HEARS)
+    site.install("b", HEAD + REFUSES)
+    site.install("c", HEAD + HEARS)
+    with pytest.raises(ConfigError, match="the port is odd"), build_registry(config()).lifetime(config()):
+        raise AssertionError("it started")
+    assert [sys.modules[f"dist_plugin_{name}"].heard for name in "abc"] == [["start", "end"], ["end"], []]
+
+
 class Layer(str):
     named_parameters = ()  # all that the registry looks at
 

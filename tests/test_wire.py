@@ -87,7 +87,7 @@ def test_a_launch_carries_the_whole_config() -> None:
     config = make_config(plugins="a,b", port=1234, eos_id="1,2")
     config = Config(server=config.server, model=config.model, discovered=(PluginInfo("a", "b", "1", "c"),))
     addresses = Addresses("ipc:///a", "ipc:///b")
-    engine = EngineLaunch(name="e", parent=1, log="l", addresses=addresses, config=config)
+    engine = EngineLaunch(name="e", parent=1, log="l", addresses=addresses, config=config, report_seconds=0.25)
     assert decode_launch(encode_launch(engine), EngineLaunch) == engine
     facts = ModelFacts(
         architecture="A",

@@ -13,7 +13,7 @@ from typing import TextIO, TypeVar
 
 import zmq
 
-from llmcore.errors import ConfigError, LlmcoreError
+from llmcore.errors import ConfigError, LlmcoreError, Stopped
 from llmcore.logs import log_to_stderr
 from llmcore.wire import (
     AdminLaunch,
@@ -67,6 +67,16 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it had ended before the line above
+
+
+def stop_on_sigterm() -> None:
+    """Let SIGTERM raise Stopped, until another handler takes its place: what was begun can be put away."""
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def report_failure(launch: Launch, error: BaseException) -> None:

@@ -273,9 +273,11 @@ def on_request_finished(record: RequestRecord) -> None:
 
 @hookspec
 def on_shutdown() -> None:
-    """The process ends in order.
+    """The process ends.
 
-    Called: once per process, when nothing runs any more.
+    Called: once per process that called `on_startup`, when nothing runs any more; also where its start was interrupted
+        or failed, but not where it is killed. A plugin that was not started, because of another's ConfigError, is not
+        called.
     Returns: nothing; an exception is logged with the plugin's name.
     Chosen by: every plugin has its say.
     """

@@ -11,7 +11,8 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar, cast
@@ -19,8 +20,8 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from llmcore import hookspecs, specs
-from llmcore.config import plugin_settings
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean, text_of
+from llmcore.config import Config, plugin_settings
+from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean, reraise_if_stopping, text_of
 from llmcore.models import LayerInfo
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
@@ -124,7 +125,8 @@ class Registry:
             for hook in CONTRIBUTIONS:
                 stage = hook
                 taken += [(spec, info) for spec in self._contributions(hook, info)]
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is its own failure
+        except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own failure
+            reraise_if_stopping(error)
             self.fail(info, stage, error)
             return
         self.plugins.append(info)
@@ -262,21 +264,42 @@ class Registry:
         """Call an `on_*` hook of every plugin; what one raises is logged with its name, the first time with a
         traceback. A ConfigError in on_startup passes."""
         for info in self.implementers(hook):
-            caller = self.caller(hook, info.name)
-            assert caller is not None
-            try:
-                caller(**arguments)
-            except BaseException as error:  # a native library's panic may be no Exception
-                meant = (KeyboardInterrupt, SystemExit, *([ConfigError] if hook == "on_startup" else []))
-                if isinstance(error, meant):
-                    raise
-                first = (info.name, hook) not in self._told
-                self._told.add((info.name, hook))
-                TALLIES.count("plugin_failures", info.name, hook)
-                request = getattr(arguments.get("record"), "request_id", None)
-                of = f" of request {request}" if request else ""
-                text = f"plugin {info.name!r} ({info.dist} {info.version}) failed in {hook}{of}"
-                log.error("%s: %s", text, text_of(error), exc_info=error if first else None)
+            self._call(info, hook, arguments)
+
+    @contextmanager
+    def lifetime(self, config: Config) -> Iterator[None]:
+        """Call `on_startup` of every plugin, and `on_shutdown` when the block is left, by an exception too.
+
+        Once in a process. Where a ConfigError ends the start, plugins that have not heard of it hear of no end.
+        """
+        starting = self.implementers("on_startup")
+        unaware = {info.name for info in starting}
+        try:
+            for info in starting:
+                unaware.discard(info.name)
+                self._call(info, "on_startup", {"config": config})
+            yield
+        finally:
+            for info in self.implementers("on_shutdown"):
+                if info.name not in unaware:
+                    self._call(info, "on_shutdown", {})
+
+    def _call(self, info: PluginInfo, hook: str, arguments: Mapping[str, Any]) -> None:
+        caller = self.caller(hook, info.name)
+        assert caller is not None
+        try:
+            caller(**arguments)
+        except BaseException as error:
+            reraise_if_stopping(error)
+            if hook == "on_startup" and isinstance(error, ConfigError):
+                raise
+            first = (info.name, hook) not in self._told
+            self._told.add((info.name, hook))
+            TALLIES.count("plugin_failures", info.name, hook)
+            request = getattr(arguments.get("record"), "request_id", None)
+            of = f" of request {request}" if request else ""
+            text = f"plugin {info.name!r} ({info.dist} {info.version}) failed in {hook}{of}"
+            log.error("%s: %s", text, text_of(error), exc_info=error if first else None)
 
     def wrap_layer(self, layer: Any, info: LayerInfo) -> Any:
         """`layer` after every plugin's `build_layer`, in the order of their names; PluginError names who failed."""
@@ -285,7 +308,8 @@ class Registry:
             assert caller is not None
             try:
                 results = caller(layer=layer, info=info)
-            except Exception as error:
+            except BaseException as error:
+                reraise_if_stopping(error)
                 text = f"{type(error).__name__}: {error}; {fix_for(plugin, error)}"
                 raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}") from error
             layer = results[-1] if results else layer

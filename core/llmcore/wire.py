@@ -28,7 +28,7 @@ from llmcore.protocols import RequestRecord, Tokenizer
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
-"""How often a worker sends `Heartbeat` to the engine and `Alive` to the supervisor, and the engine `Snapshot`."""
+"""How often a worker sends `Heartbeat` to the engine and `Alive` to the supervisor."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """A larger message closes its connection."""
@@ -75,13 +75,17 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore.engine.process FD` needs. `parent`: pid; `log`: file for tracebacks, stacks."""
+    """Everything `python -m llmcore.engine.process FD` needs. `parent`: pid; `log`: file for tracebacks, stacks.
+
+    `report_seconds`: how often it sends `Snapshot`.
+    """
 
     name: str
     parent: int
     log: str
     addresses: Addresses
     config: Config
+    report_seconds: float
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +255,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
-    """The engine's figures, every HEARTBEAT_SECONDS from its step loop, idle or not.
+    """The engine's figures, every `EngineLaunch.report_seconds` from its step loop, idle or not.
 
     `paused`: what follows may take long (compilation, capture), so the watchdog waits until the next Snapshot that
     is not paused.

@@ -137,7 +137,7 @@ def test_metrics_page(server: RunningServer) -> None:
     assert status == 200
     assert headers["content-type"].startswith("text/plain; version=")
     assert metric(server, "llmcore_request_generated_tokens_sum") >= 4
-    assert metric(server, "llmcore_batch_current_size") == 0
+    until(lambda: metric(server, "llmcore_batch_current_size") == 0)
 
 
 def test_errors_are_json_and_say_nothing_of_this_machine(server: RunningServer) -> None:

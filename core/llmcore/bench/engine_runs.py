@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
@@ -60,9 +61,11 @@ class BenchEngine:
             config = replace(config, scheduling=replace(config.scheduling, disable_dynamic_prompt_cache=True))
         self.config = config
         self.registry = build_registry(config)
-        self.registry.call("on_startup", config=config)
-        began = time.perf_counter()
-        self.engine = build_engine(config, self.registry, *([] if progress is None else [progress]))
+        with ExitStack() as stack:
+            stack.enter_context(self.registry.lifetime(config))
+            began = time.perf_counter()
+            self.engine = build_engine(config, self.registry, *([] if progress is None else [progress]))
+            self._open = stack.pop_all()
         self.ready = time.perf_counter() - began
         self.since_start = process_age()
         self.facts = self.engine.facts
@@ -122,7 +125,7 @@ class BenchEngine:
 
     def close(self) -> None:
         """Tell the plugins that it is over."""
-        self.registry.call("on_shutdown")
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from llmcore.logs import log_to_stderr
 from llmcore.supervisor import serve
 from llmcore.testing.fake_files import write_fake_model
 from llmcore.testing.fault_config import with_faults
+from llmcore.testing.server import BRISK
 
 
 @click.command(cls=SettingsCommand)
@@ -51,5 +52,5 @@ def command(ctx: click.Context, resolved: Resolved, step_ms: float, context: int
         config = with_faults(config) if fault_injection else config
         log_to_stderr(config.reports, "supervisor")
         with notices(config.reports) as shown:
-            code = serve(config, shown)
+            code = serve(config, shown, pace=BRISK)
     ctx.exit(code)

@@ -6,6 +6,7 @@ import itertools
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -99,12 +100,14 @@ class LLM:
     def _start(self, config: Config, registry: Registry, progress: Progress | None) -> None:
         self.config = config
         self._registry = registry
-        self._registry.call("on_startup", config=config)
-        self._converted = tempfile.TemporaryDirectory(prefix="llmcore-")
-        self.tokenizer: Tokenizer = self._open_tokenizer(check_model_dir(config))
-        engine = build_engine(config, self._registry, *([] if progress is None else [progress]))
-        self.facts = engine.facts
-        self._bridge = LocalBridge(engine)
+        with ExitStack() as stack:
+            converted = stack.enter_context(tempfile.TemporaryDirectory(prefix="llmcore-"))
+            stack.enter_context(registry.lifetime(config))
+            self.tokenizer: Tokenizer = self._open_tokenizer(check_model_dir(config), Path(converted))
+            engine = build_engine(config, registry, *([] if progress is None else [progress]))
+            self.facts = engine.facts
+            self._bridge = LocalBridge(engine)
+            self._open = stack.pop_all()
         self._ids = itertools.count(1)
 
     def generate(
@@ -194,8 +197,7 @@ class LLM:
     def close(self) -> None:
         """End the engine; what is still running gets an error."""
         self._bridge.close()
-        self._registry.call("on_shutdown")
-        self._converted.cleanup()
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self
@@ -205,9 +207,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _open_tokenizer(self, model: Path) -> Tokenizer:
+    def _open_tokenizer(self, model: Path, converted: Path) -> Tokenizer:
         specs = [spec for spec, _ in self._registry.specs(TokenizerSpec)]
-        directory = prepare(specs, self.config.model, model, Path(self._converted.name))
+        directory = prepare(specs, self.config.model, model, converted)
         return open_tokenizer(specs, directory, self.config.model.tokenizer_mode, self.config.model.chat_template)
 
     def _ids_of(self, prompt: Prompt) -> list[int]:

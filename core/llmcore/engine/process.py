@@ -20,12 +20,11 @@ from llmcore.engine.build import build_engine
 from llmcore.engine.engine import DeviceLost, Engine, Events
 from llmcore.engine.refusals import refusal
 from llmcore.engine.workers import Workers
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, Stopped
 from llmcore.overview import rows
 from llmcore.plugins import build_registry
 from llmcore.tallies import TALLIES, ServerFigures
 from llmcore.wire import (
-    HEARTBEAT_SECONDS,
     SUPERVISOR,
     EngineLaunch,
     EngineReady,
@@ -68,37 +67,35 @@ class EngineProcess:
         self._probing = False
         self._tallied = ServerFigures()
 
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        """SIGTERM: end after this step; while still building, at once."""
-        if not self._stopping and not hasattr(self, "_inbox"):
-            sys.exit(0)
-        self._stopping = True
-
     def run(self) -> None:
         """Build, say so, and serve until told to end."""
         registry = build_registry(self._launch.config)
-        registry.call("on_startup", config=self._launch.config)
-        engine = build_engine(self._launch.config, registry, self._progress)
-        # What the model is made of will never be garbage; looking at it again and again would cost.
-        gc.collect()
-        gc.freeze()
-        facts = engine.facts
-        limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
-        self._admission = Admission(limits, engine.crowd)
-        self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
-        self._tell(EngineReady(engine.facts))
-        self._serve(engine)
-        self._inbox.close()
-        self._workers.close()
-        self._control.close()
-        registry.call("on_shutdown")
+        with registry.lifetime(self._launch.config):
+            engine = build_engine(self._launch.config, registry, self._progress)
+            # What the model is made of will never be garbage; looking at it again and again would cost.
+            gc.collect()
+            gc.freeze()
+            facts = engine.facts
+            limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
+            self._admission = Admission(limits, engine.crowd)
+            self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
+            signal.signal(signal.SIGTERM, self._stop)
+            self._tell(EngineReady(engine.facts))
+            self._serve(engine)
+            self._inbox.close()
+            self._workers.close()
+            self._control.close()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """SIGTERM: end after this step."""
+        self._stopping = True
 
     def _serve(self, engine: Engine) -> None:
         due = look = 0.0
         patience = self._launch.config.admission.queue_timeout
         while not self._stopping:
             if engine.idle:
-                self._inbox.wait(HEARTBEAT_SECONDS)
+                self._inbox.wait(self._launch.report_seconds)
             for message in self._inbox.drain():
                 self._handle(engine, message)
             self._workers.drop_late(engine.abort)
@@ -114,7 +111,7 @@ class EngineProcess:
             if self._probing and engine.idle:
                 self._probing, due = False, 0.0
             if time.monotonic() >= due:
-                due = time.monotonic() + HEARTBEAT_SECONDS
+                due = time.monotonic() + self._launch.report_seconds
                 self._tell(Snapshot(engine.load()))
                 self._tally()
 
@@ -196,11 +193,12 @@ def main(kind: type[EngineProcess] = EngineProcess) -> int:
     """The process; its exit code."""
     launch = child.begin(EngineLaunch)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    process = kind(launch, context)
-    signal.signal(signal.SIGTERM, process.stop)
+    child.stop_on_sigterm()
     try:
-        process.run()
-    except Exception as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
+        kind(launch, context).run()
+    except Stopped:
+        return 0
+    except BaseException as error:  # noqa: BLE001 - the supervisor gets one line, the log file the traceback
         child.report_failure(launch, error)
         return 1
     context.term()

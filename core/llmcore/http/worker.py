@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from llmcore import child
+from llmcore.errors import Stopped
 from llmcore.http.access import ApiKeys, fingerprint
 from llmcore.http.admission import Doorman
 from llmcore.http.app import build_app
@@ -49,8 +50,11 @@ def main() -> int:
     """Run until told to stop; the exit code."""
     launch = child.begin(WorkerLaunch)
     logging.getLogger("waitress").setLevel(logging.ERROR)
+    child.stop_on_sigterm()
     try:
         return serve(launch)
+    except Stopped:
+        return 0
     except BaseException as error:  # noqa: BLE001 - a plugin's exit too: the operator gets one line and a log file
         child.report_failure(launch, error)
         return 1
@@ -59,7 +63,11 @@ def main() -> int:
 def serve(launch: WorkerLaunch) -> int:
     """Load everything, accept connections, and let requests end when asked to stop."""
     registry = build_registry(launch.config)
-    registry.call("on_startup", config=launch.config)
+    with registry.lifetime(launch.config):
+        return _serve(launch, registry)
+
+
+def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     sources = [spec for spec, _ in registry.specs(TokenizerSpec)]
     model = launch.config.model
     tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template)
@@ -106,7 +114,6 @@ def serve(launch: WorkerLaunch) -> int:
     finally:  # also when the main loop failed: the process, and every open connection, would outlive it with the hub
         bridge.stop()
         hub.join()
-    registry.call("on_shutdown")
     return 1 if deaf.is_set() else 0
 
 

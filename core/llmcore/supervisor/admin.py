@@ -15,6 +15,7 @@ from llmcore.config import Config
 from llmcore.errors import ConfigError
 from llmcore.overview import Overview, Process, rows
 from llmcore.supervisor import listener as listening
+from llmcore.supervisor.backoff import YOUNG_SECONDS, Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.figures import Sinks
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 MODULE = "llmcore.http.admin.process"
 NAME = "admin-0"
 TELL_SECONDS = 0.5
-PAUSE_SECONDS = 2.0
-"""Between the end of one and the start of the next."""
 
 
 class Admin:
@@ -54,7 +53,7 @@ class Admin:
         self._child: Child | None = None
         self._outlet: Outlet | None = None
         self._silence = Silence(config.server.watchdog_timeout)
-        self._not_before = 0.0
+        self._born, self._served, self._starts = 0.0, False, Starts()
         self._due, self._told = 0.0, ""
         self._steps, self._stepped, self._probing = 0, 0.0, False
         self._socket = None if config.server.disable_admin else _bind(config)
@@ -66,7 +65,8 @@ class Admin:
 
     def spawn_missing(self) -> Child | None:
         """Start the process where one is wanted and none runs."""
-        if self._socket is None or self._child is not None or time.monotonic() < self._not_before:
+        now = time.monotonic()
+        if self._socket is None or self._child is not None or not self._starts.due(now):
             return None
         launch = AdminLaunch(
             name=NAME,
@@ -81,15 +81,17 @@ class Admin:
         try:
             self._child = Child(MODULE, launch, (self._socket.fileno(),))
         except OSError as error:  # no memory, process or file to be had now; the server goes on
-            self._not_before = time.monotonic() + PAUSE_SECONDS
-            logger.error("the admin listener cannot be started: %s; trying again in %g s", error, PAUSE_SECONDS)
+            self._starts.failed(now)
+            logger.error("the admin listener cannot be started: %s; trying again in %g s", error, YOUNG_SECONDS)
             return None
+        self._born, self._served = now, False
         self._outlet = Outlet(self._context, launch.mailbox, most=8)
         return self._child
 
     def heard(self, name: str) -> None:
         """The child called `name` said something."""
         if name == NAME:
+            self._served = True
             self._silence.heard(time.monotonic())
 
     def tell(self, not_ready: str, engines: Sequence[Engine], children: Sequence[Child], sinks: Sinks) -> None:
@@ -145,7 +147,7 @@ class Admin:
             self._child.close()
             self._child = self._outlet = None
             self._silence = Silence(self._config.server.watchdog_timeout)
-            self._not_before = time.monotonic() + PAUSE_SECONDS
+            self._starts.died(self._born, self._served, time.monotonic())
 
     def children(self) -> list[Child]:
         """Its process."""

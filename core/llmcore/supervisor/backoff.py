@@ -1,11 +1,16 @@
-"""When an engine is started again, and when no more."""
+"""When a process is started again, and when no more."""
 
 from __future__ import annotations
 
 MOST_SECONDS = 60.0
-"""The longest pause."""
+"""The longest pause before an engine."""
 WINDOW_SECONDS = 600.0
-"""Deaths longer ago than this are forgotten."""
+"""Deaths of engines longer ago than this are forgotten."""
+
+YOUNG_SECONDS = 2.0
+"""Any other process that died younger than this is replaced only after as long a pause."""
+MOST_IN_VAIN = 3
+"""So many of a kind may die in a row before they are ready, where no other of the kind serves."""
 
 
 class BackOff:
@@ -24,3 +29,30 @@ class BackOff:
         if self._limit and before >= self._limit:
             return None
         return min(self._first * 2.0 ** min(before, 60), MOST_SECONDS)
+
+
+class Starts:
+    """Those of one kind of child: workers, ends of TLS, or admin listeners."""
+
+    def __init__(self) -> None:
+        self._not_before = 0.0
+        self._in_vain = 0
+
+    def due(self, now: float) -> bool:
+        """Whether another may be started."""
+        return now >= self._not_before
+
+    def failed(self, now: float) -> None:
+        """None could be started: there is no memory, process or file to be had now."""
+        self._not_before = now + YOUNG_SECONDS
+
+    def died(self, born: float, ready: bool, now: float) -> None:
+        """One that was started at `born` has ended; `ready`: it had served."""
+        self._in_vain = 0 if ready else self._in_vain + 1
+        if now - born < YOUNG_SECONDS:
+            self._not_before = now + YOUNG_SECONDS
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether starting another is no use: it would end as the last ones did."""
+        return self._in_vain >= MOST_IN_VAIN

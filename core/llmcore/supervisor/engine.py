@@ -38,9 +38,15 @@ class Engine:
         directory: RunDirectory,
         addresses: Addresses,
         context: zmq.Context[zmq.Socket[bytes]],
+        report_seconds: float,
     ) -> None:
         launch = EngineLaunch(
-            name=NAME, parent=os.getpid(), log=str(directory.log(NAME)), addresses=addresses, config=config
+            name=NAME,
+            parent=os.getpid(),
+            log=str(directory.log(NAME)),
+            addresses=addresses,
+            config=config,
+            report_seconds=report_seconds,
         )
         self._timeout = config.server.watchdog_timeout
         self._outlet = Outlet(context, addresses.engine)

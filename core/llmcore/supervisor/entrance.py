@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 from llmcore.config import Config
 from llmcore.config.certificate import server_context
 from llmcore.errors import ConfigError
 from llmcore.supervisor import listener as listening
+from llmcore.supervisor.backoff import YOUNG_SECONDS, Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.watchdog import Silence
@@ -37,6 +39,7 @@ class Entrance:
         self._addresses = addresses
         self._child: Child | None = None
         self._ready = False
+        self._born, self._starts = 0.0, Starts()
         self._open = False
         self._silence = Silence(config.server.watchdog_timeout)
         self._tls = config.access.ssl
@@ -66,7 +69,8 @@ class Entrance:
 
     def spawn_missing(self) -> Child | None:
         """Start the process that ends TLS, where one is needed and none runs."""
-        if not self._tls or not self._open or self._child is not None:
+        now = time.monotonic()
+        if not self._tls or not self._open or self._child is not None or not self._starts.due(now):
             return None
         launch = TlsLaunch(
             name=NAME,
@@ -77,7 +81,13 @@ class Entrance:
             listen_fd=self._public.fileno(),
             workers=self._path,
         )
-        self._child = Child(MODULE, launch, (self._public.fileno(),))
+        try:
+            self._child = Child(MODULE, launch, (self._public.fileno(),))
+        except OSError as error:  # no memory, process or file to be had now; what is open goes on
+            self._starts.failed(now)
+            logger.error("the end of TLS cannot be started: %s; trying again in %g s", error, YOUNG_SECONDS)
+            return None
+        self._born, self._ready = now, False
         return self._child
 
     def heard(self, name: str) -> None:
@@ -99,7 +109,18 @@ class Entrance:
         if self._child is not None:
             self._child.close()
             self._child = None
+            self._starts.died(self._born, self._ready, time.monotonic())
             self._silence = Silence(self._config.server.watchdog_timeout)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether another would end as the last ones did."""
+        return self._starts.hopeless
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody has deleted the socket between the end of TLS and the workers: nobody comes in any more."""
+        return self._tls and self._open and not Path(self._path).is_socket()
 
     def stop(self) -> None:
         """Refuse connections: the workers have answered everything."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from llmcore.errors import ConfigError, LlmcoreError, StartupError
+from llmcore.errors import ConfigError, LlmcoreError, ServerError, StartupError
+from llmcore.supervisor.backoff import MOST_IN_VAIN
 from llmcore.supervisor.child import Child
-from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.rundir import PREFIX, RunDirectory
 from llmcore.wire import Failed
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,20 @@ class Failures:
         cause = f"failed: {failure.message}" if failure else child.ending
         kept = self._directory.keep_log(child.name)
         return cause + (f" (log: {kept})" if kept else "")
+
+    def lost(self, end: str) -> ServerError:
+        """The error that ends a server whose run directory was deleted; `end`: what it was needed for."""
+        path = self._directory.path
+        return ServerError(
+            f"{end}, and no process can be started, because {path} was deleted, where this server's sockets are; "
+            f"start the server again, and keep what cleans {path.parent} away from {path.parent}/{PREFIX}*"
+        )
+
+    def hopeless(self, end: str) -> ServerError:
+        """The error that ends a server nobody can reach; `end`: what became of the last who should have served."""
+        return ServerError(
+            f"{end}, as all {MOST_IN_VAIN} that were started in a row; mend its cause, and start the server again"
+        )
 
     def kill_hung(self, child: Child, what: str) -> None:
         """End a child that hangs; its stacks go with the message to the log."""

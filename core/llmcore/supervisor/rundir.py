@@ -11,12 +11,14 @@ import tempfile
 from pathlib import Path
 
 from llmcore.errors import ConfigError
+from llmcore.wire import Addresses
 
 IPC_ROOT = Path("/tmp")
 """As `--zmq_mode ipc:///tmp/` says, whatever TMPDIR is: the path of a socket has room for 107 bytes."""
 
-_PREFIX = "llmcore-"
+PREFIX = "llmcore-"
 _LOCK = "lock"
+_ENGINE, _CONTROL = "engine", "control"
 
 
 class RunDirectory:
@@ -32,7 +34,7 @@ class RunDirectory:
         try:
             root = Path(tempfile.gettempdir()) if self._tcp else IPC_ROOT
             remove_stale(root)
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
             self._lock = _locked(self.path)
             # systemd-tmpfiles leaves a locked directory, whatever its age: without its sockets nothing can be replaced
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -43,6 +45,15 @@ class RunDirectory:
                 f"no directory can be made for this server's files: {error.strerror or error}; "
                 f"make room there and let it be written to, or {fix} where there is"
             ) from error
+
+    def addresses(self) -> Addresses:
+        """Where engine and supervisor are reached, for as long as the server runs."""
+        return Addresses(self.address(_ENGINE), self.address(_CONTROL))
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody has deleted it, or what is in it: who comes now would not find the supervisor's socket."""
+        return not self._tcp and not (self.path / _CONTROL).is_socket()
 
     def address(self, name: str) -> str:
         """A ZMQ endpoint for the mailbox called `name`: a socket in this directory, or a free port of loopback."""
@@ -77,7 +88,7 @@ def keep(text: bytes, name: str) -> Path | None:
     """A file only its owner can read, with `text`, that stays; None where the disk takes none."""
     path: str | None = None
     try:
-        descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{name}-", suffix=".log")
+        descriptor, path = tempfile.mkstemp(prefix=f"{PREFIX}{name}-", suffix=".log")
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
     except OSError:
@@ -90,7 +101,7 @@ def keep(text: bytes, name: str) -> Path | None:
 
 def remove_stale(root: Path) -> None:
     """Delete this user's run directories under `root` whose server is gone."""
-    for path in root.glob(f"{_PREFIX}*/{_LOCK}"):
+    for path in root.glob(f"{PREFIX}*/{_LOCK}"):
         try:
             if path.parent.stat().st_uid != os.getuid():
                 continue

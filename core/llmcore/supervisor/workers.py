@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from llmcore.config import Config
+from llmcore.supervisor.backoff import YOUNG_SECONDS, Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.watchdog import Silence
@@ -20,9 +21,6 @@ from llmcore.wire import Addresses, ModelFacts, Outlet, Shutdown, WorkerLaunch
 logger = logging.getLogger(__name__)
 
 WORKER_MODULE = "llmcore.http.worker"
-
-SHORT_LIFE_SECONDS = 2.0
-"""A worker that died younger than this is replaced only after as long a pause."""
 
 RETIRED_SECONDS = 5.0
 """How long a worker that was told to end may take."""
@@ -60,7 +58,7 @@ class Workers:
         self._workers: list[Worker] = []
         self._retired: list[Worker] = []
         self._next = 0
-        self._not_before = 0.0
+        self._starts = Starts()
 
     def prepare(self, config: Config, facts: ModelFacts, tokenizer_dir: str) -> None:
         """What workers are started with, the model's own settings known: before the first `spawn_missing`."""
@@ -91,13 +89,13 @@ class Workers:
     def spawn_missing(self) -> Child | None:
         """Start one worker if fewer run than were asked for; None when all are there, or the pause is not over."""
         missing = len(self._workers) < self._config.server.httpserver_workers
-        if not missing or self._model is None or time.monotonic() < self._not_before:
+        if not missing or self._model is None or not self._starts.due(time.monotonic()):
             return None
         try:
             return self._spawn(*self._model)
         except OSError as error:  # no memory, process or file to be had now; those that run go on
-            self._not_before = time.monotonic() + SHORT_LIFE_SECONDS
-            logger.error("no worker can be started: %s; trying again in %g s", error, SHORT_LIFE_SECONDS)
+            self._starts.failed(time.monotonic())
+            logger.error("no worker can be started: %s; trying again in %g s", error, YOUNG_SECONDS)
             return None
 
     def ready(self, name: str) -> None:
@@ -125,6 +123,11 @@ class Workers:
         """Why nobody accepts connections, if so."""
         return "" if any(worker.ready and worker.child.alive for worker in self._workers) else "no HTTP worker serves"
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether nobody accepts connections, and another worker would not either."""
+        return self._starts.hopeless and bool(self.absence)
+
     def ended(self) -> list[Worker]:
         """Workers that have died and are not forgotten yet."""
         return [worker for worker in self._workers if not worker.child.alive]
@@ -134,13 +137,15 @@ class Workers:
         self._workers.remove(worker)
         worker.outlet.close(0.0)
         worker.child.close()
-        now = time.monotonic()
-        if now - worker.born < SHORT_LIFE_SECONDS:
-            self._not_before = now + SHORT_LIFE_SECONDS
+        self._starts.died(worker.born, worker.ready, time.monotonic())
 
     def children(self) -> list[Child]:
         """Their processes."""
         return [worker.child for worker in (*self._workers, *self._retired)]
+
+    def starting(self) -> list[Child]:
+        """The processes that do not read their mailbox yet."""
+        return [worker.child for worker in self._workers if not worker.ready]
 
     def tell(self, message: object) -> None:
         """Send every worker a message; one that does not read its mailbox misses it."""

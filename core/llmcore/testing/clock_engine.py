@@ -22,7 +22,6 @@ import zmq
 from llmcore import child
 from llmcore.bridge import Abort, Finish, FinishChoice, Load, StepEvents, Submit
 from llmcore.wire import (
-    HEARTBEAT_SECONDS,
     EngineLaunch,
     EngineReady,
     Hello,
@@ -80,7 +79,7 @@ class ClockEngine:
         control.send(ToSupervisor(self._launch.name, EngineReady(FACTS)))
         told, turn = 0.0, time.monotonic()
         while not self._stopping:
-            inbox.wait(max(0.0, min(turn - time.monotonic(), HEARTBEAT_SECONDS)))
+            inbox.wait(max(0.0, min(turn - time.monotonic(), self._launch.report_seconds)))
             for message in inbox.drain():
                 self._handle(message)
             now = time.monotonic()
@@ -88,7 +87,7 @@ class ClockEngine:
                 turn = max(turn + self._period, now)
                 self._turn()
             if now >= told:
-                told = now + HEARTBEAT_SECONDS
+                told = now + self._launch.report_seconds
                 control.send(ToSupervisor(self._launch.name, Snapshot(self._load())))
         inbox.close()
         for outlet in (control, *(worker.outlet for worker in self._workers.values())):

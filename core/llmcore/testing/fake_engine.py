@@ -22,7 +22,6 @@ from llmcore import child
 from llmcore.bridge import Abort, Finish, FinishChoice, Load, StepEvents, Submit
 from llmcore.errors import ConfigError
 from llmcore.wire import (
-    HEARTBEAT_SECONDS,
     EngineLaunch,
     EngineReady,
     Hello,
@@ -94,7 +93,7 @@ class FakeEngine:
         control.send(ToSupervisor(self.launch.name, EngineReady(FACTS)))
         due = 0.0
         while not self.stopping:
-            inbox.wait(step_seconds if self.running else HEARTBEAT_SECONDS)
+            inbox.wait(step_seconds if self.running else self.launch.report_seconds)
             for message in inbox.drain():
                 self.handle(message)
             if self.running:
@@ -102,7 +101,7 @@ class FakeEngine:
                 time.sleep(step_seconds)
             if self.probed or time.monotonic() >= due:
                 self.probed = False
-                due = time.monotonic() + HEARTBEAT_SECONDS
+                due = time.monotonic() + self.launch.report_seconds
                 control.send(ToSupervisor(self.launch.name, Snapshot(self.load())))
         inbox.close()
         for outlet in (control, *self.workers.values()):

@@ -6,7 +6,6 @@ can ask for is in `llmcore.testing.fault_names`; the logits processor `fault` is
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,16 +34,9 @@ TOKENS: dict[str, int] = {}
 _ENGINE, _WORKER = "llmcore.testing.faulty_engine", "llmcore.testing.faulty_worker"
 
 
-FIGURES_SECONDS = 0.05
-"""How old the figures of a test server are at most, so that tests need not wait for them."""
-
-
 @hookimpl
 def on_startup(config: Config) -> None:
-    """Read which tokens bring faults, and hurry what reports figures."""
-    for module, constant in (("llmcore.supervisor.supervisor", "STATE_SECONDS"), ("__main__", "HEARTBEAT_SECONDS")):
-        if hasattr(sys.modules.get(module), constant):
-            setattr(sys.modules[module], constant, FIGURES_SECONDS)
+    """Read which tokens bring faults."""
     model = orjson.loads((Path(config.model.model_dir or "") / "config.json").read_bytes())
     if "faults" not in model:
         raise ConfigError("the plugin `faults` is for fake models that have faults: see llmcore testserver --help")

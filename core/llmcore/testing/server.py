@@ -23,14 +23,18 @@ import msgspec
 
 from llmcore.child import die_with_parent
 from llmcore.config import Config, child_environment, make_config
-from llmcore.errors import LlmcoreError
+from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.logs import log_to_stderr
-from llmcore.supervisor import Notices, serve
+from llmcore.supervisor import Notices, Pace, serve
 from llmcore.supervisor.supervisor import ENGINE_MODULE
 from llmcore.testing.fault_config import with_faults
 
 FAKE_ENGINE = "llmcore.testing.fake_engine"
 """An engine that echoes prompts; starts in a moment and needs no model, only a tokenizer."""
+
+
+BRISK = Pace(engine=0.05, workers=0.05)
+"""For tests, which need not wait for figures then."""
 
 
 class ServerFailed(Exception):
@@ -43,6 +47,7 @@ class _Order(msgspec.Struct):
     config: Config
     engine_module: str
     parent: int
+    pace: Pace
 
 
 @dataclass
@@ -91,12 +96,14 @@ def serving(
     plugin_options: Mapping[str, Any] | None = None,
     timeout: float = 60.0,
     faults: bool = False,
+    pace: Pace = BRISK,
     **settings: Any,
 ) -> Iterator[RunningServer]:
     """A server of the model in `model_dir` with `settings` as on the command line, ended when the block is left.
 
     `faults`: requests may ask for those of `llmcore.testing.fault_names`; the model has to be written with
-    `all_faults`. Raises ServerFailed if it does not accept requests within `timeout` seconds.
+    `all_faults`. `pace`: how old its figures may get. Raises ServerFailed if it does not accept requests within
+    `timeout` seconds.
     """
     config = make_config(
         **{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, "drain_timeout": 5, **settings}
@@ -107,7 +114,7 @@ def serving(
     with tempfile.TemporaryDirectory() as scratch:
         log, temporary = Path(scratch) / "log", Path(scratch) / "tmp"
         temporary.mkdir()
-        process, ready = _start(_Order(config, engine_module, os.getpid()), log, temporary)
+        process, ready = _start(_Order(config, engine_module, os.getpid(), pace), log, temporary)
         try:
             url, _, dashboard = _await_urls(process, ready, log, timeout).partition(" ")
             yield RunningServer(url, process, log, temporary, dashboard.removesuffix("/dashboard"))
@@ -178,10 +185,10 @@ def main() -> int:
     writer = int(sys.argv[2])
     notices = Notices(ready=lambda url, facts: _write_all(writer, f"{url} {dict(facts.report).get('dashboard', '')}"))
     try:
-        return serve(order.config, notices, engine_module=order.engine_module)
+        return serve(order.config, notices, engine_module=order.engine_module, pace=order.pace)
     except LlmcoreError as error:
         logging.getLogger("llmcore").error("%s: %s", type(error).__name__, error)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 def _write_all(writer: int, text: str) -> None:

@@ -1,0 +1,96 @@
+"""What the supervisor hears from its children, and who is to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from llmcore.supervisor.processes import Processes
+from llmcore.supervisor.status import Status
+from llmcore.tallies import TALLIES
+from llmcore.wire import (
+    Alive,
+    EngineGone,
+    EngineReady,
+    Failed,
+    Finished,
+    Mailbox,
+    ModelFacts,
+    Probe,
+    Progress,
+    Snapshot,
+    Tallied,
+    ToSupervisor,
+    WorkerReady,
+)
+
+GONE = EngineGone("the engine has stopped")
+
+
+@dataclass(frozen=True)
+class Notices:
+    """What the command line wants to hear of.
+
+    `progress(stage, done, total)` while the engine starts; `ready(url, facts)` once, when requests are accepted.
+    """
+
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    ready: Callable[[str, ModelFacts], None] = lambda url, facts: None
+
+
+class Mail:
+    """The mailbox at `address`, which `processes.poller` watches too."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        processes: Processes,
+        status: Status,
+        notices: Notices,
+    ) -> None:
+        self._processes = processes
+        self._status = status
+        self._notices = notices
+        self._mailbox: Mailbox[ToSupervisor] = Mailbox(context, address, ToSupervisor)
+        processes.poller.register(self._mailbox.socket, zmq.POLLIN)
+
+    def read(self) -> None:
+        """Handle everything that has come."""
+        for message in self._mailbox.drain():
+            self._handle(message.sender, message.body)
+        TALLIES.set("dropped_messages", "supervisor", total=self._mailbox.dropped)
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._mailbox.close()
+
+    def _handle(self, sender: str, body: object) -> None:
+        processes = self._processes
+        match body:
+            case Snapshot():
+                for engine in processes.called(sender):
+                    engine.heard(body)
+            case Finished():
+                self._status.sinks.request_finished(body.record)
+            case EngineReady():
+                for engine in processes.called(sender):
+                    engine.ready(body.facts)
+            case WorkerReady():
+                if not processes.engine_serves():
+                    processes.workers.tell(GONE)  # it began while there was none
+                processes.workers.ready(sender)
+                processes.heard(sender)
+                self._status.hurry()
+            case Progress():
+                self._notices.progress(body.stage, body.done, body.total)
+            case Alive():
+                processes.heard(sender)
+            case Tallied():
+                self._status.sinks.tallied(sender, body)
+            case Probe():
+                processes.admin.probe(processes.engines)
+            case Failed():
+                processes.failures.said(sender, body)

@@ -1,0 +1,170 @@
+"""The processes of one server: which there are, how they are started, and how those that die or hang are replaced."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+
+import zmq
+
+from llmcore.config import Config
+from llmcore.supervisor.admin import Admin
+from llmcore.supervisor.child import Child
+from llmcore.supervisor.engine import Engine
+from llmcore.supervisor.entrance import Entrance
+from llmcore.supervisor.failures import Failures
+from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.workers import Workers
+from llmcore.tallies import TALLIES
+from llmcore.wire import Addresses, WorkerGone
+
+logger = logging.getLogger(__name__)
+
+
+class Processes:
+    """The engine, the HTTP workers, the end of TLS and the admin listener. `close` in any case.
+
+    `poller` wakes at the end of any of them. Raises ConfigError for addresses that cannot be had, or a certificate
+    that cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        addresses: Addresses,
+        context: zmq.Context[zmq.Socket[bytes]],
+        report_seconds: float,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._addresses = addresses
+        self._context = context
+        self._report_seconds = report_seconds
+        self._warned = False
+        self.poller = zmq.Poller()
+        self.failures = Failures(directory)
+        self.engines: list[Engine] = []
+        self.entrance = Entrance(config, directory, addresses)
+        self.admin = Admin(config, directory, addresses, context, self.entrance.url)
+        self.workers = Workers(config, context, directory, addresses, self.entrance.workers)
+
+    # --- who is there
+
+    def all(self) -> list[Child]:
+        """Every child that was not forgotten."""
+        engines = [engine.child for engine in self.engines]
+        return [*engines, *self.workers.children(), *self.entrance.children(), *self.admin.children()]
+
+    def called(self, name: str) -> list[Engine]:
+        """The engine of that name, unless it has died and been forgotten."""
+        return [engine for engine in self.engines if engine.child.name == name]
+
+    def engine_serves(self) -> bool:
+        """Whether there is an engine that requests can be sent to."""
+        return any(engine.facts and engine.child.alive for engine in self.engines)
+
+    def heard(self, name: str) -> None:
+        """The child called `name`, no engine, said something."""
+        self.workers.heard(name)
+        self.entrance.heard(name)
+        self.admin.heard(name)
+
+    def wait(self, seconds: float) -> None:
+        """Until a message or the end of a child comes, a signal, or the time is over."""
+        for ready, _ in self.poller.poll(math.ceil(seconds * 1000)):
+            if isinstance(ready, int):
+                self.poller.unregister(ready)  # a child that has ended; its pidfd would wake us for ever
+
+    # --- starting
+
+    def spawn_engine(self, module: str) -> Engine:
+        """Start an engine."""
+        engine = Engine(module, self._config, self._directory, self._addresses, self._context, self._report_seconds)
+        self.engines.append(engine)
+        self.poller.register(engine.child.pidfd, zmq.POLLIN)
+        return engine
+
+    def spawn_missing(self) -> None:
+        """Start what should run beside the engine and does not, where it is time."""
+        while child := self.workers.spawn_missing() or self.entrance.spawn_missing() or self.admin.spawn_missing():
+            self.poller.register(child.pidfd, zmq.POLLIN)
+
+    # --- what dies or hangs
+
+    def replace_dead(self) -> None:
+        """Start another worker, end of TLS or admin listener for each that died; ServerError where that is no use."""
+        self._look_at_directory()
+        for child in self.workers.reap():
+            self._unwatch(child)
+        for worker in self.workers.ended():
+            end = self._end_of(worker.child)
+            TALLIES.count("worker_restarts")
+            for engine in self.engines:
+                engine.tell(WorkerGone(worker.number))
+            self.workers.forget(worker)
+            self._go_on(end, hopeless=self.workers.hopeless)
+        if (dead := self.entrance.ended()) is not None:
+            end = self._end_of(dead)
+            self.entrance.forget()
+            self._go_on(end, hopeless=self.entrance.hopeless)
+        if (dead := self.admin.ended()) is not None:
+            end = self._end_of(dead)
+            self.admin.forget()
+            self._go_on(end, hopeless=False)  # requests are served without it
+        self.spawn_missing()
+
+    def kill_hung(self) -> None:
+        """Kill what does not get on with its work; it is replaced like everything that dies."""
+        seconds = self._config.server.watchdog_timeout
+        for engine in self.engines:
+            if engine.hung and engine.child.alive:
+                self.failures.kill_hung(engine.child, f"the engine has finished no step for {seconds} s")
+        for child in [*self.workers.hung(), *self.entrance.hung(), *self.admin.hung()]:
+            self.failures.kill_hung(child, f"{child.name} was silent for {seconds} s")
+
+    def forget_engine(self, engine: Engine) -> None:
+        """Make room for a dead engine's replacement."""
+        self._unwatch(engine.child)
+        self.engines.remove(engine)
+        engine.close()
+
+    def close(self) -> None:
+        """End whatever still runs, at once, and close what is open to it."""
+        children = self.all()
+        for child in children:
+            child.send(signal.SIGKILL)
+        for child in children:
+            child.kill()
+        for engine in self.engines:
+            engine.close()
+        self.workers.close()
+        self.entrance.close()
+        self.admin.close()
+
+    def _look_at_directory(self) -> None:
+        if not self._directory.lost:
+            return
+        if self.entrance.lost:
+            raise self.failures.lost("nobody can connect")
+        if not self._warned:
+            self._warned = True
+            logger.error("%s was deleted: nothing that dies can be replaced any more", self._directory.path)
+
+    def _end_of(self, child: Child) -> str:
+        """What became of a child that has ended; it is watched no more."""
+        self._unwatch(child)
+        return f"{child.name} {self.failures.obituary(child)}"
+
+    def _go_on(self, end: str, *, hopeless: bool) -> None:
+        """Another is to be started: say so. ServerError where it would end as this one did."""
+        if self._directory.lost:
+            raise self.failures.lost(end)
+        if hopeless:
+            raise self.failures.hopeless(end)
+        logger.error("%s; starting another", end)
+
+    def _unwatch(self, child: Child) -> None:
+        if child.pidfd in self.poller:
+            self.poller.unregister(child.pidfd)

@@ -1,0 +1,70 @@
+"""How the server is: whether it is ready, why not, and its figures, told to workers, admin listener and log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from llmcore.bridge import Load
+from llmcore.config import Config
+from llmcore.supervisor.figures import Sinks, ThroughputLog
+from llmcore.supervisor.processes import Processes
+from llmcore.tallies import TALLIES
+from llmcore.wire import HEARTBEAT_SECONDS, State
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often figures go on their way, in seconds: from the engine, and to the workers, who show them."""
+
+    engine: float = HEARTBEAT_SECONDS
+    workers: float = 1.0
+
+
+class Status:
+    """What is said of one server. `not_ready`: why it takes no requests, "" while it does."""
+
+    def __init__(self, config: Config, sinks: Sinks, processes: Processes, pace: Pace) -> None:
+        self._server = config.server
+        self._processes = processes
+        self._pace = pace
+        self.sinks = sinks
+        self.not_ready = "the server is starting"
+        self._throughput = ThroughputLog(config.server.log_stats_interval, time.monotonic())
+        self._due = 0.0
+
+    def hurry(self) -> None:
+        """Somebody is new and knows nothing yet."""
+        self._due = 0.0
+
+    def report(self, load: Load) -> None:
+        """To workers and to the log, when it is time."""
+        now = time.monotonic()
+        if now >= self._due:
+            self.publish(load)
+        if not self._server.disable_log_stats and (line := self._throughput.line(load, now)):
+            logger.info(line)
+
+    def publish(self, load: Load) -> None:
+        """Send every worker the state that health and metrics routes answer from."""
+        self._due = time.monotonic() + self._pace.workers
+        self.sinks.snapshot(load)
+        self._processes.workers.tell(
+            State(ready=not self.not_ready, reason=self.not_ready, load=load, page=self.sinks.page())
+        )
+
+    def tell_admin(self) -> None:
+        """The same to the admin listener, which wants it more often."""
+        processes = self._processes
+        reason = self.not_ready or processes.workers.absence
+        processes.admin.tell(reason, processes.engines, processes.all(), self.sinks)
+
+    def renewed(self) -> None:
+        """Another engine serves, which counts from 0."""
+        self._throughput = ThroughputLog(self._server.log_stats_interval, time.monotonic())
+        self.not_ready = ""
+        TALLIES.count("engine_restarts")
+        logger.info("another engine serves")

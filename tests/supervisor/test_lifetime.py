@@ -1,0 +1,92 @@
+"""Every process that tells plugins of its start tells them once of its end, whatever came between."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+WITNESS = """
+import os
+import time
+from llmcore.api import ConfigError, DialectSpec, hookimpl
+
+def note(word):
+    with open({notes!r}, "a") as file:
+        file.write(f"{{word}} {{os.getpid()}}\\n")
+
+@hookimpl
+def on_startup():
+    note("start")
+
+@hookimpl
+def on_shutdown():
+    note("end")
+
+def hang(where):
+    if where == {where!r}:
+        note("here")
+        time.sleep(60)
+
+@hookimpl
+def on_model_built():
+    hang("engine")
+
+@hookimpl
+def register_dialects():
+    yield DialectSpec(name="witness", make=f"{{__name__}}:make")
+
+def make(front):
+    hang("worker")
+    if {where!r} == "failure":
+        raise ConfigError("there is no more room; make some")
+    return []
+"""
+
+
+class Witnessed:
+    """`llmcore testserver` with a plugin that hangs, or fails, at a place of the start."""
+
+    def __init__(self, directory: Path, where: str) -> None:
+        self._notes = directory / "notes"
+        plugin = directory / "witness.py"
+        plugin.write_text(WITNESS.format(notes=str(self._notes), where=where))
+        command = [sys.executable, "-m", "llmcore.cli", "testserver", "--port", "0", "--plugins", str(plugin)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+    def noted(self, word: str) -> list[str]:
+        """Process ids that noted `word`."""
+        text = self._notes.read_text() if self._notes.exists() else ""
+        return [pid for said, pid in (line.split() for line in text.splitlines()) if said == word]
+
+    def ended(self, processes: int) -> None:
+        """As many started as are expected, and each ended once."""
+        assert len(self.noted("start")) == processes
+        assert Counter(self.noted("end")) == Counter(self.noted("start"))
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "processes"), [("engine", signal.SIGINT, 2), ("worker", signal.SIGTERM, 3)]
+)
+def test_a_start_that_is_interrupted(tmp_path: Path, where: str, number: signal.Signals, processes: int) -> None:
+    server = Witnessed(tmp_path, where)
+    deadline = time.monotonic() + 30
+    while not server.noted("here"):
+        assert time.monotonic() < deadline and server.process.poll() is None, "it did not come so far"
+        time.sleep(0.02)
+    server.process.send_signal(number)
+    said = server.process.communicate(timeout=20)[1]
+    assert server.process.returncode == 0 and "Traceback" not in said, said
+    server.ended(processes)
+
+
+def test_a_start_that_fails(tmp_path: Path) -> None:
+    server = Witnessed(tmp_path, "failure")
+    said = server.process.communicate(timeout=60)[1]
+    assert server.process.returncode == 2 and "there is no more room; make some" in said
+    server.ended(3)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
+import shutil
 import socket
 import ssl
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,7 +20,7 @@ from llmcore.config import Config, Server
 from llmcore.errors import ConfigError
 from llmcore.http import tls
 from llmcore.testing import sockets
-from llmcore.testing.server import FAKE_ENGINE, serving
+from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
 from llmcore.testing.tokenizer import write_tokenizer
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
@@ -51,6 +55,20 @@ def test_one_too_many_is_told_so(model: Path, option: str, status: int) -> None:
         assert (found, headers["retry-after"], headers["connection"]) == (status, "1", "close")
         assert orjson.loads(body)["error"]["code"] == "server_overloaded"
         assert last.recv(10) == b""
+        counted = f'llmcore_error_answers_total{{code="server_overloaded",status="{status}"}} 1.0'
+        until(lambda: counted in metrics(server))
+
+
+def metrics(server: RunningServer) -> str:
+    """The page, from the admin listener: nobody else gets in."""
+    return sockets.call(server.admin_port, "GET", "/metrics")[2].decode()
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.02)
 
 
 def test_it_answers_itself_where_it_may_take_no_more() -> None:
@@ -78,3 +96,12 @@ def test_it_takes_what_all_workers_answer_if_it_may_have_the_files(monkeypatch: 
     limits = (1024, 4096)
     with pytest.raises(ConfigError, match="ulimit -Hn"):
         tls.most_connections(one)
+
+
+def test_a_server_that_nobody_can_reach_any_more_ends(model: Path) -> None:
+    """With its directory somebody deleted the socket between the end of TLS and the workers."""
+    with secure(model) as server:
+        files = (Path(os.readlink(file)) for file in Path(f"/proc/{server.process.pid}/fd").iterdir())
+        shutil.rmtree(next(file.parent for file in files if file.name == "lock"))
+        assert server.process.wait(5) == 1
+        assert "ServerError: nobody can connect, and no process can be started" in server.log.read_text()

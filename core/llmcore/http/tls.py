@@ -30,7 +30,9 @@ from llmcore.http.streaming.limits import (
     too_many_of_address,
 )
 from llmcore.http.streaming.refusal import Unread, refusal
-from llmcore.wire import HEARTBEAT_SECONDS, Alive, Outlet, TlsLaunch, ToSupervisor, WorkerReady
+from llmcore.overview import rows
+from llmcore.tallies import TALLIES, ServerFigures
+from llmcore.wire import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
 
 HANDSHAKE_SECONDS = 10.0
 CHUNK = 1 << 16
@@ -146,8 +148,12 @@ async def run(launch: TlsLaunch, most: int) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outlet = Outlet(context, launch.addresses.control)
     outlet.send(ToSupervisor(launch.name, WorkerReady()))
+    told = ServerFigures()
     while not stop.is_set():
         outlet.send(ToSupervisor(launch.name, Alive()))
+        if (figures := TALLIES.figures()) != told:  # who was refused here
+            told = figures
+            outlet.send(ToSupervisor(launch.name, Tallied(rows(figures), figures.gaps, figures.gap_seconds)))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), HEARTBEAT_SECONDS)
     server.close()

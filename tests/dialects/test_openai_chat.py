@@ -1,16 +1,16 @@
+"""How a chat is answered: whole, streamed, with probabilities, with an error."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.builtin.openai.routes import routes
 from llmcore.errors import RequestError
 from llmcore.testing.dialect import Side
-from llmcore.testing.tokenizer import EOS, write_tokenizer
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore.testing.tokenizer import EOS
+from llmcore.text.tokenizer import FastTokenizer
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -156,97 +156,6 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(openai: Callable[..., Side]
     )
 
 
-def test_how_a_request_becomes_a_submit(openai: Callable[..., Side]) -> None:
-    side = openai(facts={"generation": {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1}})
-    side.ok(CHAT, messages=USER, max_tokens=3)
-    first = side.bridge.submitted[0]
-    assert (first.max_new_tokens, first.n, first.stop_ids) == (3, 1, (EOS,))
-    sampling = first.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 50)
-    assert sampling.repetition_penalty == 1.1
-    side.ok(
-        CHAT,
-        messages=USER,
-        max_tokens=99,
-        max_completion_tokens=4,
-        temperature=0,
-        top_p=1,
-        top_k=-1,
-        min_p=0.1,
-        seed=5,
-        presence_penalty=1,
-        frequency_penalty=-1,
-        logit_bias={"7": 3},
-        ignore_eos=True,
-        min_tokens=2,
-        stop_token_ids=[9],
-        cache_salt="mine",
-    )
-    second = side.bridge.submitted[1]
-    assert (second.max_new_tokens, second.min_new_tokens, second.stop_ids) == (4, 2, (9,))
-    assert second.salt and second.salt != b"mine"
-    sampling = second.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 1.0, 0, 0.1)
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
-    assert (sampling.logit_bias, sampling.seed) == ({7: 3.0}, 5)
-
-
-@pytest.mark.parametrize(
-    ("own", "asked", "temperature"),
-    [
-        (0.6, {"do_sample": False}, 0.0),
-        (0.6, {"do_sample": False, "temperature": 0.9}, 0.0),
-        (0.6, {"do_sample": True}, 0.6),
-        (0.0, {}, 0.0),
-        (0.0, {"do_sample": True}, 1.0),
-        (0.0, {"temperature": 0.4}, 0.4),
-    ],
-)
-def test_whether_anything_is_drawn(
-    openai: Callable[..., Side], own: float, asked: dict[str, Any], temperature: float
-) -> None:
-    side = openai(facts={"generation": {"temperature": own}})
-    side.ok(CHAT, messages=USER, **asked)
-    assert side.bridge.submitted[0].sampling.temperature == temperature
-
-
-def test_the_least_tokens_under_either_name(openai: Callable[..., Side]) -> None:
-    side = openai("abc")
-    for asked in ({"min_tokens": 2}, {"min_new_tokens": 2}, {"min_tokens": 2, "min_new_tokens": 2}):
-        side.ok(CHAT, messages=USER, max_tokens=3, **asked)
-    assert [submit.min_new_tokens for submit in side.bridge.submitted] == [2, 2, 2]
-    refused = side.post(CHAT, messages=USER, max_tokens=1, min_new_tokens=2)
-    assert (refused.status_code, refused.json["error"]["param"]) == (400, "min_new_tokens")
-    refused = side.post(CHAT, messages=USER, min_tokens=1, min_new_tokens=2)
-    assert (refused.status_code, refused.json["error"]["param"]) == (400, "min_new_tokens")
-
-
-def test_what_is_left_open(openai: Callable[..., Side]) -> None:
-    side = openai("ab")
-    side.ok(CHAT, messages=USER)
-    side.ok(CHAT, messages=USER, temperature=None, seed=None, n=None, stop=None, stream=None, tools=None)
-    first, second = side.bridge.submitted
-    assert first.max_new_tokens == 256 - len(first.prompt) // 4
-    assert (first.sampling.temperature, first.sampling.logprobs) == (1.0, None)
-    assert first.sampling.seed != second.sampling.seed
-
-
-def test_content_parts_and_history(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
-    side = openai("ab")
-    messages = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
-        {"role": "tool", "content": "42", "tool_call_id": "x"},
-    ]
-    side.ok(CHAT, messages=messages, add_generation_prompt=False)
-    ids = memoryview(side.bridge.submitted[0].prompt).cast("i").tolist()
-    assert tokenizer.decode(ids, skip_special_tokens=False) == (
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
-        "<|im_start|>tool\n42<|im_end|>\n"
-    )
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_error_before_the_first_token_is_a_status(openai: Callable[..., Side], stream: bool) -> None:
     side = openai("abc", error=("engine_failed", "The engine has stopped."))
@@ -326,64 +235,6 @@ def test_context_length(openai: Callable[..., Side]) -> None:
     for length in (70, 10_000):
         error = side.post(CHAT, messages=[{"role": "user", "content": "x" * length}]).json["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-
-
-def prompt_of(side: Side, tokenizer: FastTokenizer) -> str:
-    (submit,) = side.bridge.submitted
-    return tokenizer.decode(memoryview(submit.prompt).cast("i").tolist(), skip_special_tokens=False)
-
-
-def test_a_message_is_continued(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
-    side = openai("ab")
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
-    side.ok(CHAT, messages=messages, continue_final_message=True)
-    assert prompt_of(side, tokenizer) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
-
-
-def test_no_generation_prompt(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
-    side = openai("ab")
-    side.ok(CHAT, messages=[{"role": "user", "content": "hi"}], add_generation_prompt=False)
-    assert prompt_of(side, tokenizer).endswith("<|im_end|>\n")
-
-
-def write_template(tmp_path: Path, text: str) -> FastTokenizer:
-    directory = write_tokenizer(tmp_path)
-    (directory / "chat_template.jinja").write_text(text)
-    return load_tokenizer(directory)
-
-
-@pytest.mark.parametrize(
-    ("template", "effort", "prompt"),
-    [
-        ("{{ reasoning_effort }}", "xhigh", "xhigh"),
-        ("x{% if enable_thinking %}think{% endif %}", "low", "xthink"),
-        ("x{% if enable_thinking is not defined or enable_thinking %}think{% endif %}", "none", "x"),
-        ("plain", "medium", "plain"),
-    ],
-)
-def test_how_much_to_think(tmp_path: Path, template: str, effort: str, prompt: str) -> None:
-    tokenizer = write_template(tmp_path, template)
-    side = Side.of(routes, tokenizer, "ab")
-    side.ok(CHAT, messages=[{"role": "user", "content": "hi"}], reasoning_effort=effort)
-    assert prompt_of(side, tokenizer) == prompt
-
-
-def test_thinking_switched_by_name(tmp_path: Path) -> None:
-    user = [{"role": "user", "content": "hi"}]
-    knows = write_template(tmp_path / "a", "x{% if enable_thinking is not defined or enable_thinking %}y{% endif %}")
-    side = Side.of(routes, knows, "ab")
-    side.ok(CHAT, messages=user, enable_thinking=False)
-    assert prompt_of(side, knows) == "x"
-    ignores = Side.of(routes, write_template(tmp_path / "b", "plain"), "ab")
-    ignores.ok(CHAT, messages=user, enable_thinking=False)
-    refused = ignores.post(CHAT, messages=user, enable_thinking=True)
-    assert (refused.status_code, refused.json["error"]["param"]) == (400, "enable_thinking")
-
-
-def test_a_template_that_hides_the_message_to_continue(tmp_path: Path) -> None:
-    side = Side.of(routes, write_template(tmp_path, "always this"), "ab")
-    result = side.post(CHAT, messages=[{"role": "assistant", "content": "hi"}], continue_final_message=True)
-    assert (result.status_code, result.json["error"]["param"]) == (400, "continue_final_message")
 
 
 def test_prompt_logprobs_stand_beside_the_choices(openai: Callable[..., Side]) -> None:

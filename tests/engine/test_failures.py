@@ -219,3 +219,53 @@ def test_any_exception_can_be_told_of() -> None:
 
     assert text_of(Silent()) == "Silent: "
     assert text_of(ValueError("half a \ud83d pair")) == "ValueError: half a ? pair"
+
+
+ILLEGAL = """
+from dataclasses import replace
+from llmcore.api import KernelSpec, Requires, hookimpl
+from llmcore.builtin.cpu.sample import make as make_sampler
+
+@hookimpl
+def register_kernels():
+    yield KernelSpec(op="sample", name="bad", make=f"{__name__}:make", when=Requires(device="cpu"), priority=99)
+
+def make(context):
+    sample = make_sampler(context)
+
+    def bad(logits, rows):
+        out = sample(logits, rows)
+        return replace(out, **wrong(out, rows.temperature == 0.125, logits.shape[1]))
+
+    return bad
+
+def wrong(out, rows, vocabulary):
+    DAMAGE
+"""
+
+DAMAGES = {
+    "above": "return {'tokens': out.tokens.masked_fill(rows, vocabulary)}",
+    "far above": "return {'tokens': out.tokens.masked_fill(rows, (1 << 31) - 1)}",
+    "below": "return {'tokens': out.tokens.masked_fill(rows, -1)}",
+    "far below": "return {'tokens': out.tokens.masked_fill(rows, -5)}",
+    "of a row that is not finite": "return {'tokens': out.tokens.masked_fill(rows, -1), 'finite': out.finite & ~rows}",
+    "among the best": "best = out.top_ids\n    "
+    "return {'top_ids': None if best is None else best.masked_fill(rows[:, None], vocabulary)}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_drawn_token_that_is_none_ends_its_row_and_the_step_in_flight_never_reads_it(
+    make_llm: MakeLLM, tmp_path: Path, damage: str
+) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(ILLEGAL.replace("DAMAGE", DAMAGES[damage]))
+    llm = make_llm(plugins=[str(file), AHEAD_DEVICE], device="cpu-ahead")
+    top = {"logprobs": 2} if damage == "among the best" else {}
+    good: dict[str, Any] = {"max_new_tokens": 20, **GREEDY, **top}
+    bad = {**good, "temperature": 0.125, "repetition_penalty": 1.2}  # which looks tokens up among the scores
+    first, wrong, second, too = ask_all(llm, [([1, 2], good), ([3, 4], bad), ([5], good), ([6] * 40, bad)])
+    assert (first[0], second[0]) == ([fake_answer([1, 2], 20)], [fake_answer([5], 20)])
+    assert (wrong, too) == ("internal_error", "internal_error")
+    assert llm.load().failed_steps == 0, "no step looked up what is not there"
+    settled(llm)

@@ -224,8 +224,8 @@ def test_filling_samples_stay_within_their_history() -> None:
     run = made(context("step_outputs", bucket=4))
     finite = torch.arange(300) % 3 < 2
     for _ in range(3):
-        read = run((history, lengths, computed), request, n_query, request, tokens, finite)
-    assert read.tolist() == [t if t % 3 else -1 - t for t in range(10, 310)]
+        read = run((history, lengths, computed), request, n_query, request, tokens, finite, 310)
+    assert read.tolist() == [t if t % 3 else -1 for t in range(10, 310)]
     assert lengths.tolist() == [1, 4, 4]
     assert computed.tolist() == [0, 5, 0]
     assert history[1].tolist() == [0, 0, 10, 10]
@@ -233,17 +233,22 @@ def test_filling_samples_stay_within_their_history() -> None:
     assert history[2, :3].tolist() == [0] * 3 and int(history[2, 3]) in (0, *tokens[1:][finite[1:]].tolist())
 
 
-def test_what_was_drawn_of_a_row_that_is_not_finite_is_never_read() -> None:
-    history, counts = torch.full((2, 4), 7, dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
-    both = torch.tensor([0, 1], dtype=torch.int32)
-    drawn, finite = torch.tensor([5, 1 << 30], dtype=torch.int32), torch.tensor([True, False])
-    read = made(context("step_outputs"))((history, counts, counts.clone()), both, both * 0 + 1, both, drawn, finite)
-    assert history.tolist() == [[7, 5, 7, 7], [7, 7, 0, 7]] and read.tolist() == [5, ~(1 << 30)]
+def test_what_was_drawn_and_is_no_token_is_never_read() -> None:
+    """Of a row that is not finite, or outside the vocabulary of 9."""
+    drawn = torch.tensor([0, 8, 9, 1 << 30, -1, -5, 3, 1 << 30, -1], dtype=torch.int32)
+    finite = torch.arange(9) < 6
+    history, counts = torch.full((9, 4), 7, dtype=torch.int32), torch.arange(9, dtype=torch.int32) % 3
+    rows, lengths = torch.arange(9, dtype=torch.int32), counts.clone()
+    run = made(context("step_outputs"))
+    read = run((history, lengths, counts.clone()), rows, rows * 0 + 1, rows, drawn, finite, 9)
+    assert read.tolist() == [0, 8, *[-1] * 7]
+    assert history[rows.long(), counts.long()].tolist() == [0, 8, *[0] * 7]
+    assert int((history != 7).sum()) == 9 and torch.equal(lengths, counts + 1)
 
 
 def test_a_step_that_samples_nothing() -> None:
     history = torch.zeros(2, 4, dtype=torch.int32)
     lengths, computed = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([0, 0], dtype=torch.int32)
     none, row = torch.empty(0, dtype=torch.int32), torch.tensor([0], dtype=torch.int32)
-    made(context("step_outputs"))((history, lengths, computed), row, row + 2, none, none, none.bool())
+    made(context("step_outputs"))((history, lengths, computed), row, row + 2, none, none, none.bool(), 9)
     assert (lengths.tolist(), computed.tolist(), int(history.sum())) == ([3, 2], [2, 0], 0)

@@ -30,12 +30,21 @@ def test_outputs_end_the_histories() -> None:
     lengths, computed = ints(1, 2, 3), ints(0, 1, 0)
     finite = torch.tensor([True, False, True])
     read = step_outputs.reference(
-        (history, lengths, computed), ints(1, 0, 2, 2), ints(1, 1, 0, 0), ints(1, 2, 2), ints(7, 8, 8), finite
+        (history, lengths, computed), ints(1, 0, 2, 2), ints(1, 1, 0, 0), ints(1, 2, 2), ints(7, 8, 8), finite, 9
     )
-    assert read.tolist() == [7, -9, 8]
+    assert read.tolist() == [7, -1, 8]
     assert history.tolist() == [[10, -1, -1], [20, 21, 7], [30, 31, 8]]
     assert lengths.tolist() == [1, 3, 3]
     assert computed.tolist() == [1, 2, 0]
+
+
+def test_the_next_step_reads_no_token_that_is_none() -> None:
+    drawn, finite = ints(0, 8, 9, 1 << 30, -1, -5, 3, -1), torch.tensor([True] * 6 + [False] * 2)
+    rows = torch.arange(8, dtype=torch.int32)
+    history, lengths = torch.full((8, 2), 7, dtype=torch.int32), torch.ones(8, dtype=torch.int32)
+    read = step_outputs.reference((history, lengths, rows * 0), rows, rows * 0, rows, drawn, finite, 9)
+    assert read.tolist() == [0, 8, *[-1] * 6]
+    assert history[:, 1].tolist() == [0, 8, *[0] * 6]
 
 
 def test_slots_of_granules() -> None:

@@ -80,7 +80,7 @@ _OPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "kv_slots": ("(table [N, places], owner [T], positions [T]) -> slots [T]", ()),
     "step_outputs": (
         "((history [N, L], lengths [N], computed [N]), request [R], n_query [R], sample_request [S], tokens [S], "
-        "finite [S]) -> tokens [S] for the host; the state in place",
+        "finite [S], vocabulary) -> tokens [S] for the host; the state in place",
         (),
     ),
     "attn.merge": ("(parts [P, T, heads, size], lses [P, T, heads]) -> ([T, heads, size], [T, heads])", ()),

@@ -221,13 +221,15 @@ class Runner:
         probed = {} if step.probed is None else step.probed.arrays()
         if out is None:
             return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_), **probed)
-        read = out.tokens.numpy()
-        finite = (read >= 0) & (read < self._model.config.vocab_size)
+        tokens, best = out.tokens.numpy(), _array(out.top_ids)
+        usable = tokens >= 0
+        if best is not None:
+            usable &= ((best >= 0) & (best < self._model.config.vocab_size)).all(axis=1)
         return StepResult(
-            tokens=np.where(read >= 0, read, ~read),
-            finite=finite,
+            tokens=tokens,
+            finite=usable,
             logprobs=_array(out.logprobs),
-            top_ids=_array(out.top_ids),
+            top_ids=best,
             top_logprobs=_array(out.top_logprobs),
             scores=_array(out.scores) if isinstance(out, Scored) else None,
             **probed,
@@ -301,28 +303,35 @@ class Runner:
             out = self._sampler.draw(logits, sample_request, draw, upload)
         else:
             scores, fine = changed(logits, tables, plan, steered)
-            out = self._sampler.draw(scores, sample_request, replace(draw, logprobs=-1), upload)
-            out = with_logprobs(logits.float(), out.tokens, fine, draw.logprobs if draw.logprobs >= 0 else None)
-        state = (tables.history, tables.lengths, tables.computed)
-        outputs = self._ops.outputs[bucket_of(pending.packed.n_tokens)]
-        return replace(out, tokens=outputs(state, request, n_query, sample_request, out.tokens, out.finite))
+            out = replace(self._sampler.draw(scores, sample_request, replace(draw, logprobs=-1), upload), finite=fine)
+        bucket = bucket_of(pending.packed.n_tokens)
+        read = self._outputs(bucket, request, n_query, sample_request, out.tokens, out.finite)
+        if steered is not None and draw.logprobs >= 0:
+            out = with_logprobs(logits.float(), read.clamp(min=0), fine, draw.logprobs)
+        return replace(out, tokens=read)
 
     def _forward(self, packed: Packed, draw: Draw) -> Sampled | None:
         """Everything between a step's columns and its tokens, on the device alone; this is what is captured."""
-        tables, upload = self._tables, packed.upload
+        upload = packed.upload
         request, n_query = upload.get("request"), upload.get("n_query")
         step = self._step(packed, request, n_query)
         hidden, residual = self._through(step, packed)
-        bucket = step.bucket
-        state = (tables.history, tables.lengths, tables.computed)
         sample_request = upload.get("sample_request")
         if not packed.n_samples:
-            nothing = sample_request, sample_request, sample_request.bool()
-            self._ops.outputs[bucket](state, request, n_query, *nothing)
+            self._outputs(step.bucket, request, n_query, sample_request, sample_request, sample_request.bool())
             return None
         out = self._sampler.draw(self._model.logits(hidden, residual), sample_request, draw, upload)
-        read = self._ops.outputs[bucket](state, request, n_query, sample_request, out.tokens, out.finite)
+        read = self._outputs(step.bucket, request, n_query, sample_request, out.tokens, out.finite)
         return replace(out, tokens=read)
+
+    def _outputs(
+        self, bucket: int, request: Tensor, n_query: Tensor, sample_request: Tensor, tokens: Tensor, finite: Tensor
+    ) -> Tensor:
+        """Bring the tables up to date after a step; [S] its tokens for the host."""
+        tables, vocabulary = self._tables, self._model.config.vocab_size
+        state = (tables.history, tables.lengths, tables.computed)
+        read: Tensor = self._ops.outputs[bucket](state, request, n_query, sample_request, tokens, finite, vocabulary)
+        return read
 
     def _through(self, step: Step, packed: Packed) -> tuple[Tensor, Tensor | None]:
         """(hidden, residual) of the sampled tokens; what probes ask for stays in `_probed`."""

@@ -110,8 +110,9 @@ class StepPlan:
 class StepResult:
     """What the host reads back of a step; arrays are parallel over its sampled tokens [S].
 
-    `finite[s]`: False where the row's logits held NaN or infinity and its token means nothing. `logprobs`: the
-    drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k]. `scores`
+    `finite[s]`: False where the row's logits held NaN or infinity, or what was drawn is no token; its token then means
+    nothing. `logprobs`: the drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k].
+    `scores`
     [S, n]: of a model that scores; its tokens stand for nothing, and each ends its request. `probed`: what the
     plan's probes asked for, one after the other, with `probed_ranks`; `probed_top_ids`, `probed_top_logprobs` [, k]:
     the best tokens in these places, best first, as many as the probe that wants most. `pooled` [pools, hidden size]:

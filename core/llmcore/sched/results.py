@@ -21,7 +21,7 @@ from llmcore.sched.table import LEAVING
 
 STOP, LENGTH = int(Finish.STOP), int(Finish.LENGTH)
 
-NOT_FINITE = ("internal_error", "the model's output for this request was not finite")
+NOT_FINITE = ("internal_error", "the model's output for this request was not finite, or no token")
 
 
 class Results:

@@ -36,6 +36,7 @@ def _outputs(  # type: ignore[no-untyped-def]
     n_samples,
     stride,
     length,
+    vocabulary,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -53,9 +54,10 @@ def _outputs(  # type: ignore[no-untyped-def]
     tl.debug_barrier()
     tl.store(computed + mine, done + new, mask=is_row)
     fine = tl.load(finite + index, mask=is_sample, other=0) != 0
-    tl.store(history + sampled.to(tl.int64) * stride + at, tl.where(fine, token, 0), mask=is_sample)
+    read = tl.where(fine & (token >= 0) & (token < vocabulary), token, -1)
+    tl.store(history + sampled.to(tl.int64) * stride + at, tl.maximum(read, 0), mask=is_sample)
     tl.store(lengths + sampled, at + 1, mask=is_sample)
-    tl.store(out + index, tl.where(fine, token, ~token), mask=is_sample)
+    tl.store(out + index, read, mask=is_sample)
 
 
 def make(context: OpContext) -> Op:
@@ -71,12 +73,13 @@ def make(context: OpContext) -> Op:
         sample_request: torch.Tensor,
         tokens: torch.Tensor,
         finite: torch.Tensor,
+        vocabulary: int,
     ) -> torch.Tensor:
         """Changes state, (history [N, L], lengths [N], computed [N]) -> tokens [S] for the host."""
         history = state[0]
         n_rows, n_samples = request.shape[0], sample_request.shape[0]
         grid = ((max(n_rows, n_samples) + BLOCK - 1) // BLOCK,)
-        counts = (n_rows, n_samples, history.stride(0), history.shape[1])
+        counts = (n_rows, n_samples, history.stride(0), history.shape[1], vocabulary)
         out = torch.empty_like(tokens)
         launch(grid, *state, request, n_query, sample_request, tokens, finite, out, *counts)
         return out

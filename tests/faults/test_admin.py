@@ -280,7 +280,7 @@ def test_figures_of_the_dashboard_move(house: House) -> None:
     assert 0 < sample["between"][0] <= sample["between"][1] <= sample["between"][2]
     assert sample["first_token"][2] > 0 and sample["hit"] is not None
     assert with_key(house, f"/figures?since={sample['time'] + 60}")["samples"] == []
-    for wrong in ("x", "nan", "-inf"):
+    for wrong in ("x", "nan", "-inf", "1_0"):
         assert ask(house.server, f"/figures?since={wrong}", house.headers())[0] == 400
 
 

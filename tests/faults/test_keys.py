@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
@@ -67,6 +66,10 @@ def spellings(path: str) -> Iterator[str]:
     yield path
     yield "/" + path
     yield path + "/"
+    yield "//" + path
+    yield "/%2f" + path[1:]
+    yield path.replace("/", "//")
+    yield "/./" + path[1:]
     yield "/%2e" + path
     yield "/." + path
     yield "/x/.." + path
@@ -91,8 +94,7 @@ def test_row_20_every_route_without_a_key(house: House) -> None:
                 with sockets.connect(house.port) as sock:
                     sock.sendall(f"{method} {spelling} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
                     status = sockets.read_head(sock)[0]
-                # A path is what it decodes to, and slashes at its beginning are one.
-                if re.sub("^/+", "/", unquote(spelling)) in OPEN:
+                if unquote(spelling) in OPEN:  # a path is what it decodes to, and nothing else
                     assert status in (200, 405), (method, spelling, status)
                 else:
                     assert status in (400, 401, 404, 405), (method, spelling, status)

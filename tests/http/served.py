@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import falcon
 from llmcore.errors import RequestError
 from llmcore.http.app import RequestIds
+from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.reply import Reply
 from llmcore.http.streaming import HttpServer, Limits, detach
 from llmcore.http.streaming.server import Admit
@@ -46,7 +48,13 @@ class Plain:
 
 
 class Served:
-    def __init__(self, connections: int = 600, admit: Admit | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        connections: int = 600,
+        admit: Admit | None = None,
+        encoder: Callable[[str], EncodeError] = lambda path: openai_error,
+        **limits: Any,
+    ) -> None:
         self.detached = Detached()
         app = falcon.App(middleware=[RequestIds()])
         app.add_route("/detached", self.detached)
@@ -54,7 +62,9 @@ class Served:
         app.add_error_handler(RequestError, self._refuse)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(listener.getsockname()[1])
-        self.server = HttpServer(app, listener, connections=connections, admit=admit, limits=Limits(**limits))
+        self.server = HttpServer(
+            app, listener, connections=connections, admit=admit, encoder=encoder, limits=Limits(**limits)
+        )
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
 
@@ -77,3 +87,33 @@ def until(condition: Callable[[], object], seconds: float = 5.0) -> float:
 
 
 POST = raw.request("POST", "/detached", {})
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[Served]:
+    """A server; when it ends no body is left in its pool."""
+    served = Served(**settings)
+    try:
+        yield served
+        pool = served.server.pool
+        until(lambda: pool._free == served.server.limits.bodies)
+    finally:
+        served.end()
+
+
+def last_word(sock: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    data = b""
+    with suppress(ConnectionError):
+        while more := sock.recv(65536):
+            data += more
+    return data
+
+
+def encoder(path: str) -> EncodeError:
+    """Of the dialect that has /detached, and of whoever else."""
+
+    def encode(error: RequestError) -> bytes:
+        return b'{"mine":%d}' % error.status
+
+    return encode if path == "/detached" else openai_error

@@ -48,6 +48,25 @@ def test_an_error_has_the_shape_of_the_dialect_that_owns_the_path() -> None:
     assert app.simulate_get("/nowhere").json["error"]["code"] == "not_found"
 
 
+def test_how_a_path_s_dialect_writes_errors_is_known_before_it_is_asked() -> None:
+    app = build_app(
+        (route, "p") for route in (Route("/", Resource(), flat), Route("/native/{x:path}", Resource(), flat))
+    )
+    for path in ("/", "/native/1", "/native/a/b"):
+        assert app.encoder(path) is flat
+    for path in ("", "//", "//native/1", "/nowhere", "native/1", "*"):
+        assert app.encoder(path) is openai_error
+
+
+@pytest.mark.parametrize(
+    "path", ["//health", "///health", "/%2Fhealth", "/./health", "/x/../health", "/health/", "/%2e/health"]
+)
+def test_a_path_has_one_spelling(path: str) -> None:
+    app = client(Route("/health", Resource()))
+    assert app.simulate_get("/health").text == "ok"
+    assert app.simulate_get(path).status_code == 404
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("/home/x at 0x7f0011223344"), RecursionError("deep"), falcon.HTTPError(500, title="T")]
 )

@@ -6,31 +6,17 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 import pytest
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Bounds
-from llmcore.http.errors import EncodeError, openai_error
 from llmcore.testing import sockets as raw
-from served import POST, Served, until
+from served import POST, encoder, serving, until
 
 CHUNKED = b"POST /detached HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 GET = raw.request("GET", "/plain")
-
-
-@contextmanager
-def serving(**settings: Any) -> Iterator[Served]:
-    """A server; when it ends no body is left in its pool."""
-    served = Served(**settings)
-    try:
-        yield served
-        pool = served.server.pool
-        until(lambda: pool._free == served.server.limits.bodies)
-    finally:
-        served.end()
 
 
 def closed(sock: socket.socket) -> bool:
@@ -192,7 +178,7 @@ def test_nothing_is_read_after_what_is_no_request() -> None:  # row 1
 
 def test_a_refusal_of_head_has_no_body() -> None:
     full = RequestError("full", status=429)
-    with serving(admit=lambda *_: (full, openai_error)) as served, raw.connect(served.port) as sock:
+    with serving(admit=lambda *_: full) as served, raw.connect(served.port) as sock:
         for _ in range(2):
             sock.sendall(b"HEAD /plain HTTP/1.1\r\nHost: x\r\n\r\n")
             status, headers, body = raw.read_head(sock)
@@ -237,15 +223,12 @@ def test_one_address_may_have_so_many() -> None:
 def test_who_is_not_admitted_takes_no_thread_and_keeps_the_connection() -> None:
     asked: list[tuple[str, str]] = []
 
-    def admit(method: str, path: str, headers: Mapping[str, str]) -> tuple[RequestError, EncodeError] | None:
+    def admit(method: str, path: str, headers: Mapping[str, str]) -> RequestError | None:
         asked.append((method, path))
         assert headers["HOST"] == "localhost"
-        if path != "/detached":
-            return None
-        encode: Callable[[RequestError], bytes] = lambda error: b'{"mine":%d}' % error.status  # noqa: E731
-        return RequestError("full", code="queue_full", status=429), encode
+        return RequestError("full", code="queue_full", status=429) if path == "/detached" else None
 
-    with serving(admit=admit) as served, raw.connect(served.port) as sock:
+    with serving(admit=admit, encoder=encoder) as served, raw.connect(served.port) as sock:
         for _ in range(2):
             sock.sendall(POST)
             status, headers, body = raw.read_reply(sock)
@@ -263,8 +246,8 @@ def test_who_is_not_admitted_takes_no_thread_and_keeps_the_connection() -> None:
 
 
 def test_pipelined_requests_are_refused_in_their_order() -> None:
-    def admit(method: str, path: str, headers: Mapping[str, str]) -> tuple[RequestError, EncodeError] | None:
-        return (RequestError("full", status=429), openai_error) if path == "/detached" else None
+    def admit(method: str, path: str, headers: Mapping[str, str]) -> RequestError | None:
+        return RequestError("full", status=429) if path == "/detached" else None
 
     with serving(admit=admit) as served, raw.connect(served.port) as sock:
         sock.sendall(GET + POST)

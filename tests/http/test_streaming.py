@@ -17,6 +17,7 @@ import waitress.task
 from llmcore.errors import ConfigError
 from llmcore.http import streaming
 from llmcore.http.bodies import Pool
+from llmcore.http.errors import openai_error
 from llmcore.http.streaming import HttpServer, Limits, raise_open_files
 from llmcore.http.streaming.tasks import StreamRequest
 from llmcore.testing import sockets as raw
@@ -69,7 +70,7 @@ def test_the_internals_that_are_used_are_as_they_were() -> None:
 
 
 def test_a_request_has_every_attribute_that_waitress_reads() -> None:
-    request = StreamRequest(Limits(), Pool(100))
+    request = StreamRequest(Limits(), Pool(100), lambda path: openai_error)
     sources = (waitress.channel.HTTPChannel, waitress.task.WSGITask, waitress.task.ErrorTask, waitress.task.Task)
     names = set(re.findall(r"\brequest\.([a-z_]+)", "".join(map(inspect.getsource, sources))))
     assert {"headers", "completed", "get_body_stream"} <= names
@@ -342,6 +343,28 @@ def test_stop_ends_what_outlasts_the_grace() -> None:
         reply.stream(b"1")
         server.stop(0.2)
         assert raw.read_reply(sock)[2] == b"1"
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("method", "body"), [("POST", b'{"mine":500}'), ("HEAD", b"")])
+def test_an_application_that_fails_is_answered_for_in_the_dialect_that_was_asked(method: str, body: bytes) -> None:
+    def fail(environ: object, start_response: object) -> list[bytes]:
+        raise RuntimeError("broken")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    encoders = {"/mine": lambda error: b'{"mine":%d}' % error.status}
+    server = HttpServer(fail, listener, connections=9, encoder=lambda path: encoders.get(path, openai_error))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    with raw.connect(listener.getsockname()[1]) as sock:
+        sock.sendall(raw.request(method, "/mine"))
+        status, headers, rest = raw.read_head(sock)
+        assert (status, headers["connection"], headers["content-length"]) == (500, "close", "12")
+        while more := sock.recv(100):
+            rest += more
+        assert rest == body
+    server.stop(0)
     thread.join(5)
     assert not thread.is_alive()
 

@@ -149,6 +149,9 @@ def test_expect() -> None:
         ((b"Content-Length: -1",), 400),
         ((b"Content-Length: 1_0",), 400),
         ((b"Content-Length: \xb2",), 400),
+        ((b"Content-Length: \xd9\xa1",), 400),
+        ((b"Content-Length: 1 0",), 400),
+        ((b"Content-Length: 1e1",), 400),
         ((b"Content-Length:",), 400),
         ((b"Content-Length: " + b"9" * 500,), 400),
         ((b"Content-Length: 1001",), 413),
@@ -193,6 +196,13 @@ def test_headers_that_are_refused(lines: tuple[bytes, ...], status: int) -> None
         b"x\\y",
         b"http://x",
         b"x:123456",
+        b"x:65536",
+        b"x:99999",
+        b"[::1]:65536",
+        b"x:+80",
+        b"x:8_0",
+        b"x:\xd9\xa1",
+        b"x:-1",
     ],
 )
 def test_hosts_that_are_refused(host: bytes) -> None:
@@ -200,7 +210,15 @@ def test_hosts_that_are_refused(host: bytes) -> None:
 
 
 def test_hosts_that_are_taken() -> None:
-    for host in (b"x", b"api.example.com:8000", b"127.0.0.1", b"[::1]:80", b"[::ffff:10.0.0.1]", b"my_service-1"):
+    for host in (
+        b"x",
+        b"api.example.com:8000",
+        b"127.0.0.1",
+        b"[::1]:80",
+        b"[::ffff:10.0.0.1]",
+        b"my_service-1",
+        b"x:65535",
+    ):
         assert read(head(b"Host: " + host, host=False)).error is None
     assert refused(head(host=False)) == 400
     assert read(head(host=False, first=b"GET / HTTP/1.0")).error is None
@@ -262,6 +280,9 @@ def test_what_will_never_be_a_request_is_refused_at_once(begun: bytes, n: int) -
         (b"x\r\n", 400),
         (b"\r\n", 400),
         (b"-1\r\n", 400),
+        (b"1_0\r\n" + b"x" * 16 + b"\r\n", 400),
+        (b" 1\r\nx\r\n", 400),
+        (b"\xd9\xa1\r\nx\r\n", 400),
         (b"+1\r\nx\r\n", 400),
         (b"0x1\r\nx\r\n", 400),
         (b"1\nx\n", 400),

@@ -17,7 +17,6 @@ import falcon
 from llmcore.bounds import UNBOUNDED, Bounds, too_many, too_many_of_key
 from llmcore.errors import RequestError
 from llmcore.http.access import ApiKeys
-from llmcore.http.errors import EncodeError
 from llmcore.http.terms import NO_KEY, read_terms
 from llmcore.wire import Intake
 
@@ -112,25 +111,23 @@ class Arrivals:
 
 
 class Doorman:
-    """Refuses by the head alone. `queued`: how each path whose requests wait for the engine encodes its errors."""
+    """Refuses by the head alone. `queued`: the paths whose requests wait for the engine."""
 
-    def __init__(self, gate: Gate, keys: ApiKeys | None, queued: Mapping[str, EncodeError]) -> None:
+    def __init__(self, gate: Gate, keys: ApiKeys | None, queued: frozenset[str]) -> None:
         self._gate = gate
         self._keys = keys
         self._queued = queued
 
-    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[RequestError, EncodeError] | None:
-        """Why the request is refused, and its dialect's encoder; None to let it go on. `headers`: under CGI's names.
+    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> RequestError | None:
+        """Why the request is refused; None to let it go on. `headers`: under CGI's names.
 
         Who brings no valid key goes on, to be told so: nothing is learned of the queue without one.
         """
-        encode = self._queued.get(path)
-        if encode is None or method != "POST":
+        if path not in self._queued or method != "POST":
             return None
         client = NO_KEY
         if self._keys is not None:
             client = self._keys.client(headers.get("AUTHORIZATION", ""))
             if client == NO_KEY:
                 return None
-        error = self._gate.check(client)
-        return None if error is None else (error, encode)
+        return self._gate.check(client)

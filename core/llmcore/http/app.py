@@ -40,25 +40,33 @@ class ErrorHandler:
     def __call__(self, req: falcon.Request, resp: falcon.Response, ex: Exception, params: dict[str, object]) -> None:
         """Falcon's error-handler interface."""
         error = as_request_error(ex, getattr(req.context, "request_id", ""))
-        encode = self._encoders.get(self._template(req), openai_error)
         if isinstance(ex, falcon.HTTPError) and ex.headers:
             resp.set_headers(ex.headers)
         resp.set_headers(retry_headers(error))
         count_error(error)
         resp.status = error.status
         resp.content_type = "application/json"
-        resp.data = encode(error)
+        resp.data = self.encoder(req.path)(error)
 
-    def _template(self, req: falcon.Request) -> str:
-        """The path of the route that `req` is for; also where middleware refused it before it was routed."""
-        if req.uri_template:
-            return req.uri_template
-        found = self._router.find(req.path, req=req)
-        return str(found[3]) if found else ""
+    def encoder(self, path: str) -> EncodeError:
+        """How the dialect that owns `path` writes errors; also for what is refused before it is routed."""
+        found = self._router.find(path)
+        return self._encoders.get(str(found[3]), openai_error) if found else openai_error
+
+
+class Router(CompiledRouter):
+    """Falcon's, which takes //health for /health, and would answer on paths that no list of paths has."""
+
+    def find(self, uri: str, req: falcon.Request | None = None) -> Any:
+        """See CompiledRouter."""
+        return super().find(uri, req) if uri.startswith("/") and not uri.startswith("//") else None
 
 
 class App(falcon.App[falcon.Request, falcon.Response]):
     """Falcon's, which lets only exceptions of its own kind through: a native library's panic is none."""
+
+    encoder: Callable[[str], EncodeError]
+    """How the dialect that owns a path writes errors."""
 
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """WSGI."""
@@ -77,7 +85,7 @@ def build_app(
     open_paths: frozenset[str] = OPEN_PATHS,
     first: Sequence[SameOrigin] = (),
     gate: Gate | None = None,
-) -> falcon.App[falcon.Request, falcon.Response]:
+) -> App:
     """The application of `routes`, each with the name of its plugin. ConfigError where two want one path.
 
     `access`: who may use it (default: everybody), and whether it describes itself; no key is needed for `open_paths`.
@@ -85,7 +93,7 @@ def build_app(
     no room.
     """
     access = access or Access()
-    router = CompiledRouter()
+    router = Router()
     routes = list(routes)
     arrivals = Arrivals(gate or Gate(), frozenset(route.path for route, _ in routes if route.queued))
     app = App(middleware=[RequestIds(), *first, *middleware(access, open_paths), arrivals], router=router)
@@ -106,6 +114,7 @@ def build_app(
         app.add_route(route.path, route.resource)
         encoders[route.path] = route.encode_error
     handle = ErrorHandler(encoders, router)
+    app.encoder = handle.encoder
     app.add_error_handler(Exception, handle)
     app.add_error_handler(falcon.HTTPError, handle)
     return app

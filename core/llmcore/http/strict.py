@@ -26,18 +26,26 @@ _BROKEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r[^\n]|(?<!\r)\n")
 _BEGUN = frozenset(name[:n] for name in METHODS for n in range(len(name) + 1))
 _LINE = re.compile(r"([A-Z]{1,7}) (/[!\"$-~]*) HTTP/1\.([01])")
 _NAME = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]+")
-_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
+_MOST_PORT = 65535
+_GUESSED = 8 << 10
 
 
 @dataclass(slots=True)
-class Head:
-    """A request without its body. `headers` are under CGI's names: "X_REQUEST_ID"; `path` is decoded once."""
+class Line:
+    """The first line of a request. `path` is decoded once."""
 
     method: str
     target: str
     path: str
     query: str
     version: str
+
+
+@dataclass(slots=True)
+class Head(Line):
+    """A request without its body. `headers` are under CGI's names: "X_REQUEST_ID"."""
+
     headers: dict[str, str]
     length: int | None = 0
     """Bytes of the body; None where it comes in chunks."""
@@ -45,24 +53,36 @@ class Head:
     """The client waits for 100 Continue before it sends the body."""
 
 
-def parse_head(data: bytes | bytearray, bounds: Bounds) -> Head:
-    """The head in `data`, which ends before the empty line. RequestError says what is wrong with it."""
-    line, *fields = data.decode("latin-1").split("\r\n")
-    match = _LINE.fullmatch(line)
+def parse_line(text: str) -> Line:
+    """The first line, without its end. RequestError where it is none."""
+    match = _LINE.fullmatch(text)
     if match is None or match[1] not in METHODS:
         raise _bad_line()
+    return _line(*match.groups())
+
+
+def guess_line(data: bytes | bytearray) -> Line:
+    """What `data` was meant to ask for, though it begins with no such line: how the refusal is to be written."""
+    text, ended, _ = bytes(data[:_GUESSED]).lstrip(b"\r\n").partition(b"\r\n")
+    method, _, rest = text.decode("latin-1").partition(" ")
+    target, _, version = rest.partition(" ")
+    known = target.startswith("/") and (ended or version or "?" in target)  # else the path may go on
+    return _line(method if method in METHODS else "", target if known else "", "0" if version == "HTTP/1.0" else "1")
+
+
+def parse_head(line: Line, data: bytes | bytearray, bounds: Bounds) -> Head:
+    """The head that begins with `line` and goes on with `data`, without the empty line at the end. RequestError says
+    what is wrong with it."""
+    fields = data.decode("latin-1").split("\r\n") if data else []
     if len(fields) > bounds.fields:
         raise too_large(f"The request has more than {bounds.fields} headers.", 431)
-    method, target, minor = match.groups()
-    path, _, query = target.partition("?")
     headers = _headers(fields)
-    if "%" in path:
-        path = unquote_to_bytes(path).decode("latin-1")
-    head = Head(method, target, path, query, f"1.{minor}", headers)
+    head = Head(line.method, line.target, line.path, line.query, line.version, headers)
+    minor = line.version[2:]
     host = headers.get("HOST")
     if host is None and minor == "1":
         raise bad("The Host header is missing.")
-    if host is not None and _HOST.fullmatch(host) is None:
+    if host is not None and not _is_host(host):
         raise bad("The Host header is no host name or address, with or without a port.")
     _frame(head, bounds)
     options = {option.strip() for option in headers.get("CONNECTION", "").lower().split(",")}
@@ -74,6 +94,18 @@ def parse_head(data: bytes | bytearray, bounds: Bounds) -> Head:
             raise bad("The only Expect that is understood is 100-continue.", 417)
         head.expects = head.length != 0
     return head
+
+
+def _line(method: str, target: str, minor: str) -> Line:
+    path, _, query = target.partition("?")
+    if "%" in path:
+        path = unquote_to_bytes(path).decode("latin-1")
+    return Line(method, target, path, query, f"1.{minor}")
+
+
+def _is_host(text: str) -> bool:
+    match = _HOST.fullmatch(text)
+    return match is not None and int(match[1] or 0) <= _MOST_PORT
 
 
 def _headers(lines: list[str]) -> dict[str, str]:
@@ -125,13 +157,14 @@ class RequestReader:
     """One request, from the bytes of its connection as they come."""
 
     def __init__(self, bounds: Bounds, pool: Pool) -> None:
+        self.line: Line | None = None
+        """The first line, once it is there; with an error, what it was meant to be."""
         self.head: Head | None = None
         self.error: RequestError | None = None
         self.done = False
         self._bounds = bounds
         self._pool = pool
         self._begun = bytearray()
-        self._line_read = False
         self._body: Body | None = None
 
     @property
@@ -148,6 +181,7 @@ class RequestReader:
             if self.head is not None and not self.done:
                 taken += self._feed_body(self.head, data[taken:] if taken else data)
         except RequestError as error:
+            self.line = self.line or guess_line(self._begun or data)
             self.error = error
             self.done = True
             self.release()
@@ -166,32 +200,29 @@ class RequestReader:
             self._begun += data
         text = self._begun if before else data
         start = 2 if text[:2] == b"\r\n" else 0  # one empty line before a request is forgiven, as HTTP asks
+        line = self.line = self.line or self._read_line(text, start)
         end = text.find(b"\r\n\r\n", max(start, before - 3))
         if _is_broken(text[: end + 4]) if end >= 0 else _BROKEN.search(text, max(0, before - 1)):
             raise bad("The header holds a control character, or a line that does not end with CR LF.")
         if (len(text) if end < 0 else end) > self._bounds.head:
             raise too_large(f"The header is larger than {self._bounds.head} bytes.", 431)
-        if end < 0:
-            self._check_begun(text, start)
+        if end < 0 or line is None:
             if not before:
                 self._begun += data
             return len(data)
-        self.head = parse_head(text[start:end], self._bounds)
+        self.line = self.head = parse_head(line, text[text.index(b"\r\n", start) + 2 : end], self._bounds)
         self._begun = bytearray()
         return end + 4 - before
 
-    def _check_begun(self, text: bytes | bytearray, start: int) -> None:
-        """Refuse at once what will never be a request, whatever follows."""
-        if self._line_read or text == b"\r":
-            return
+    def _read_line(self, text: bytes | bytearray, start: int) -> Line | None:
+        """The first line, if it is there. What will never be one is refused at once, whatever follows."""
+        end = text.find(b"\r\n", start)
+        if end >= 0:
+            return parse_line(text[start:end].decode("latin-1"))
         word, space, _ = bytes(text[start : start + 8]).partition(b" ")
-        known = METHODS if space else _BEGUN
-        line = text.find(b"\r\n", start)
-        self._line_read = line > 0
-        if word.decode("latin-1") not in known:
+        if text != b"\r" and word.decode("latin-1") not in (METHODS if space else _BEGUN):
             raise _bad_line()
-        if self._line_read and _LINE.fullmatch(text[start:line].decode("latin-1")) is None:
-            raise _bad_line()
+        return None
 
     def _feed_body(self, head: Head, data: bytes) -> int:
         if self._body is None:

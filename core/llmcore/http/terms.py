@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -12,6 +12,8 @@ from llmcore.errors import RequestError
 
 TIMEOUT_HEADER = "x-request-timeout"
 """Seconds after which the client wants no answer any more."""
+
+_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 
 NO_KEY = -1
 """The client of a server without keys."""
@@ -33,12 +35,15 @@ def read_terms(req: falcon.Request) -> Terms:
     return Terms(getattr(req.context, "client", NO_KEY), seconds=0.0 if given is None else _seconds(given))
 
 
+def number(given: str) -> float | None:
+    """The number that a header or a query gives in digits, None if it is none. float() takes more: +1, 1_0, 1e9, inf,
+    and digits of any script."""
+    return float(given) if _NUMBER.fullmatch(given) else None
+
+
 def _seconds(given: str) -> float:
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0.0 < seconds < math.inf:
+    seconds = number(given)
+    if not seconds:
         raise RequestError(
             f"{TIMEOUT_HEADER}: it is a number of seconds above 0, such as 30 or 0.5",
             param=TIMEOUT_HEADER,

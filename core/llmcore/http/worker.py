@@ -90,7 +90,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     )
     access = launch.config.access
     routes = list(dialect_routes(registry, front))
-    queued = {route.path: route.encode_error for route, _ in routes if route.queued}
+    queued = frozenset(route.path for route, _ in routes if route.queued)
     doorman = Doorman(bridge.gate, ApiKeys(access.api_keys) if access.api_keys else None, queued)
     app = build_app(routes, access, gate=bridge.gate)
     server = HttpServer(
@@ -98,6 +98,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         socket.socket(fileno=launch.listen_fd),
         connections=connections(launch.config),
         admit=doorman.admit,
+        encoder=app.encoder,
         limits=Limits(per_address=launch.config.server.max_connections_per_address),
     )
     signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))

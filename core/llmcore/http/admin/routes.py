@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -21,6 +20,7 @@ from llmcore.http.admin.history import WINDOW
 from llmcore.http.admin.info import server_info
 from llmcore.http.app import build_app
 from llmcore.http.front import Route
+from llmcore.http.terms import number
 
 OPEN_PATHS = frozenset({"/", "/live", "/ready", "/dashboard"})
 """What is answered without a key: whoever restarts servers has none, and the page holds no figure by itself."""
@@ -74,12 +74,9 @@ class Figures:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Samples, and what is true now."""
-        try:
-            since = float(req.get_param("since") or 0)
-            if not math.isfinite(since):
-                raise ValueError
-        except ValueError:
-            raise RequestError("since: give the time of a sample, a number", param="since") from None
+        since = number(req.get_param("since") or "0")
+        if since is None:
+            raise RequestError("since: give the time of a sample, a number", param="since")
         overview, verdict = self._board.overview, self._board.verdict()
         now: dict[str, Any] = {
             "ready": verdict.ready or verdict.idle,

@@ -31,9 +31,11 @@ class Owner(Protocol):
     limits: Limits
     pool: Pool
     loop: Loop
+    encoder: Callable[[str], EncodeError]
+    """How the dialect of a path writes errors."""
 
-    def judge(self, head: Head) -> tuple[RequestError, EncodeError] | None:
-        """Why a request may not come in, if so, and how to say it."""
+    def judge(self, head: Head) -> RequestError | None:
+        """Why a request may not come in, if so."""
 
     def forget(self, channel: StreamChannel) -> None:
         """`channel` is closing."""
@@ -70,8 +72,13 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         super().__init__(*args, **named)
 
     def parser_class(self, adj: object) -> StreamRequest:
-        """Reads one request."""
-        return StreamRequest(self._limits, self._owner.pool)
+        """waitress asks for one to be refused in place of the request that the application failed on."""
+        request = self._new_request()
+        request.show(self.requests[0].line)
+        return request
+
+    def _new_request(self) -> StreamRequest:
+        return StreamRequest(self._limits, self._owner.pool, self._owner.encoder)
 
     # --- worker threads
 
@@ -207,7 +214,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 return False
             while data and not (self.will_close or self.close_when_flushed or self._lingers_until is not None):
                 if self.request is None:
-                    self.request = self.parser_class(self.adj)
+                    self.request = self._new_request()
                     self._since = time.monotonic()
                 data = self._take(self.request, data)
         return True
@@ -261,7 +268,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def refuse(self, error: RequestError, request: StreamRequest | None = None, *, close: bool = True) -> None:
         """Answer with `error` from the main loop; nothing that the client sends after it is looked at."""
-        request = request or self.parser_class(self.adj)
+        request = request or self._new_request()
         request.error = error
         request.close()
         self.request = None
@@ -284,9 +291,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         understood = request.completed and request.error is None
         if request.head is not None and request.error is None and not request.judged:
             request.judged = True
-            refusal = self._owner.judge(request.head)
-            if refusal is not None:
-                request.error, request.encode_error = refusal
+            request.error = self._owner.judge(request.head)
         if request.error is not None and not self.requests:
             self.refuse(request.error, request, close=not understood)
             return rest

@@ -12,7 +12,7 @@ from waitress.server import create_server
 
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
-from llmcore.http.errors import EncodeError
+from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.streaming.channel import StreamChannel
 from llmcore.http.streaming.limits import (
     REFUSALS,
@@ -34,16 +34,16 @@ SWEEP_SECONDS = 0.5
 LATE_SECONDS = 1.0
 """How long answers cut off by the end of the grace have to leave."""
 
-Admit = Callable[[str, str, Mapping[str, str]], tuple[RequestError, EncodeError] | None]
-"""Why a request with this method, path and headers (as in WSGI, without HTTP_) is refused, and how to say it; None to
-let it in. It is asked in the main loop, before the body and before a thread is taken, and must not block."""
+Admit = Callable[[str, str, Mapping[str, str]], RequestError | None]
+"""Why a request with this method, path and headers (as in WSGI, without HTTP_) is refused; None to let it in. It is
+asked in the main loop, before the body and before a thread is taken, and must not block."""
 
 
 class HttpServer:
     """waitress on an inherited listening socket, with every default that hurts replaced.
 
     `connections`: most at a time; who comes then gets a 503. `admit` is asked about every request whose header was
-    read; its error is the answer.
+    read; its error is the answer. `encoder`: how errors are written on a path.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class HttpServer:
         *,
         connections: int,
         admit: Admit | None = None,
+        encoder: Callable[[str], EncodeError] = lambda path: openai_error,
         limits: Limits | None = None,
         threads: int = 16,
     ) -> None:
@@ -62,6 +63,7 @@ class HttpServer:
         self.turned = time.monotonic()
         self._connections = connections
         self._admit = admit
+        self.encoder = encoder
         self._server = create_server(
             app,
             sockets=[listener],
@@ -123,7 +125,7 @@ class HttpServer:
 
     # --- for channels
 
-    def judge(self, head: Head) -> tuple[RequestError, EncodeError] | None:
+    def judge(self, head: Head) -> RequestError | None:
         """See Owner."""
         return self._admit(head.method, head.path, head.headers) if self._admit is not None else None
 

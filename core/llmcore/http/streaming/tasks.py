@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import falcon
 from waitress.task import ErrorTask, WSGITask
 
 from llmcore.http.bodies import Pool
-from llmcore.http.errors import EncodeError, openai_error
+from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.streaming.limits import Limits
 from llmcore.http.streaming.refusal import refusal
-from llmcore.http.strict import Head, RequestReader
+from llmcore.http.strict import Head, Line, RequestReader
 
 _TASK = "llmcore.task"
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -36,13 +36,13 @@ def detach(env: Mapping[str, Any], response: falcon.Response) -> Reply:
 
 
 class StreamRequest(RequestReader):
-    """A request with the attributes that waitress's channel and tasks read."""
+    """A request with the attributes that waitress's channel and tasks read. `encoder`: how the dialect of a path
+    writes errors."""
 
     empty = False
     expect_continue = False
     judged = False
     """Whether it was asked to be let in."""
-    encode_error: EncodeError = staticmethod(openai_error)
     command = ""
     path = ""
     query = ""
@@ -51,10 +51,16 @@ class StreamRequest(RequestReader):
     version = "1.1"
     headers: Mapping[str, str]
 
-    def __init__(self, limits: Limits, pool: Pool) -> None:
+    def __init__(self, limits: Limits, pool: Pool, encoder: Callable[[str], EncodeError]) -> None:
         super().__init__(limits.bounds, pool)
         self.headers = {}
+        self._encoder = encoder
         self._file: io.BytesIO | None = None
+
+    @property
+    def encode_error(self) -> EncodeError:
+        """How the dialect that was asked writes errors."""
+        return self._encoder(self.path)
 
     @property
     def completed(self) -> bool:
@@ -68,11 +74,13 @@ class StreamRequest(RequestReader):
 
     def received(self, data: bytes) -> int:
         """See RequestReader.feed."""
-        headless = self.head is None
+        before = self.line
         taken = self.feed(data)
+        if self.line is not None and self.line is not before:
+            self.show(self.line)
         if self.head is not None:
-            if headless:
-                self._show(self.head)
+            if self.head is not before:
+                self._show_head(self.head)
             # a client that sends its body unasked needs no answer to its question
             self.expect_continue = self.expect_continue and not (self.done or self.body)
             if self.done and self.head.length is None:
@@ -90,10 +98,14 @@ class StreamRequest(RequestReader):
         if self._file is not None:
             self._file.close()
 
-    def _show(self, head: Head) -> None:
-        self.command, self.path, self.query = head.method, head.path, head.query
-        self.request_uri, self.version, self.headers = head.target, head.version, head.headers
-        self.expect_continue = head.expects
+    def show(self, line: Line) -> None:
+        """Be the request that begins so."""
+        self.line = line
+        self.command, self.path, self.query = line.method, line.path, line.query
+        self.request_uri, self.version = line.target, line.version
+
+    def _show_head(self, head: Head) -> None:
+        self.headers, self.expect_continue = head.headers, head.expects
 
 
 class StreamTask(WSGITask):  # type: ignore[misc]
@@ -107,6 +119,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         """WSGI's environment, with the way back to this task."""
         environment: dict[str, Any] = super().get_environment()
         environment[_TASK] = self
+        environment["PATH_INFO"] = self.request.path  # waitress takes //health for /health
         return environment
 
     def service(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from llmcore.cli.kernels import command
 from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm
 from llmcore.ops.attention import attend, shape_of
+from llmcore.ops.attention_stored import OverPool, StoredSamples, unknown_layout
 from llmcore.ops.check import compare
 from llmcore.ops.invariance import check_invariance
+from llmcore.plugins import load
+from llmcore.resolve import candidates_for
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore.testing.family import registry_for_tests
 
 SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))
 
@@ -128,6 +133,47 @@ def test_attention_rows_alone_and_in_chunks() -> None:
 
     with pytest.raises(AssertionError, match="other bits alone"):
         check_invariance("attn.gqa.prefill", ByQuery(), OtherAlone(), samples[0], torch.device("cpu"))
+
+
+INT8 = Path(__file__).parents[2] / "docs" / "examples" / "int8" / "int8_kv.py"
+
+
+def check_int8(tmp_path: Path, code: str) -> tuple[Result, dict]:
+    file = Path(tempfile.mkdtemp(dir=tmp_path)) / "int8_kv.py"
+    file.write_text(code)
+    arguments = ["attn.gqa.decode", "--check", "--json", "--device", "cpu", "--dtype", "fp32", "--seed", "7"]
+    arguments += ["--kernel", "attn.gqa.decode=int8-heads", "--plugins", str(file)]
+    result = CliRunner().invoke(command, arguments)
+    [row] = json.loads(result.stdout)
+    return result, row
+
+
+def test_attention_over_a_layout_of_a_plugin_gets_its_pools(tmp_path: Path) -> None:
+    right = INT8.read_text()
+    result, row = check_int8(tmp_path, right)
+    assert result.exit_code == 0 and row["cases"] and row["failures"] == []
+    result, row = check_int8(tmp_path, right.replace("(pool * scales[..., None]).to(q.dtype)", "pool.to(q.dtype)"))
+    assert result.exit_code == 1 and "off by" in row["failures"][0]
+    result, row = check_int8(tmp_path, right.replace("KVLayoutSpec(name=LAYOUT", 'KVLayoutSpec(name="other"'))
+    assert result.exit_code == 1 and "int8-heads" in row["failures"][0]
+
+
+def test_long_samples_over_a_layout_of_a_plugin() -> None:
+    registry = registry_for_tests([str(INT8)])
+    shape = shape_of(AttnSpec(heads=4, kv_heads=1, key_size=8, value_size=8, scale=8**-0.5))
+    context = OpContext(
+        op="attn.gqa.decode", device=DeviceInfo("cpu"), dtype="f32", layout="int8-heads", granule=4, shape=shape
+    )
+    layout = unknown_layout(registry, attn_gqa_decode, context)
+    assert layout is not None and unknown_layout(registry, attn_gqa_decode, replace(context, layout="token")) is None
+    tried = StoredSamples(attn_gqa_decode, layout)
+    sample = next(tried.long_samples(context))
+    [spec] = [spec for spec, _ in candidates_for(registry, context.op) if spec.name == "int8-heads"]
+    kernel = OverPool(load(spec.make)(context), layout)
+    assert compare(tried, kernel, context, sample, torch.device("cpu"), long=True) < 1
+    plain = next(attn_gqa_decode.long_samples(replace(context, layout="token")))
+    with pytest.raises(AssertionError, match="off by"):  # what int8 takes away shows
+        compare(tried, kernel, context, plain, torch.device("cpu"), long=True)
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:

@@ -97,10 +97,11 @@ def _units(asked: Asked, registry: Registry, device: Device) -> list[Unit]:
 
 
 def _rows(asked: Asked, registry: Registry, device: Device, seed: int, todo: Iterable[Unit]) -> Iterator[Row]:
-    from llmcore.engine.check_kernels import check_units
+    from llmcore.engine.check_kernels import Bench, check_units
 
     shapes = asked_shapes(asked, registry, device)
-    for row in check_units(todo, device, lambda op: shapes.get(op, ()), seed, asked.deterministic):
+    bench = Bench(registry, device, lambda op: shapes.get(op, ()), seed, asked.deterministic)
+    for row in check_units(todo, bench):
         yield asdict(row)
 
 

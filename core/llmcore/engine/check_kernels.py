@@ -2,7 +2,8 @@
 
 In small shapes the reference runs on the CPU; in real ones, with the long samples an op may have, on the device
 itself. Inputs are drawn anew for every seed, and memory that a kernel allocates is full of NaN before it writes.
-Under `deterministic` rows are also compared, to the bit, with themselves alone.
+Attention over a layout that a plugin brings gets pools of that layout. Under `deterministic` rows are also compared,
+to the bit, with themselves alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from llmcore.errors import reraise_if_stopping
 from llmcore.ops import Shape, drawing
+from llmcore.ops.attention_stored import OverPool, StoredSamples, unknown_layout
 from llmcore.ops.check import compare
 from llmcore.ops.invariance import check_invariance
 from llmcore.plugins import load
@@ -75,10 +77,19 @@ def units(registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: C
     return sorted(found, key=lambda unit: (unit.op.name, unit.candidate[0].name, unit.dtype))
 
 
-def check_units(
-    todo: Iterable[Unit], device: Device, shapes: Shapes, seed: int, deterministic: bool = False
-) -> Iterator[CheckRow]:
-    """A row per unit, as it is done. `shapes`: real ones, by op."""
+@dataclass(frozen=True)
+class Bench:
+    """Where and how all kernels are checked. `shapes`: real ones, by op."""
+
+    registry: Registry
+    device: Device
+    shapes: Shapes
+    seed: int
+    deterministic: bool = False
+
+
+def check_units(todo: Iterable[Unit], bench: Bench) -> Iterator[CheckRow]:
+    """A row per unit, as it is done."""
     broken: str | None = None
     for unit in todo:
         spec, plugin = unit.candidate
@@ -86,11 +97,11 @@ def check_units(
         started = time.monotonic()
         if broken is None:
             try:
-                _check_unit(row, unit, device, shapes(unit.op.name), seed, deterministic)
+                _check_unit(row, unit, bench)
             except _DeviceLost as lost:
                 broken = f"not checked: the device failed in {spec.op}={spec.name}"
                 _note(row, str(lost))
-        elif why_not(spec, OpContext(op=spec.op, device=device.info, dtype=unit.dtype)) is None:
+        elif why_not(spec, OpContext(op=spec.op, device=bench.device.info, dtype=unit.dtype)) is None:
             _note(row, broken)
         row.seconds = time.monotonic() - started
         yield row
@@ -100,24 +111,22 @@ class _DeviceLost(Exception):
     """Nothing more can run on the device in this process."""
 
 
-def _check_unit(
-    row: CheckRow, unit: Unit, device: Device, real: Sequence[Shape], seed: int, deterministic: bool
-) -> None:
+def _check_unit(row: CheckRow, unit: Unit, bench: Bench) -> None:
     spec, module = unit.candidate[0], importlib.import_module(unit.op.module)
     reasons: set[str] = set()
     own: Sequence[Shape] = getattr(module, "SHAPES", ({},))
-    for shape, large in [*((shape, False) for shape in own), *((shape, True) for shape in real)]:
-        for context in _contexts(unit, device, shape, large, deterministic):
+    for shape, large in [*((shape, False) for shape in own), *((shape, True) for shape in bench.shapes(unit.op.name))]:
+        for context in _contexts(unit, bench, shape, large):
             reason = why_not(spec, context)
             if reason is not None:
                 reasons.add(reason)
                 continue
-            _check_context(row, spec, module, context, device, large, seed)
+            _check_context(row, spec, module, context, bench, large)
     if not row.cases and not row.failed:
         row.declined = "; ".join(sorted(reasons))
 
 
-def _contexts(unit: Unit, device: Device, shape: Shape, large: bool, deterministic: bool) -> Iterator[OpContext]:
+def _contexts(unit: Unit, bench: Bench, shape: Shape, large: bool) -> Iterator[OpContext]:
     """Every bucket, layout and granule; real shapes with the smallest granule only."""
     when = unit.candidate[0].when
     stored: Sequence[str] = getattr(importlib.import_module(unit.op.module), "LAYOUTS", ())
@@ -128,26 +137,29 @@ def _contexts(unit: Unit, device: Device, shape: Shape, large: bool, determinist
     ):
         yield OpContext(
             op=unit.op.name,
-            device=device.info,
+            device=bench.device.info,
             dtype=unit.dtype,
             layout=layout,
             granule=granule,
             bucket=bucket,
             shape=dict(shape),
-            deterministic=deterministic,
+            deterministic=bench.deterministic,
         )
 
 
 def _check_context(
-    row: CheckRow, spec: KernelSpec, module: Any, context: OpContext, device: Device, large: bool, seed: int
+    row: CheckRow, spec: KernelSpec, module: Any, context: OpContext, bench: Bench, large: bool
 ) -> None:
     """Its samples; in real shapes drawn on the device, and the long ones too."""
     kinds = ["samples", "long_samples"] if large and hasattr(module, "long_samples") else ["samples"]
-    name = ""
+    name, device = "", bench.device
     try:
         kernel, alone = (load(spec.make)(where) for where in (context, replace(context, bucket=0)))
+        layout = unknown_layout(bench.registry, module, context)
+        if layout is not None:
+            module, kernel, alone = StoredSamples(module, layout), OverPool(kernel, layout), OverPool(alone, layout)
         for kind in kinds:
-            with drawing(seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
+            with drawing(bench.seed, device.torch_device if large else torch.device("cpu")), _uninitialized_is_nan():
                 for number, sample in enumerate(getattr(module, kind)(context), 1):
                     name = f"{kind} {number}"
                     for form in _forms(kernel):

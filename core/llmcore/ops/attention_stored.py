@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
-from llmcore.ops import OpModule
-from llmcore.ops.attention import AttnCase, token_slots
+from llmcore.models import KVGroupSpec
+from llmcore.ops.attention import AttnCase, spec_of, token_slots
+from llmcore.plugins import load
 from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import OpContext
+from llmcore.registry import Registry
+from llmcore.specs import KVLayoutSpec, OpContext
 
 KV = tuple[torch.Tensor, ...]
 
@@ -28,16 +30,35 @@ class Stores(Protocol):
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+def unknown_layout(registry: Registry, module: Any, context: OpContext) -> Stores | None:
+    """The layout of an attention kernel's pools where the samples of its op, in `module`, do not know it; else None.
+
+    It is for the heads of `context`. Raises ConfigError where no plugin brings it.
+    """
+    if not context.op.startswith("attn.") or context.layout in getattr(module, "LAYOUTS", (context.layout,)):
+        return None
+    spec, name = spec_of(context), str(context.layout)
+    heads, key, value = spec.kv_heads, spec.key_size, spec.value_size
+    group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)
+    made: Stores = load(registry.find(KVLayoutSpec, name).make)(group, context.granule, context.dtype)
+    return made
+
+
 class StoredSamples:
     """The samples of `module` with the keys and values that `layout` gives back, so that a layout may quantize."""
 
-    def __init__(self, module: OpModule, layout: Stores) -> None:
+    def __init__(self, module: Any, layout: Stores) -> None:
         self.module, self.layout = module, layout
         self.TOLERANCE = module.TOLERANCE
 
     def samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
         """As the op's own."""
         for (case,) in self.module.samples(context):
+            yield (_given_back(case, self.layout),)
+
+    def long_samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
+        """As the op's own."""
+        for (case,) in self.module.long_samples(context):
             yield (_given_back(case, self.layout),)
 
 

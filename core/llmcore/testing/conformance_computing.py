@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -16,8 +16,7 @@ from llmcore import specs
 from llmcore.layers.layout import Layout
 from llmcore.models import KVGroupSpec
 from llmcore.ops import Shape
-from llmcore.ops.attention import spec_of
-from llmcore.ops.attention_stored import OverPool, StoredSamples
+from llmcore.ops.attention_stored import OverPool, StoredSamples, unknown_layout
 from llmcore.ops.check import check
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device, QuantMethod
@@ -116,21 +115,11 @@ def _check_kernel(registry: Registry, kernel: KernelSpec, module: Any, devices: 
                 declined.add(misfit)
                 continue
             made = loaded(kernel.make, f"make of {kernel.name}")(context)
-            tried = module
-            if kernel.op.startswith("attn.") and context.layout not in getattr(module, "LAYOUTS", (context.layout,)):
-                layout = _layout(registry, context)
+            tried, layout = module, unknown_layout(registry, module, context)
+            if layout is not None:
                 tried, made = StoredSamples(module, layout), OverPool(made, layout)
             compared += check(tried, made, context, device.torch_device)
     assert compared, f"kernel {kernel.name} for {kernel.op} fits nothing that was tried: {'; '.join(sorted(declined))}"
-
-
-def _layout(registry: Registry, context: OpContext) -> Layout:
-    """The layout that a kernel says it reads, for the heads of `context`."""
-    spec, name = spec_of(context), str(context.layout)
-    heads, key, value = spec.kv_heads, spec.key_size, spec.value_size
-    group = KVGroupSpec(name="kv", layers=(0,), layout=name, kv_heads=heads, key_size=key, value_size=value)
-    made = load(registry.find(specs.KVLayoutSpec, name).make)(group, context.granule, context.dtype)
-    return cast(Layout, made)
 
 
 def _contexts(kernel: KernelSpec, module: Any, device: DeviceInfo, dtype: DType, bucket: int) -> Iterator[OpContext]:

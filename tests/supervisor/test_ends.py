@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,29 +15,66 @@ from llmcore.testing.tokenizer import write_tokenizer
 
 WORKER, ADMIN = "llmcore.http.worker", "llmcore.http.admin.process"
 
-BREAK = """
-import os, sys, time
+BREAKS = """
+import os, sys
 from pathlib import Path
 
-told = Path({flag!r}).exists
+ERRORS = {{"bug": RuntimeError("a bug"), "exit": SystemExit(0), "memory": MemoryError("a bug")}}
+told = Path({orders!r}, str(os.getpid()))
 
-def broken():
-    if told() and str(os.getpid()) == Path({flag!r}).read_text():
-        raise {error}
-
-if {module!r} in sys.orig_argv:
-    from {where} import {owner}
-    kept = {owner}.{method}
-    def method(self, *args, **named):
-        {before}
+def breakable(owner, method, thread):
+    kept = getattr(owner, method)
+    def broken(self, *args, **named):
+        if told.exists() and told.read_text().split()[0] == thread:
+            raise ERRORS[told.read_text().split()[1]]
         return kept(self, *args, **named)
-    {owner}.{method} = method
-"""
-"""What a Python that finds this as its sitecustomize does: in processes of `module`, `method` raises when told to."""
+    setattr(owner, method, broken)
 
-HUB = ("llmcore.http.bridge", "WireBridge", "_tally", "broken()")
-BOARD = ("llmcore.http.admin.board", "Board", "tick", "broken()")
-LOOP = ("llmcore.http.streaming", "HttpServer", "run", "while not told(): time.sleep(0.01)\n        broken()")
+if {worker!r} in sys.orig_argv or {admin!r} in sys.orig_argv:
+    from llmcore.http.streaming import HttpServer
+    breakable(HttpServer, "_turn", "loop")
+if {worker!r} in sys.orig_argv:
+    from llmcore.http.bridge import WireBridge
+    breakable(WireBridge, "_tally", "hub")
+if {admin!r} in sys.orig_argv:
+    from llmcore.http.admin.board import Board
+    breakable(Board, "tick", "hub")
+"""
+"""What a Python that finds this as its sitecustomize does: a thread of a process raises once its order is there."""
+
+
+@dataclass
+class Breakable:
+    """A server, and the directory in which its processes find their orders."""
+
+    server: RunningServer
+    orders: Path
+
+    def processes(self, module: str) -> list[int]:
+        """Their ids."""
+        return [pid for name, pid in self.server.children().items() if name.partition("#")[0] == module]
+
+    def oldest(self, module: str) -> int:
+        """Whoever dies young is replaced only after a pause."""
+        return min(self.processes(module), key=lambda pid: os.stat(f"/proc/{pid}").st_mtime_ns)
+
+    def break_thread(self, pid: int, thread: str, error: str) -> None:
+        """Let one of its threads raise."""
+        order = self.orders / str(pid)
+        order.with_suffix(".new").write_text(f"{thread} {error}")
+        order.with_suffix(".new").rename(order)
+
+
+@pytest.fixture(scope="module")
+def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
+    site, orders = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("orders")
+    (site / "sitecustomize.py").write_text(BREAKS.format(orders=str(orders), worker=WORKER, admin=ADMIN))
+    paths = [str(site), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    model = write_tokenizer(tmp_path_factory.mktemp("model"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        with serving(model, engine_module=FAKE_ENGINE, watchdog_timeout=60, httpserver_workers=3) as server:
+            yield Breakable(server, orders)
 
 
 def until(condition: Callable[[], object], seconds: float = 8.0) -> None:
@@ -46,46 +84,25 @@ def until(condition: Callable[[], object], seconds: float = 8.0) -> None:
         time.sleep(0.02)
 
 
-def processes(server: RunningServer) -> dict[str, int]:
-    return {name: pid for name, pid in server.children().items() if name in (WORKER, ADMIN)}
-
-
 @pytest.mark.parametrize(
-    ("module", "what", "error", "said"),
+    ("module", "thread", "error", "said"),
     [
-        (WORKER, HUB, "RuntimeError('a bug')", "the hub of this worker failed"),
-        (WORKER, HUB, "SystemExit(0)", "the hub of this worker failed"),
-        (WORKER, LOOP, "MemoryError('a bug')", "MemoryError: a bug"),
-        (WORKER, LOOP, "SystemExit(0)", "SystemExit: 0"),
-        (ADMIN, BOARD, "RuntimeError('a bug')", "the hub of the admin listener failed"),
-        (ADMIN, LOOP, "SystemExit(0)", "SystemExit: 0"),
+        (WORKER, "hub", "bug", "the hub of this worker failed"),
+        (ADMIN, "hub", "bug", "the hub of the admin listener failed"),
+        (WORKER, "hub", "exit", "the hub of this worker failed"),
+        (WORKER, "loop", "memory", "MemoryError: a bug"),
+        (WORKER, "loop", "exit", "SystemExit: 0"),
+        (ADMIN, "loop", "exit", "SystemExit: 0"),
     ],
 )
-def test_who_loses_a_thread_is_replaced(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: str,
-    what: tuple[str, str, str, str],
-    error: str,
-    said: str,
-) -> None:
-    where, owner, method, before = what
-    flag = tmp_path / "flag"
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        BREAK.format(
-            **{"flag": str(flag), "error": error, "module": module},
-            **{"where": where, "owner": owner, "method": method, "before": before},
-        )
-    )
-    paths = [str(tmp_path / "site"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-    with serving(write_tokenizer(tmp_path / "model"), engine_module=FAKE_ENGINE, watchdog_timeout=60) as server:
-        old = processes(server)
-        (tmp_path / "now").write_text(str(old[module]))
-        (tmp_path / "now").rename(flag)
-        until(lambda: processes(server).get(module) not in (None, old[module]))
-        log = server.log.read_text()
-        name = "worker-0" if module == WORKER else "admin-0"
-        assert re.search(rf"{name} (ended with exit code 1|failed: {re.escape(said)}).*; starting another", log), log
-        assert said in log
+def test_who_loses_a_thread_is_replaced(breakable: Breakable, module: str, thread: str, error: str, said: str) -> None:
+    server, before = breakable.server, breakable.processes(module)
+    known = len(server.log.read_text())
+    victim = breakable.oldest(module)
+    breakable.break_thread(victim, thread, error)
+    until(lambda: victim not in breakable.processes(module))
+    until(lambda: len(breakable.processes(module)) == len(before))
+    log = server.log.read_text()[known:]
+    name = "worker" if module == WORKER else "admin"
+    assert re.search(rf"{name}-\d (ended with exit code 1|failed: {re.escape(said)}).*; starting another", log), log
+    assert said in log

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,12 +69,6 @@ def test_a_client_that_leaves_gives_its_slots_back(server: RunningServer, path: 
 def test_the_engine_lets_neighbours_have_a_core(server: RunningServer) -> None:
     variables = Path(f"/proc/{server.children()[ENGINE_MODULE]}/environ").read_bytes().split(b"\0")
     assert b"GOMP_SPINCOUNT=10000" in variables
-
-
-def test_a_dead_engine_ends_the_server(model: Path) -> None:
-    with serving(model) as server:
-        os.kill(server.children()[ENGINE_MODULE], signal.SIGKILL)
-        assert server.process.wait(10) == 1
 
 
 def test_a_model_directory_without_a_model_is_one_line(model: Path, tmp_path: Path) -> None:

@@ -75,12 +75,12 @@ class Witnessed:
 )
 def test_a_start_that_is_interrupted(tmp_path: Path, where: str, number: signal.Signals, processes: int) -> None:
     server = Witnessed(tmp_path, where)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not server.noted("here"):
         assert time.monotonic() < deadline and server.process.poll() is None, "it did not come so far"
         time.sleep(0.02)
     server.process.send_signal(number)
-    said = server.process.communicate(timeout=20)[1]
+    said = server.process.communicate(timeout=60)[1]
     assert server.process.returncode == 0 and "Traceback" not in said, said
     server.ended(processes)
 

@@ -104,7 +104,7 @@ def test_whoever_dies_while_no_engine_is_there_is_replaced(model: Path) -> None:
 
 def test_a_hung_engine_is_replaced(model: Path) -> None:
     options = {"fake_hang_token": 13}
-    with fresh(model, health_monitor=True, watchdog_timeout=1, plugin_options=options) as server:
+    with fresh(model, health_monitor=True, restart_pause=0, watchdog_timeout=1, plugin_options=options) as server:
         with sockets.connect(server.port) as sock:
             sock.sendall(sockets.request("POST", "/echo", {"ids": [13]}))
             assert sockets.read_reply(sock)[0] == 503

@@ -35,6 +35,8 @@ FAREWELL_SECONDS = 1.0
 """How long workers still answer (503) after the engine has died."""
 LAST_SECONDS = 2.0
 """How long a child that was told to end may take, on top of its grace."""
+UNDO_SECONDS = 5.0
+"""The same of one that is still starting: it may be in the middle of something."""
 
 
 def serve(
@@ -219,9 +221,11 @@ class Supervisor:
         served = all(engine.child.alive for engine in engines)
         self._status.publish(engines[0].load if engines else Load())
         workers.tell(Shutdown(grace))
-        for child in workers.starting():
+        starting = workers.starting() + [engine.child for engine in engines if engine.facts is None]
+        last = UNDO_SECONDS if starting else LAST_SECONDS
+        for child in starting:  # they read no messages yet
             child.send(signal.SIGTERM)
-        for _ in self._until_ended(workers.children(), grace + LAST_SECONDS):
+        for _ in self._until_ended(workers.children(), grace + last):
             self._processes.kill_hung()
             for engine in engines:
                 self._status.report(engine.load)
@@ -233,9 +237,7 @@ class Supervisor:
         self._processes.entrance.stop()
         for engine in engines:
             engine.tell(Shutdown())
-            if engine.facts is None:  # it reads no messages while it loads
-                engine.child.send(signal.SIGTERM)
-        self._wait_for_end([engine.child for engine in engines] + self._processes.entrance.children(), LAST_SECONDS)
+        self._wait_for_end([engine.child for engine in engines] + self._processes.entrance.children(), last)
         return served
 
     def _until_ended(self, children: list[Child], seconds: float) -> Iterator[None]:

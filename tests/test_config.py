@@ -284,6 +284,15 @@ def test_a_childs_threads_share_their_memory_unless_the_operator_says_how(monkey
     assert "MALLOC_ARENA_MAX" not in child_environment()
 
 
+def test_a_child_tokenizes_in_the_thread_that_asks_unless_the_operator_says_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    assert child_environment()["TOKENIZERS_PARALLELISM"] == "false"
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    assert child_environment()["TOKENIZERS_PARALLELISM"] == "true"
+
+
 def test_lmdeploys_variables_name_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERTFILE", "theirs.pem")
     monkeypatch.setenv("SSL_KEYFILE", "key.pem")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import orjson
@@ -24,6 +26,34 @@ def test_special_tokens_in_text_are_tokens(tmp_path: Path) -> None:
     assert ids[-1] == EOS
     assert tokenizer.decode(ids) == "a"
     assert tokenizer.decode(ids, skip_special_tokens=False) == f"a{SPECIAL[1]}"
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenized(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+    turns, stop = [0], threading.Event()
+
+    def go_on() -> None:
+        while not stop.is_set():
+            time.sleep(0.001)
+            turns[0] += 1
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        text = "a text that goes on " * 50_000
+        before = turns[0]
+        ids = tokenizer.encode(text)
+        after = turns[0]
+    finally:
+        stop.set()
+        thread.join()
+    assert tokenizer.decode(ids) == text
+    assert after - before > 10
+
+
+def test_text_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot be tokenized"):
+        load_tokenizer(write_tokenizer(tmp_path)).encode("\ud800")
 
 
 @pytest.mark.parametrize("text", ["é", "😀", "a b", "\x00"])

@@ -68,8 +68,10 @@ def child_environment() -> dict[str, str]:
     glibc's malloc gives threads arenas of their own, and what one frees there the others cannot use: sixteen of them
     hold on to more and more for the first hundred thousand requests. In one arena memory nearly stands still after
     some thousand, and nothing is slower, as Python's threads take turns anyway (benchmarks/README.md).
+
+    tokenizers would start a thread per core for batches; here every text is tokenized in the thread that needs it.
     """
-    given, ours = dict(os.environ), {}
+    given, ours = dict(os.environ), {"TOKENIZERS_PARALLELISM": "false"}
     if "OMP_WAIT_POLICY" not in given:
         ours["GOMP_SPINCOUNT"] = SPIN_COUNT
     if "glibc.malloc.arena_max" not in given.get("GLIBC_TUNABLES", ""):

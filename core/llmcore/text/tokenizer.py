@@ -60,9 +60,11 @@ class FastTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; `add_special_tokens` applies the model's own frame (a BOS, say)."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # `encode` keeps the interpreter's lock: for the second that some megabytes take, no stream would go on
+            found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise RequestError(f"text cannot be tokenized: {error}") from error
+        ids: list[int] = found[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

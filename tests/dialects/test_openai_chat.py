@@ -122,6 +122,11 @@ def test_logprobs(openai: Callable[..., Side]) -> None:
     assert [[best["logprob"] for best in entry["top_logprobs"]] for entry in content] == [[-1.0, -2.0]] * 3
 
 
+def test_no_best_tokens_need_no_logprobs(openai: Callable[..., Side]) -> None:
+    answer = openai("a<|im_end|>").ok(CHAT, messages=USER, logprobs=False, top_logprobs=0)
+    assert answer["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_token_ids(openai: Callable[..., Side], tokenizer: FastTokenizer, group: int) -> None:
     side = openai("a😀b stop it, and more", group=group)

@@ -112,7 +112,7 @@ class ChatCompletions:
     def _job(self, body: ChatRequest, request_id: str) -> tuple[Job, bool]:
         refuse_functions(body)
         sampling.check(self._front, body)
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise RequestError(
                 "top_logprobs: set logprobs to true as well", param="top_logprobs", code="invalid_value"
             )

@@ -351,3 +351,42 @@ def test_core_names_no_family_vendor_or_gpu() -> None:
         if NAMED.search(text) and not any(name == n and word in text for n, word in GIVEN_NAMES)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+GUARDS = {"reraise_if_stopping", "_note"}
+"""What asks whether an exception is this process's own end; a generation's `_note` does it for its handlers."""
+
+OWN_WAYS = {
+    "http.worker": "ends its process or thread, and says why",
+    "http.admin.process": "ends its process or thread, and says why",
+    "engine.process": "ends its process, and says why",
+    "engine.local": "ends its thread, and tells who waits",
+    "testing.conformance_scheduling": "raises it again",
+}
+
+
+def broad_handlers(tree: ast.Module, caught: str) -> Iterator[ast.ExceptHandler]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id == caught:
+            yield node
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in OWN_WAYS])
+def test_who_goes_on_after_a_plugins_failure_asks_the_one_place_that_knows_one(name: str) -> None:
+    """errors.reraise_if_stopping; `except Exception` around foreign code would let a native library's panic by."""
+    tree = ast.parse(MODULES[name].read_text())
+    for node in broad_handlers(tree, "BaseException"):
+        bare = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+        asks = any(called.rpartition(".")[2] in GUARDS for _, called, _ in calls(node))
+        assert bare or asks, f"line {node.lineno} of llmcore.{name}: call reraise_if_stopping first"
+    own = {
+        "http.app",
+        "supervisor.push",
+        "http.streaming.channel",
+        "http.tls",
+        "cli",
+        "testing.fake_engine",
+        "testing.clock_engine",
+    }
+    narrow = [node.lineno for node in broad_handlers(tree, "Exception")]
+    assert name in own or not narrow, f"llmcore.{name}:{narrow}: catch BaseException, and call reraise_if_stopping"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, cast
 
 import falcon
 from falcon.routing import CompiledRouter
 
 from llmcore.config import Access
-from llmcore.errors import ConfigError
+from llmcore.errors import ConfigError, reraise_if_stopping, text_of
 from llmcore.http.access import OPEN_PATHS, SameOrigin, middleware
 from llmcore.http.admission import Arrivals, Gate
 from llmcore.http.errors import EncodeError, as_request_error, count_error, openai_error, retry_headers
@@ -19,6 +20,8 @@ from llmcore.http.openapi import Docs
 from llmcore.http.request_id import request_id
 
 _FIELD = re.compile(r"{[^}]*}")
+
+Responder = Callable[..., None]
 
 
 class RequestIds:
@@ -61,21 +64,33 @@ class Router(CompiledRouter):
         """See CompiledRouter."""
         return super().find(uri, req) if uri.startswith("/") and not uri.startswith("//") else None
 
+    def map_http_methods(self, resource: object, **more: Any) -> Any:
+        """See CompiledRouter."""
+        methods = super().map_http_methods(resource, **more)
+        return {method: _answered(cast(Responder, call)) for method, call in methods.items()}
 
-class App(falcon.App[falcon.Request, falcon.Response]):
-    """Falcon's, which lets only exceptions of its own kind through: a native library's panic is none."""
 
-    encoder: Callable[[str], EncodeError]
-    """How the dialect that owns a path writes errors."""
+def _answered(responder: Responder) -> Responder:
+    """`responder`, whose every failure reaches the error handlers: falcon has none for what is no Exception."""
 
-    def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """WSGI."""
+    @wraps(responder)
+    def respond(*given: Any, **params: Any) -> None:
         try:
-            return super().__call__(env, start_response)
+            responder(*given, **params)
         except Exception:
             raise
         except BaseException as error:
-            raise RuntimeError("a native library failed on this request") from error
+            reraise_if_stopping(error)
+            raise RuntimeError(f"what failed on this request is no Exception: {text_of(error)}") from error
+
+    return respond
+
+
+class App(falcon.App[falcon.Request, falcon.Response]):
+    """Falcon's."""
+
+    encoder: Callable[[str], EncodeError]
+    """How the dialect that owns a path writes errors."""
 
 
 def build_app(

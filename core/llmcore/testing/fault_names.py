@@ -29,9 +29,9 @@ ENGINE_FAULTS: Mapping[str, str] = {
 """Name -> what happens in the engine beside a step."""
 
 WORKER_FAULTS: Mapping[str, str] = {
-    "tokenize": "The tokenizer raises on the prompt.",
-    "detokenize": "The detokenizer raises on the answer; ask with `later:`.",
-    "parser": "The tool-call parser `faults` raises on the answer of a chat with tools; ask with `later:`.",
+    "tokenize": "The tokenizer panics on the prompt.",
+    "detokenize": "The detokenizer panics on the answer; ask with `later:`.",
+    "parser": "The tool-call parser `faults` calls sys.exit() on the answer of a chat with tools; ask with `later:`.",
 }
 """Name -> what happens in the HTTP worker."""
 
@@ -39,6 +39,11 @@ HOOK_REQUEST_ID = "fault-hook"
 """`on_request_finished` raises for requests whose `x-request-id` begins like this."""
 
 FAULTS: Mapping[str, str] = {**STEP_FAULTS, **ENGINE_FAULTS, **WORKER_FAULTS}
+
+
+class Panic(BaseException):
+    """What a native library's panic is in Python: no Exception."""
+
 
 SLOW_SECONDS = 0.5
 LATER = 8

@@ -25,7 +25,7 @@ from llmcore.api import (
     hookimpl,
 )
 from llmcore.config import Config
-from llmcore.testing.fault_names import HOOK_REQUEST_ID
+from llmcore.testing.fault_names import HOOK_REQUEST_ID, Panic
 
 NAME = "faults"
 TOKENS: dict[str, int] = {}
@@ -110,4 +110,4 @@ def register_output_parsers() -> Iterable[OutputParserSpec]:
 def on_request_finished(record: RequestRecord) -> None:
     """Raise for those that asked for it by their id."""
     if record.request_id.startswith(HOOK_REQUEST_ID):
-        raise RuntimeError("the hook was told to fail")
+        raise Panic("the hook was told to fail")

@@ -15,7 +15,7 @@ from llmcore.plugins import load
 from llmcore.processors import ProcessorContext, words_of
 from llmcore.protocols import Device, Int32, Int64, KVManager
 from llmcore.specs import OpContext
-from llmcore.testing.fault_names import SLOW_SECONDS
+from llmcore.testing.fault_names import SLOW_SECONDS, Panic
 from llmcore.testing.fault_steps import ILLEGAL_MARK, SAMPLE_MARK, DeviceFault
 from llmcore.testing.faults import TOKENS
 
@@ -38,7 +38,7 @@ def make_sampler(context: OpContext) -> Sampler:
     def faulty(logits: Tensor, rows: SampleRows) -> Sampled:
         first = logits[:, 0]
         if bool((first == SAMPLE_MARK).any()):
-            raise RuntimeError("the sampler was told to fail")
+            raise Panic("the sampler was told to fail")
         drawn = sample(logits, rows)
         return replace(drawn, tokens=drawn.tokens.masked_fill(first == ILLEGAL_MARK, logits.shape[1] + 7))
 
@@ -59,7 +59,7 @@ class FaultyManager:
     def match(self, salt: bytes, content: Int64) -> Int32:
         """KVManager."""
         if (content == TOKENS["cache"]).any():
-            raise RuntimeError("the prefix cache was told to fail")
+            raise Panic("the prefix cache was told to fail")
         return self._manager.match(salt, content)
 
 

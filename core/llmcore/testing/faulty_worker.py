@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from llmcore.api.text import Event, ParserContext, TextDelta
-from llmcore.testing.fault_names import fault
+from llmcore.testing.fault_names import Panic, fault
 from llmcore.text.companions import read_companions
 from llmcore.text.pieces import PieceRule
 from llmcore.text.tokenizer import FastTokenizer, Pieces, has_tokenizer_json
@@ -21,7 +22,7 @@ class FaultyTokenizer(FastTokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`."""
         if fault("tokenize") in text:
-            raise RuntimeError("the tokenizer was told to fail")
+            raise Panic("the tokenizer was told to fail")
         return super().encode(text, add_special_tokens=add_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -48,7 +49,7 @@ class FaultyPieces(Pieces):
 
     def __missing__(self, token_id: int) -> bytes:
         if self._backend.id_to_token(token_id) == fault("detokenize"):
-            raise RuntimeError("the detokenizer was told to fail")
+            raise Panic("the detokenizer was told to fail")
         return super().__missing__(token_id)
 
 
@@ -58,7 +59,7 @@ class FaultyParser:
     def feed(self, text: str) -> Iterator[Event]:
         """OutputParser."""
         if fault("parser") in text:
-            raise RuntimeError("the parser was told to fail")
+            sys.exit("the parser was told to fail")
         yield TextDelta(text)
 
     def finish(self) -> Iterator[Event]:

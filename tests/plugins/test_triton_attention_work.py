@@ -97,6 +97,19 @@ def test_rows_that_fill_the_processors_are_not_split() -> None:
     assert planner(items=50).plan(rows([1] * 64, [576] * 64)) is None
 
 
+def test_many_uneven_rows_begin_with_the_longest() -> None:
+    made, lengths = planner(items=8), [100, 700, 30, 400] * 16
+    work = made.plan(rows([1] * 64, lengths))
+    assert work is not None
+    assert not work.split
+    assert work.size == 64
+    order = [lengths[row] for row in work.items.reshape(-1, FIELDS)[1:, 0].tolist()]
+    assert order == sorted(lengths, reverse=True)
+    at_once = planner(items=64).plan(rows([1] * 64, lengths))
+    assert at_once is not None  # all begin together, so that the longest are cut instead
+    assert at_once.split
+
+
 def test_a_step_has_one_of_few_sizes() -> None:
     made = planner(items=50)
     sizes = {

@@ -21,7 +21,8 @@ FIELDS = 4
 where its partial results go, counted in query tokens."""
 
 _UNEVEN = 1.25
-"""The longest tile may take this much more than its fair share before the KV is split."""
+"""The longest tile may take this much more than a program's share of the step before the KV is split, and than the
+mean before the longest come first."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,14 @@ class Planner:
             count, whole = self._fixed(tiles, chunk)
             return _listed(tiles, count, chunk, self._size(int(count.sum()), len(rows.kv_len)), whole)
         chunk, count = self._even(tiles)
-        split = bool((count > 1).any())
-        if not split and self.tokens is None:
-            return None
+        if not (count > 1).any():
+            uneven = len(count) > self.items and tiles.span.max() > _UNEVEN * tiles.span.mean()
+            if self.tokens is None and not uneven:
+                return None
+            if uneven:
+                # a long one that begins last would run alone at the end
+                order = np.argsort(-tiles.span, kind="stable")
+                tiles, count = Tiles(*(column[order] for column in tiles)), count[order]
         return _listed(tiles, count, chunk, self._size(int(count.sum()), len(rows.kv_len)))
 
     def _tiles(self, rows: AttnRows) -> Tiles:
@@ -104,7 +110,7 @@ class Planner:
         """Tokens per chunk, and each tile's chunks."""
         span = tiles.span
         longest, fair = int(span.max(initial=1)), self._fair(span)
-        if longest <= max(2 * self.least, _UNEVEN * fair):
+        if longest <= max(2 * self.least, _UNEVEN * float(span.sum()) / self.items):
             return self._blocks(longest), np.minimum(span, 1)
         # Few tiles are all cut alike: items beyond what runs at once would be a second round of a few.
         most = self.items if 2 * len(span) <= self.items else len(span) + self.items * longest

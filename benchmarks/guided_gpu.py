@@ -27,7 +27,8 @@ PLAIN = SamplingParams(temperature=1.0)
 GRAMMARS: dict[str, dict[str, Any]] = {
     "json": ENDING["json"],
     "grammar": ENDING["grammar"],
-    "regex": {"regex": r"([a-z]{1,12}( [a-z]{1,12}){3,60}\. ){40,}"},
+    "regex": ENDING["addresses"],
+    "counted": {"regex": r"([a-z]{1,12}( [a-z]{1,12}){3,60}\. ){40,}"},
 }
 """Those of guided.py that no answer of OUTPUT tokens can end."""
 PROMPT, OUTPUT = 512, 129

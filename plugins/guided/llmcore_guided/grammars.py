@@ -71,6 +71,12 @@ def grammar_text(want: Wanted, tag: TagRule) -> str:
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}, *parts]})
 
 
+def regex_of(want: Wanted) -> str | None:
+    """The regular expression that the answer is, where it is nothing else."""
+    alone = want.options.get("calls") is None and want.options.get("thought") is None
+    return str(want.value) if want.kind == "regex" and alone else None
+
+
 def _checked(kind: str, value: Any) -> Any:
     if kind == "json_object":
         if value is not True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,13 @@ from llmcore.api import ProcessorContext, words_of
 from llmcore.api.sched import Int32
 
 from llmcore_guided.compiler import Compiler, failure_of
-from llmcore_guided.grammars import grammar_text, wanted
+from llmcore_guided.grammars import grammar_text, regex_of, wanted
+from llmcore_guided.masks import Masks
+from llmcore_guided.residuals import Place
 from llmcore_guided.vocabulary import Vocabulary, vocabulary
+
+PAID_BYTES = 512
+"""llguidance renews what a step may spend only where a mask is computed: after this much text one is, known or not."""
 
 
 class Guided:
@@ -22,14 +28,22 @@ class Guided:
     nothing else could follow. `hidden`: ids that end no answer of this request, allowed only where nothing else is.
     """
 
-    def __init__(self, matcher: LLMatcher, words: int, size: int, hidden: Int32 | None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, model: _Model, size: int, hidden: frozenset[int], place: Place | None
+    ) -> None:
         self._matcher = matcher
-        self._words = np.zeros(words, np.int32)
+        self._model = model
+        self._words = np.zeros(words_of(model.vocabulary.tokens.vocab_size), np.int32)
         self._size = size
         self._hidden = hidden
+        self._place = place
+        self._told: list[bytes] = []
+        self._unpaid = 0
 
     def accept(self, token: int) -> None:
         """MaskProcessor."""
+        if self._place is not None:
+            self._told.append(self._model.vocabulary.pieces[token])
         if not self._matcher.consume_token(token) or self._matcher.is_error():
             raise failure_of(self._matcher)
 
@@ -39,13 +53,34 @@ class Guided:
 
     def mask(self) -> Int32:
         """MaskProcessor."""
+        place = self._place
+        if place is None or not self._moved(place):
+            return self._computed()
+        key, masks = (place.key, self._hidden), self._model.masks
+        known = masks.get(place.residuals, key)
+        if known is not None and self._unpaid < PAID_BYTES:
+            return known
+        self._unpaid = 0
+        computed = self._computed()
+        masks.keep(place.residuals, key, computed)
+        return computed
+
+    def _moved(self, place: Place) -> bool:
+        """Whether it is known where the answer is."""
+        for piece in self._told:
+            place.move(piece)
+            self._unpaid += len(piece)
+        self._told.clear()
+        return place.key is not None
+
+    def _computed(self) -> Int32:
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         if self._matcher.is_error():
             raise failure_of(self._matcher)
         words: Int32 = self._words[: self._size]
-        if self._hidden is None:
+        if not self._hidden:
             return words
-        others: Int32 = words & ~self._hidden
+        others: Int32 = words & ~self._model.mask_of(self._hidden, self._size)
         return others if others.any() else words
 
 
@@ -55,6 +90,8 @@ class _Model:
     def __init__(self, context: ProcessorContext) -> None:
         self.vocabulary: Vocabulary = vocabulary(context)
         self.compiler = Compiler(self.vocabulary.tokens)
+        self.masks = Masks(self.vocabulary)
+        self.mask_of = lru_cache(maxsize=64)(_mask_of)
 
 
 _models: weakref.WeakKeyDictionary[Callable[[], Any], _Model] = weakref.WeakKeyDictionary()
@@ -79,14 +116,17 @@ def make(args: Mapping[str, Any], context: ProcessorContext) -> Callable[[Int32]
     want = wanted(args)
     model = _model(context)
     matcher = model.compiler.matcher(grammar_text(want, model.vocabulary.tag))
-    hidden = _mask_of(set(model.vocabulary.eos_ids) - set(context.stop_ids), context.vocab_size)
-    size, words = words_of(context.vocab_size), words_of(model.vocabulary.tokens.vocab_size)
-    return lambda prompt: Guided(matcher.deep_copy(), words, size, hidden)
+    hidden = frozenset(model.vocabulary.eos_ids) - set(context.stop_ids)
+    size, regex = words_of(context.vocab_size), regex_of(want)
+
+    def start(prompt: Int32) -> Guided:
+        place = None if regex is None else model.masks.place(regex)
+        return Guided(matcher.deep_copy(), model, size, hidden, place)
+
+    return start
 
 
-def _mask_of(ids: set[int], size: int) -> Int32 | None:
-    if not ids:
-        return None
-    bits = np.zeros(words_of(size) * 32, np.bool_)
+def _mask_of(ids: frozenset[int], words: int) -> Int32:
+    bits = np.zeros(words * 32, np.bool_)
     bits[list(ids)] = True
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 from llmcore.api import ProcessorContext, RequestError, Tokenizer
 
@@ -22,13 +24,38 @@ then take a fifth to a half of a walk over the vocabulary. A token belongs to th
 class Vocabulary:
     """`size`: ids that the model knows, tokenizer or not. `eos_ids`: those that end answers.
 
-    `tokens`: what llguidance sees, which is one more where no id ends answers.
+    `tokens`: what llguidance sees, which is one more where no id ends answers. `pieces`: the bytes of each, of special
+    ones something that is no text.
     """
 
     tokenizer: Tokenizer
     size: int
     eos_ids: tuple[int, ...]
     tokens: LLTokenizer
+    pieces: Sequence[bytes]
+
+    def most(self, tables: Sequence[bytes]) -> int:
+        """The most times that one token has bytes of every table, which say of each byte whether they count it; of no
+        table: any bytes."""
+        joined, lengths, frequent = self._text
+        least = lengths
+        for table in sorted(tables, key=lambda table: int(frequent @ np.frombuffer(table, np.uint8))):
+            marks = np.frombuffer(joined.tobytes().translate(table), np.uint8)
+            sums, ends = np.concatenate(([0], np.cumsum(marks, dtype=np.int32))), np.cumsum(lengths)
+            found = sums[ends] - sums[ends - lengths]
+            some = found > 0
+            if not some.any():
+                return 0
+            joined, lengths, least = joined[np.repeat(some, lengths)], lengths[some], np.minimum(least, found)[some]
+        return int(least.max())
+
+    @cached_property
+    def _text(self) -> tuple[Any, Any, Any]:
+        """The bytes of all tokens that are text, how many each has, and how many there are of each."""
+        pieces = [piece for piece in self.pieces if piece and not piece.startswith(_SPECIAL)]
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        joined = np.frombuffer(b"".join(pieces), np.uint8)
+        return joined, lengths, np.bincount(joined, minlength=256)
 
     def tag(self, text: str) -> str | None:
         """The special token that `text` is, as Lark writes it; None where it is ordinary text."""
@@ -49,7 +76,8 @@ def vocabulary(context: ProcessorContext) -> Vocabulary:
         tokens.append(_SPECIAL + b"<end>")
     wrapper = TokenizerWrapper(_Tokens(tokens, eos or (size,), sorted(special), tokenizer))
     slices = [*_WORDS, *_NAMES, *LLTokenizer.general_slices()]
-    return Vocabulary(tokenizer, size, eos, LLTokenizer(wrapper, eos_token=list(eos or (size,)), slices=slices))
+    tree = LLTokenizer(wrapper, eos_token=list(eos or (size,)), slices=slices)
+    return Vocabulary(tokenizer, size, eos, tree, tokens)
 
 
 def _bytes(tokenizer: Tokenizer, token: int, special: bool) -> bytes:

@@ -1,0 +1,68 @@
+"""Masks that regular expressions had, kept for whoever comes to the same place."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from llmcore.api.sched import Int32
+
+from llmcore_guided.residuals import Place, Residuals
+from llmcore_guided.vocabulary import Vocabulary
+
+KEPT_BYTES, KEY_BYTES = 64 << 20, 1 << 10
+"""Of masks, and what each counts beyond its own: one of 150,000 tokens has 19 KB."""
+KEPT_EXPRESSIONS = 16
+
+
+class Masks:
+    """Those of one vocabulary. Any thread may use them."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._residuals: OrderedDict[str, Residuals | None] = OrderedDict()
+        self._masks: OrderedDict[tuple[Residuals, Hashable], Int32] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def place(self, regex: str) -> Place | None:
+        """At the begin of an answer; None for an expression whose masks are not kept."""
+        with self._lock:
+            if regex in self._residuals:
+                self._residuals.move_to_end(regex)
+                found = self._residuals[regex]
+                return None if found is None else Place(found)
+        try:
+            found = Residuals(regex, self._vocabulary.most)
+        except ValueError:
+            found = None
+        with self._lock:
+            found = self._residuals.setdefault(regex, found)
+            while len(self._residuals) > KEPT_EXPRESSIONS:
+                self._forget(self._residuals.popitem(last=False)[1])
+        return None if found is None else Place(found)
+
+    def get(self, residuals: Residuals, key: Hashable) -> Int32 | None:
+        """Not to be written to."""
+        with self._lock:
+            found = self._masks.get((residuals, key))
+            if found is not None:
+                self._masks.move_to_end((residuals, key))
+            return found
+
+    def keep(self, residuals: Residuals, key: Hashable, mask: Int32) -> None:
+        """Of an expression that is still kept itself: its masks hold all that is left of it."""
+        kept = mask.copy()
+        kept.flags.writeable = False
+        with self._lock:
+            if (residuals, key) in self._masks or residuals not in self._residuals.values():
+                return
+            self._masks[residuals, key] = kept
+            self._bytes += kept.nbytes + KEY_BYTES
+            while self._bytes > KEPT_BYTES:
+                self._bytes -= self._masks.popitem(last=False)[1].nbytes + KEY_BYTES
+
+    def _forget(self, residuals: Residuals | None) -> None:
+        for name in [name for name in self._masks if name[0] is residuals]:
+            self._bytes -= self._masks.pop(name).nbytes + KEY_BYTES

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from llmcore.bench.engine_runs import BenchEngine
+from llmcore.bench.workloads import chat
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 BATCHES = (1, 64, 256)
 PROMPT, STEPS, SKIP, SETTLE = 512, 20, 5, 10
+CHATS = 1000
 EAGER_TOKENS, EAGER_STEPS = 1024, 12
 TOP = 15
 
@@ -26,12 +28,45 @@ def steady_decode(bench: BenchEngine, batch: int) -> dict[str, Any]:
     enough = engine.load().output_tokens + batch * SETTLE
     while engine.load().output_tokens < enough:
         engine.step()
+    return _decoding(bench)
+
+
+def chat_decode(bench: BenchEngine) -> dict[str, Any]:
+    """The same of conversations of many lengths, once all their prompts are computed; `rows`: the first step's."""
+    engine = bench.engine
+    for prompt, output in chat(CHATS).lengths:
+        engine.submit(bench.request(prompt, output))
+    while engine.load().waiting:
+        engine.step()
+    for _ in range(SETTLE):
+        engine.step()
+    load = engine.load()
+    return {"rows": load.running, "kv": load.kv_live, **_decoding(bench)}
+
+
+def first_token(bench: BenchEngine) -> dict[str, Any]:
+    """One prompt of PROMPT tokens after the other, each a captured step."""
+    for _ in range(3):
+        _one_prompt(bench, PROMPT)
+    with profile(activities=[ProfilerActivity.CUDA]) as watch:
+        for _ in range(SKIP + STEPS):
+            _one_prompt(bench, PROMPT)
+        torch.cuda.synchronize()
+    return _by_kernel(watch)
+
+
+def _decoding(bench: BenchEngine) -> dict[str, Any]:
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as watch:
         for _ in range(SKIP + STEPS):
-            engine.step()
+            bench.engine.step()
         torch.cuda.synchronize()
     _finish(bench)
+    return _by_kernel(watch)
+
+
+def _by_kernel(watch: profile) -> dict[str, Any]:
+    """Of SKIP + STEPS steps, the last STEPS."""
     spans = sorted(_spans(watch), key=lambda span: span[1])
     # Every step launches the same; the profiler's own start slows the first ones.
     spans = spans[len(spans) * SKIP // (SKIP + STEPS) :]
@@ -52,9 +87,9 @@ def steady_decode(bench: BenchEngine, batch: int) -> dict[str, Any]:
     }
 
 
-def _one_prompt(bench: BenchEngine) -> float:
-    """Seconds that the host takes to plan and launch a step of one prompt of EAGER_TOKENS tokens."""
-    bench.engine.submit(bench.request(EAGER_TOKENS, 1))
+def _one_prompt(bench: BenchEngine, tokens: int) -> float:
+    """Seconds that the host takes to plan and launch a step of one prompt of so many tokens."""
+    bench.engine.submit(bench.request(tokens, 1))
     torch.cuda.synchronize()
     began = time.perf_counter()
     bench.engine.step()
@@ -67,15 +102,15 @@ def eager_host(bench: BenchEngine) -> float:
     """Microseconds of the host for an eager step. To be taken before any profile, which may leave
     launches slower."""
     for _ in range(3):
-        _one_prompt(bench)
-    return statistics.median(_one_prompt(bench) for _ in range(EAGER_STEPS)) * 1e6
+        _one_prompt(bench, EAGER_TOKENS)
+    return statistics.median(_one_prompt(bench, EAGER_TOKENS) for _ in range(EAGER_STEPS)) * 1e6
 
 
 def eager_gpu(bench: BenchEngine) -> float:
     """Microseconds of the GPU for the same step."""
     with profile(activities=[ProfilerActivity.CUDA]) as watch:
         for _ in range(EAGER_STEPS):
-            _one_prompt(bench)
+            _one_prompt(bench, EAGER_TOKENS)
         torch.cuda.synchronize()
     return _union([(start, end) for _, start, end in _spans(watch)]) / EAGER_STEPS
 
@@ -83,20 +118,23 @@ def eager_gpu(bench: BenchEngine) -> float:
 def report(bench: BenchEngine) -> dict[str, Any]:
     """Decode by batch and an eager step, printed as they are measured."""
     host = eager_host(bench)
-    decode = {batch: _show(batch, steady_decode(bench, batch)) for batch in BATCHES}
+    decode = {batch: _show(f"steady decode, batch {batch}", steady_decode(bench, batch)) for batch in BATCHES}
+    first = _show(f"first token of {PROMPT} tokens", first_token(bench))
+    mixed = chat_decode(bench)
+    _show(f"{mixed['rows']} conversations over {mixed['kv']:,} tokens", mixed)
     gpu = eager_gpu(bench)
     eager = {"host_us": host, "gpu_us": gpu, "share": host / gpu}
     print(
         f"eager step of {EAGER_TOKENS} tokens: host {eager['host_us']:,.0f} us, GPU {eager['gpu_us']:,.0f} us: "
         f"{eager['share']:.0%} (under 60% wanted)"
     )
-    return {"steady_decode": decode, "eager_step": eager}
+    return {"steady_decode": decode, "first_token": first, "chat_decode": mixed, "eager_step": eager}
 
 
-def _show(batch: int, decode: dict[str, Any]) -> dict[str, Any]:
+def _show(what: str, decode: dict[str, Any]) -> dict[str, Any]:
     print(
-        f"\nsteady decode, batch {batch}: {decode['step_us']:,.0f} us per step, "
-        f"{decode['launches_per_step']:.0f} kernels and copies, GPU idle {decode['idle']:.1%} (under 3% wanted at 64)"
+        f"\n{what}: {decode['step_us']:,.0f} us per step, {decode['launches_per_step']:.0f} kernels and copies, "
+        f"GPU idle {decode['idle']:.1%} (under 3% wanted in steady decode at 64)"
     )
     total = sum(kernel["us_per_step"] for kernel in decode["kernels"])
     print(f"  {'us/step':>9}  {'share':>6}  {'count':>6}  {'us each':>8}  kernel")

@@ -93,7 +93,7 @@ def rate(key: str, title: str, count: int, lengths: Lengths, warmup: tuple[int, 
 
 def first_token(bench: Bench) -> Spread:
     lengths = bench.requests(1, 512, 1)
-    return bench.seconds(lengths, lengths * 2, 3 * bench.repeats).scaled(1e3)
+    return bench.seconds(lengths, lengths, 3 * bench.repeats).scaled(1e3)
 
 
 def chats(bench: Bench) -> tuple[Lengths, ...]:

@@ -51,7 +51,10 @@ def run(asked: Asked, registry: Registry) -> None:
     rows: list[BenchRow] = []
     for spec, _ in sorted(registry.specs(OpSpec), key=lambda pair: pair[0].name):
         if asked.op in (None, spec.name) and (asked.model is None or spec.name in shapes):
-            rows += run.rows(spec.name, _wanted(asked, spec, shapes.get(spec.name, ())))
+            for row in run.rows(spec.name, _wanted(asked, spec, shapes.get(spec.name, ()))):
+                rows.append(row)
+                took = row.failure if row.us is None else f"{row.us:,.1f} us"
+                click.echo(f"{row.op} {row.kernel}, {row.tokens} tokens: {took}", err=True)
     if asked.as_json:
         measured = {"copy": best.copy, "matmul": best.matmul}
         click.echo(json.dumps({"device": asdict(device.info), "ceilings": measured, "rows": _plain(rows)}, indent=2))

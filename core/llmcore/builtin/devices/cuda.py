@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -48,8 +49,12 @@ class CUDA:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that the graph is empty, which nobody will replay
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         after, _ = torch.cuda.mem_get_info(self.torch_device)
         self.graph_memory += max(before - after, 0)
         return CUDAGraph(graph), result

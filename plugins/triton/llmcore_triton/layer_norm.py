@@ -60,8 +60,10 @@ def norm_rows(  # type: ignore[no-untyped-def]
         value = (tl.load(sums, mask=keep, other=0.0).to(tl.float32) + value.to(tl.float32)).to(value.dtype)
         tl.store(sums, value, mask=keep)
     wide = value.to(tl.float32)
+    # a plain division is off by an ulp or two, which a row of one number and a small eps make a thousand times as much
+    mean = tl.div_rn(tl.sum(wide, axis=1), tl.full([ROWS], SIZE, tl.float32))
     # not as the mean of squares less the square of the mean, which cancels for rows far from zero
-    wide = tl.where(inside[None, :], wide - (tl.sum(wide, axis=1) / SIZE)[:, None], 0.0)
+    wide = tl.where(inside[None, :], wide - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
     normed = wide * scale[:, None] * gain
     if BIAS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -51,6 +53,9 @@ RETIRED: Mapping[str, str] = {
 
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
+_WHOLE = re.compile(r"-?[0-9]+")
+_DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+"""Numbers as they are written everywhere: Python's own readers also take `1_0`, `nan` and the digits of any script."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -113,7 +118,9 @@ class Setting:
         try:
             if isinstance(text, bool) or self.kind is bool:
                 return _boolean(text, self.kind)
-            return _count(text, self.unit) if self.kind is int else self.kind(text)
+            if self.kind is str:
+                return str(text)
+            return _count(raw, self.unit) if self.kind is int else _number(raw)
         except (ValueError, OverflowError):
             raise wrong from None
 
@@ -141,10 +148,23 @@ def _boolean(raw: object, kind: type) -> bool:
     return word in _TRUE
 
 
-def _count(raw: float | str, unit: str | None) -> int:
-    if isinstance(raw, str) and unit and raw[-1:] in _SUFFIXES:
-        return _whole(float(raw[:-1]) * _SUFFIXES[raw[-1]])
-    return int(raw) if isinstance(raw, str) else _whole(raw)
+def _count(raw: Any, unit: str | None) -> int:
+    if not isinstance(raw, str):
+        return _whole(raw)
+    if unit and raw[-1:] in _SUFFIXES:
+        return _whole(_number(raw[:-1]) * _SUFFIXES[raw[-1]])
+    if not _WHOLE.fullmatch(raw):
+        raise ValueError(raw)
+    return int(raw)
+
+
+def _number(raw: Any) -> float:
+    if isinstance(raw, str) and not _DECIMAL.fullmatch(raw):
+        raise ValueError(raw)
+    number = float(raw)
+    if not math.isfinite(number):
+        raise ValueError(raw)
+    return number
 
 
 def _whole(number: float) -> int:

@@ -136,8 +136,7 @@ class Tokenizer(Protocol):
 
     It may also have what the server gains by, each known by its name: `pieces(*, skip_special_tokens)` -> the bytes of
     every id, by which text is put together faster and prompts are healed (see api.text.FastTokenizer; None: not so
-    here); `longest`, the most characters of one token, by which prompts that cannot fit are refused unread;
-    `stop_words`, texts that end every answer.
+    here); `stop_words`, texts that end every answer.
     """
 
     vocab_size: int

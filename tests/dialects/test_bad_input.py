@@ -75,6 +75,7 @@ def test_the_openai_table(openai: MakeSide) -> None:
         ("/v1/embeddings", {"input": "x", "dimensions": 4}, "dimensions"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ("/v1/embeddings", {"input": "x", "pooling": "cls"}, "pooling"),
+        ("/v1/embeddings", {"input": "x", "lora_path": "y"}, "lora_path"),
         ("/v1/score", {"text_1": ["x", "y"], "text_2": "z"}, "text_1"),
         ("/v1/score", {"text_1": "x", "text_2": ""}, "text_2"),
         ("/v1/rerank", {"query": "x", "documents": ["y", ""]}, "documents[1]"),
@@ -163,6 +164,12 @@ def test_odd_messages(openai: MakeSide, message: dict[str, Any], param: str) -> 
         ({"prompt": [True]}, "prompt[0]"),
         ({"prompt": "x" * 30_000_000}, "prompt"),
         ({"max_tokens": 2**31 - 1}, "max_tokens"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"top_logprobs": 2, "logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_odd_completions(openai: MakeSide, more: dict[str, Any], param: str) -> None:
@@ -179,6 +186,16 @@ def test_odd_completions(openai: MakeSide, more: dict[str, Any], param: str) -> 
         (
             {"continue_final_message": True, "messages": [{"role": "assistant", "content": ""}]},
             "continue_final_message",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "prefix": True}]}, "messages[0].prefix"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "prefix": True}, *CHAT["messages"]]},
+            "messages[0].prefix",
+        ),
+        ({"messages": [{"role": "assistant", "content": "", "prefix": True}]}, "messages[0].prefix"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "prefix": True}], "add_generation_prompt": True},
+            "messages[0].prefix",
         ),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
@@ -212,6 +229,61 @@ def test_a_native_stream_has_one_answer(lightllm: MakeSide) -> None:
     for field in ("n", "best_of"):
         body = {"inputs": "hi", "parameters": {field: 2}}
         check_exact(lightllm(), "/generate_stream", body, f"parameters.{field}")
+
+
+ROLES = "assistant, developer, function, system, tool, user"
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "message"),
+    [
+        (
+            "/v1/completions",
+            {**COMPLETION, "early_stopping": "x"},
+            "early_stopping: 'x' is none of false, true, never",
+        ),
+        ("/v1/embeddings", {"input": "x", "priority": 3}, "priority: 3 is none of 0"),
+        (
+            "/v1/completions",
+            {**COMPLETION, "response_format": {"type": "xml"}},
+            "response_format.type: 'xml' is none of json_object, json_schema, regex_schema, text",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [*CHAT["messages"], {"role": "model", "content": "x"}]},
+            f"messages[1].role: 'model' is none of {ROLES}",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "a - at `$.b`", "content": "x"}]},
+            f"messages[0].role: 'a - at $.b' is none of {ROLES}",
+        ),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "tools": [TOOL], "tool_choice": {"type": "any"}},
+            "tool_choice.type: 'any' is none of allowed_tools, function",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                **CHAT,
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": [TOOL]}},
+            },
+            "tool_choice.allowed_tools.mode: 'x' is none of auto, required",
+        ),
+    ],
+)
+def test_what_a_field_may_be_is_listed(openai: MakeSide, url: str, body: dict[str, Any], message: str) -> None:
+    error = openai().post(url, **body).json["error"]
+    assert (error["message"], error["param"]) == (message, message.partition(": ")[0])
+
+
+def test_what_a_native_field_may_be_is_listed(lightllm: MakeSide) -> None:
+    body = {"inputs": "hi", "parameters": {"early_stopping": "x" * 500}}
+    message = lightllm().post("/generate", **body).json["message"]
+    assert message == f"parameters.early_stopping: '{'x' * 99} is none of false, true, never"
 
 
 def test_images_are_refused(lightllm: MakeSide) -> None:

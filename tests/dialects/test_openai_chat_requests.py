@@ -116,7 +116,14 @@ def test_a_message_is_continued(openai: Callable[..., Side], tokenizer: FastToke
     side = openai("ab")
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
     side.ok(CHAT, messages=messages, continue_final_message=True)
-    assert prompt_of(side, tokenizer) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
+    continued = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
+    assert prompt_of(side, tokenizer) == continued
+    prefixed = openai("ab")
+    prefixed.ok(CHAT, messages=[messages[0], {**messages[1], "prefix": True}])
+    assert prompt_of(prefixed, tokenizer) == continued
+    plain = openai("ab")
+    plain.ok(CHAT, messages=[messages[0], {**messages[1], "prefix": False}])
+    assert prompt_of(plain, tokenizer) == continued + "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_no_generation_prompt(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:

@@ -137,6 +137,7 @@ def test_the_root_goes_both_ways(tgi: MakeTGI) -> None:
         ({"temperature": 1.0}, {"temperature": 0.0}),
         ({"do_sample": True}, {"temperature": 1.0}),
         ({"temperature": 0.5, "seed": 4}, {"temperature": 0.5, "seed": 4}),
+        ({"best_of": 2, "do_sample": True, "seed": -1}, {"temperature": 1.0}),
         ({"top_k": 3}, {"temperature": 1.0, "top_k": 3}),
         ({"top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5}),
         ({"repetition_penalty": 1.5, "frequency_penalty": -0.5}, {"repetition_penalty": 1.5, "temperature": 0.0}),

@@ -113,9 +113,19 @@ def test_the_most_arrays_and_objects_are_taken() -> None:
 def test_a_body_of_brackets_takes_little_time() -> None:
     for data in (b'{"x": [' + b'"[",' * 4_000_000 + b"1]}", b'{"x": "' + b'x[\\"y\\"]\\n' * 2_000_000 + b'"}'):
         start = time.process_time()
-        assert body._containers(data) <= 2
+        assert body._count(data, b"[{", MOST) <= 2
         assert time.process_time() - start < 0.5
     start = time.process_time()
     with pytest.raises(RequestError):
         body.loads(b'{"x": [' + b"[]," * 10_000_000 + b"1]}")
     assert time.process_time() - start < 0.5
+
+
+def test_many_members_are_refused_before_they_are_made() -> None:
+    most = body.MAX_MEMBERS
+    members = b",".join(b'"%d:":1' % i for i in range(most))
+    assert body.decode(b'{"weights": {' + members.replace(b'"1:":1,', b"", 1) + b"}}", Outer).weights
+    with pytest.raises(RequestError, match="weights: a body holds at most 262,144 members of objects") as caught:
+        body.decode(b'{"weights": {' + members + b"}}", Outer)
+    assert (caught.value.param, caught.value.code) == ("weights", "invalid_value")
+    assert body.decode(b'{"inner": [{"name": "' + b":" * (2 * most) + b'"}]}', Outer).inner

@@ -16,7 +16,6 @@ def test_facts(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == 275
     assert tokenizer.eos_ids == (EOS,)
     assert tokenizer.special_ids == {256, 257, 258}
-    assert tokenizer.longest == len(SPECIAL[2])
     assert tokenizer.token(tokenizer.encode(" ")[0]) == "Ġ"
 
 

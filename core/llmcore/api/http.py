@@ -4,12 +4,13 @@ A dialect's `make(front)` yields `Route`s. A resource reads its body with `front
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
 """
 
-from llmcore.conversion import convert
 from llmcore.http import intake
+from llmcore.http.body import check
 from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Front, Route
 from llmcore.http.generation import FINISH_REASONS, Choice, Generation, Job, Usage, Writer
 from llmcore.http.guided import fitting, guided
+from llmcore.http.logprobs import clamped
 from llmcore.http.reply import Reply
 from llmcore.wire import ModelFacts, State
 
@@ -27,7 +28,8 @@ __all__ = [
     "Usage",
     "Writer",
     "as_request_error",
-    "convert",
+    "check",
+    "clamped",
     "fitting",
     "guided",
     "intake",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import falcon
@@ -29,11 +29,19 @@ MAX_CONTAINERS = 1 << 16
 """Most arrays and objects in a body. Three bytes of JSON ask for one, and each takes a hundred bytes and the garbage
 collector's time; none is of use to a model without a few tokens of a prompt, a message or a tool around it."""
 
+MAX_MEMBERS = 1 << 18
+"""Most members of all objects in a body: four for each of them."""
+
+_CROWDS = ((b"[{", MAX_CONTAINERS, "arrays and objects"), (b":", MAX_MEMBERS, "members of objects"))
+"""What bodies hold so many of: the bytes that begin one, outside of texts."""
+
 _SLICE = 1 << 18
 _BEGINNING = 64 << 10
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r" - at `(?:key in )?`?\$\.?(.*?)`?$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
+_STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
+_NO_CHOICE = "Invalid enum value "
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
@@ -56,8 +64,9 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 def loads(data: bytes) -> Any:
     """The JSON value in `data`. Raises RequestError."""
-    if _containers(data) > MAX_CONTAINERS:
-        raise _crowded(data)
+    for marks, most, what in _CROWDS:
+        if _count(data, marks, most) > most:
+            raise _crowded(data, marks, most, what)
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -65,36 +74,36 @@ def loads(data: bytes) -> Any:
     return value
 
 
-def check(value: Any, kind: type[T]) -> T:
-    """A decoded JSON value as `kind`. Raises RequestError."""
+def check(value: Any, kind: type[T], *, at: str = "") -> T:
+    """A decoded JSON value as `kind`. Raises RequestError; `at`: the field that holds the value, "" for the body."""
     try:
         return convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
+        raise _invalid(str(error), kind, at) from error
 
 
-def _containers(data: bytes) -> int:
-    """How many arrays and objects JSON has, without making them: more than MAX_CONTAINERS if they are, else at most
-    that."""
-    n = data.count(b"[") + data.count(b"{")
-    if n <= MAX_CONTAINERS:
+def _count(data: bytes, marks: bytes, most: int) -> int:
+    """How many of the bytes `marks` stand outside of JSON's texts, without reading it: more than `most` if they are,
+    else at most that."""
+    n = sum(map(data.count, marks))
+    if n <= most:
         return n
-    if b"\\" in data:  # then every quote that is left begins or ends a text, and brackets in texts do not count
+    if b"\\" in data:  # then every quote that is left begins or ends a text, and what is in texts does not count
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     n = inside = 0
     for at in range(0, len(data), _SLICE):
         piece = np.frombuffer(data[at : at + _SLICE], np.uint8)
         texts = np.bitwise_xor.accumulate((piece == ord('"')).view(np.uint8)) ^ inside  # 1 in a text, else 0
-        opens = (piece | 0x20) == ord("{")  # or [
-        n += int(np.count_nonzero(opens > texts))
-        if n > MAX_CONTAINERS:
+        found = np.logical_or.reduce([piece == mark for mark in marks])
+        n += int(np.count_nonzero(found > texts))
+        if n > most:
             break
         inside = texts[-1]
     return n
 
 
-def _crowded(data: bytes) -> RequestError:
-    """What is said of more than MAX_CONTAINERS; it names the field that has most of them."""
+def _crowded(data: bytes, marks: bytes, most: int, what: str) -> RequestError:
+    """What is said of more than `most`; it names the field that has most of them."""
     try:
         fields = _FIELDS.decode(data)
     except (msgspec.MsgspecError, RecursionError):
@@ -102,16 +111,19 @@ def _crowded(data: bytes) -> RequestError:
         if deep is not None:
             return _nested(deep)
         fields = {}
-    field = max(fields, key=lambda name: _containers(bytes(fields[name])), default="")[:100]
-    message = f"{field or 'the body'}: a body holds at most {MAX_CONTAINERS:,} arrays and objects; send several"
+    field = max(fields, key=lambda name: _count(bytes(fields[name]), marks, most), default="")[:100]
+    message = f"{field or 'the body'}: a body holds at most {most:,} {what}; send several"
     return RequestError(message, param=field or None, code="invalid_value")
 
 
-def _invalid(text: str) -> RequestError:
-    """msgspec's message, with its path as the name of the field."""
-    at = _AT.search(text)
-    path = at[1].replace("[...]", "") if at else ""
+def _invalid(text: str, kind: type, field: str) -> RequestError:
+    """msgspec's message, with its path inside `field` as the name of what is wrong."""
+    at = _AT.search(text, max(0, text.rfind(" - at `")))
+    inner = at[1] if at else ""
     reason = text[: at.start()] if at else text
+    if reason.startswith(_NO_CHOICE):
+        reason = f"{reason.removeprefix(_NO_CHOICE)[:100]} is none of {', '.join(_choices(kind, inner))}"
+    path = ".".join(part for part in (field, inner.replace("[...]", "")) if part)
     missing = _MISSING.search(reason)
     if missing:
         param = f"{path}.{missing[1]}" if path else missing[1]
@@ -121,6 +133,29 @@ def _invalid(text: str) -> RequestError:
         return RequestError(f"the body must be a JSON object: {reason}", code="invalid_type")
     code = "invalid_type" if ", got" in reason else "invalid_value"
     return RequestError(f"{path}: {reason}", param=path, code=code)
+
+
+def _choices(kind: type, path: str) -> list[str]:
+    """What a field may be whose values are counted one by one. `path` is msgspec's: `messages[...].role`."""
+    found = [msgspec.inspect.type_info(kind)]
+    for step in _STEP.findall(path):
+        found = [inner for outer in _alternatives(found) for inner in _inside(outer, step)]
+    values: list[Any] = []
+    for one in _alternatives(found):
+        values += (False, True) if isinstance(one, msgspec.inspect.BoolType) else getattr(one, "values", ())
+    return [value if isinstance(value, str) else json.dumps(value) for value in values]
+
+
+def _alternatives(kinds: Iterable[Any]) -> Iterator[Any]:
+    for kind in kinds:
+        yield from kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+
+
+def _inside(kind: Any, step: str) -> Iterator[Any]:
+    """The types of what stands at one step of a path inside a value of type `kind`."""
+    if step[0] == "[":
+        yield from (getattr(kind, name) for name in ("item_type", "value_type") if hasattr(kind, name))
+    yield from (field.type for field in getattr(kind, "fields", ()) if field.encode_name == step)
 
 
 # --- what is wrong with JSON that orjson refused: slower, but only then ---------------------------------------------

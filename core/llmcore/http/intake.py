@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,13 @@ MAX_PROMPTS = 256
 
 MAX_CHOICES = 1024
 """Most choices in one HTTP request: prompts times n."""
+
+CHARACTERS_PER_TOKEN = 16
+"""A text is tokenized up to so many characters for each token of the longest prompt. Prose and code have about four,
+and tokenizing takes some fifty bytes of memory for each of them, whatever is done with the tokens afterwards."""
+
+LEAST_CHARACTERS = 1 << 18
+"""So many characters are tokenized however short the longest prompt is."""
 
 
 def refuse(
@@ -77,23 +84,23 @@ def prompt_ids(
     param: str,
     add_special_tokens: bool = True,
     max_new_tokens: int | None = None,
+    keep: int | None = None,
 ) -> Sequence[int]:
     """The token ids of a prompt given as text or as ids. Raises RequestError when it is empty, or not in the
     vocabulary, or longer than the server takes.
 
-    With `--long_truncation_mode` one that is too long is cut, so that `max_new_tokens` (None: one) fit beside it.
+    `keep`: only so many at its end. With `--long_truncation_mode` one that is too long is cut, so that
+    `max_new_tokens` (None: one) fit beside it. Ids that are cut are not looked at.
     """
-    mode = front.config.requests.long_truncation_mode
-    if not isinstance(prompt, str):
-        check_ids(front, prompt, param=param)
-        ids = prompt
+    if isinstance(prompt, str):
+        ids: Sequence[int] = encode(front, prompt, param=param, add_special_tokens=add_special_tokens)
     else:
-        if mode is None:
-            _check_characters(front, prompt, param)
-        ids = front.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        check_readable(front, prompt, param=param)
+        ids = prompt
     if not ids:
         raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
-    limit = front.facts.max_input_len
+    ids = ids if keep is None else ids[-keep:]
+    limit, mode = front.facts.max_input_len, front.config.requests.long_truncation_mode
     if mode is not None:
         ids = truncated(ids, min(limit, front.facts.max_total_len - (max_new_tokens or 1)), mode)
     if len(ids) > limit:
@@ -103,7 +110,30 @@ def prompt_ids(
             param=param,
             code="context_length_exceeded",
         )
+    if not isinstance(prompt, str):
+        check_ids(front, ids, param=param)
     return ids
+
+
+def encode(front: Front, text: str, *, param: str, add_special_tokens: bool = True) -> list[int]:
+    """The tokens of a client's text, which is in field `param`. Raises RequestError for one that is too long to
+    tokenize (`check_readable`)."""
+    check_readable(front, text, param=param)
+    return front.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def check_readable(front: Front, given: str | Sequence[object], *, param: str) -> None:
+    """Refuse what is so long, in characters or as a list, that it is not worth the time and memory to look at it, also
+    where all but its end would be cut: the tokens at the end of a text depend on all that is before it."""
+    most = max(LEAST_CHARACTERS, CHARACTERS_PER_TOKEN * front.facts.max_input_len)
+    if len(given) > most:
+        what = "characters" if isinstance(given, str) else "elements"
+        raise RequestError(
+            f"This model's maximum context length is {front.facts.max_total_len} tokens. However, {param} has "
+            f"{len(given)} {what}, and at most {most} are read. Please reduce its length.",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 def truncated(ids: Sequence[int], most: int, mode: str) -> Sequence[int]:
@@ -120,27 +150,13 @@ def truncated(ids: Sequence[int], most: int, mode: str) -> Sequence[int]:
 def check_ids(front: Front, ids: Sequence[int], *, param: str) -> None:
     """Refuse ids that the model has no embedding for."""
     size = front.facts.vocab_size
-    for token_id in ids:
+    for token_id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token_id < size:
             raise RequestError(
                 f"{param}: token id {token_id} is not in the vocabulary; ids are 0 to {size - 1}",
                 param=param,
                 code="invalid_value",
             )
-
-
-def _check_characters(front: Front, text: str, param: str) -> None:
-    """Refuse text that cannot fit whatever its tokens are, before time is spent on tokenizing it."""
-    # Tokenizers of plugins need not know their longest token; then tokenizing decides.
-    longest = getattr(front.tokenizer, "longest", None)
-    if longest is not None and len(text) > longest * front.facts.max_input_len:
-        raise RequestError(
-            f"This model's maximum context length is {front.facts.max_total_len} tokens, of which the prompt may "
-            f"take {front.facts.max_input_len}. However, your prompt has {len(text)} characters, which are more. "
-            "Please reduce its length.",
-            param=param,
-            code="context_length_exceeded",
-        )
 
 
 def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, source: str) -> int:
@@ -161,6 +177,29 @@ def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, 
             code="context_length_exceeded",
         )
     return left if asked is None else asked
+
+
+def check_least(fewest: int, most: int | None, *, param: str, limit: str) -> None:
+    """Refuse an answer that has at least `fewest` tokens, says field `param`, and at most `most`, says `limit`."""
+    if most is not None and fewest > most:
+        raise RequestError(f"{param}: {fewest} is more than {limit}, {most}", param=param, code="invalid_value")
+
+
+def check_allowed(allowed: Collection[int], stop_ids: Collection[int], *, fewest: int, param: str, least: str) -> None:
+    """Refuse a request whose first tokens could be none at all: all that it allows end an answer, and field `least`
+    wants `fewest` before its end."""
+    if allowed and fewest > 0 and set(allowed) <= set(stop_ids):
+        raise RequestError(
+            f"{param}: only tokens that end the answer are allowed, which {least} forbids",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def check_one_answer(n: int | None, *, stream: bool, param: str) -> None:
+    """Refuse several answers in a stream that has no place for their numbers."""
+    if stream and (n or 1) > 1:
+        raise RequestError(f"{param}: a stream carries one answer; use /generate", param=param, code="invalid_value")
 
 
 def eos_ids(front: Front) -> tuple[int, ...]:
@@ -201,9 +240,13 @@ def logit_bias(front: Front, given: Mapping[str, float], *, param: str = "logit_
     return biases
 
 
-def draw_seed() -> int:
-    """A seed nobody can guess, for a request that brings none."""
-    return secrets.randbits(63)
+NO_SEED = -1
+"""What clients of several servers send for none."""
+
+
+def seed(given: int | None) -> int:
+    """The request's, or one that nobody can guess where it brings none."""
+    return secrets.randbits(63) if given is None or given == NO_SEED else given
 
 
 def salt(text: str | None) -> bytes:

@@ -31,11 +31,7 @@ class Pieces(dict[int, bytes]):
 
 
 class FastTokenizer:
-    """A tokenizer.json with its companions; `protocols.Tokenizer`.
-
-    `vocab_size` counts added tokens. `longest` is the length of the longest vocabulary string, which bounds how much
-    text one id can stand for.
-    """
+    """A tokenizer.json with its companions; `protocols.Tokenizer`. `vocab_size` counts added tokens."""
 
     def __init__(self, data: bytes, companions: Companions):
         try:
@@ -50,7 +46,6 @@ class FastTokenizer:
         added = description.get("added_tokens") or []
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
-        self.longest = max(map(len, vocabulary), default=1)
         self.special_ids = frozenset(int(token["id"]) for token in added if token.get("special"))
         self.eos_ids = companions.eos_ids or self._ids_of(companions.tokens.get("eos_token"))
         self._template = ChatTemplate(companions.templates, companions.tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -77,29 +77,32 @@ class Generate:
         )
         name = "parameters.max_new_tokens"
         left = intake.room(self._front, prompt, asked, param=name, source="inputs")
-        if (given.min_new_tokens or 1) > left:
-            raise RequestError(
-                f"parameters.min_new_tokens: {given.min_new_tokens} is more than max_new_tokens, {left}",
-                param="parameters.min_new_tokens",
-                code="invalid_value",
-            )
+        least = "parameters.min_new_tokens"
+        intake.check_least(given.min_new_tokens or 1, left, param=least, limit="max_new_tokens")
         rules = text_rules(self._front, given)
         sampling, search = sampling_params(self._front, given, logprobs=stream or bool(given.return_details)), None
         if width > 1:
             search = intake.beam_search(given, width, PENALTIES, prefix="parameters.")
             sampling = SamplingParams(temperature=0.0, logprobs=sampling.logprobs, seed=sampling.seed)
+        # LightLLM lets the last of the least tokens be the end token; the bridge counts those before it.
+        fewest = (given.min_new_tokens or 1) - 1
         submit = intake.submit(
             self._front,
             prompt,
             sampling,
             max_new_tokens=left,
-            # LightLLM lets the last of the least tokens be the end token; the bridge counts those before it.
-            min_new_tokens=(given.min_new_tokens or 1) - 1,
+            min_new_tokens=fewest,
             stop_ids=sorted(rules.stop_ids),
             n=n,
             beams=search,
         )
-        check_allowed(given, submit.stop_ids)
+        intake.check_allowed(
+            given.allowed_token_ids or (),
+            submit.stop_ids,
+            fewest=fewest,
+            param="parameters.allowed_token_ids",
+            least="min_new_tokens",
+        )
         if self._prompt_logprobs and not stream:
             submit = msgspec.structs.replace(submit, prompt_logprobs=True)
         submits = fitting([submit], guide(self._front, given))
@@ -145,7 +148,7 @@ class Tokens:
         body = self._front.read(req, TokensRequest)
         refuse_media(body.multimodal_params)
         special = body.parameters is None or body.parameters.add_special_tokens is not False
-        ids = self._front.tokenizer.encode(body.text, add_special_tokens=special)
+        ids = intake.encode(self._front, body.text, param="text", add_special_tokens=special)
         _answer(resp, {"ntokens": len(ids)})
 
     on_get = on_post
@@ -206,7 +209,7 @@ def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> Sampl
         repetition_over_prompt=bool(given.input_penalty),
         penalize_prompt=bool(given.input_penalty),
         logprobs=0 if logprobs else None,
-        seed=intake.draw_seed() if given.seed is None else given.seed,
+        seed=intake.seed(given.seed),
         allowed_ids=allowed,
         length_decay=LengthDecay(start, factor, intake.eos_ids(front)) if factor > 1 else None,
     )
@@ -231,16 +234,6 @@ def text_rules(front: Front, given: Parameters) -> TextRules:
     )
 
 
-def check_allowed(given: Parameters, stop_ids: Sequence[int]) -> None:
-    """Refuse a request whose first tokens could be none at all."""
-    if given.allowed_token_ids and (given.min_new_tokens or 1) > 1 and set(given.allowed_token_ids) <= set(stop_ids):
-        raise RequestError(
-            "parameters.allowed_token_ids: only tokens that end the answer are allowed, which min_new_tokens forbids",
-            param="parameters.allowed_token_ids",
-            code="invalid_value",
-        )
-
-
 def check_copies(given: Parameters, stream: bool, width: int) -> int:
     """n, which equals best_of unless that is the number of beams; a stream carries one answer."""
     if width == 1:
@@ -254,9 +247,7 @@ def check_copies(given: Parameters, stream: bool, width: int) -> int:
             param="parameters.best_of",
             code="unsupported_parameter",
         )
-    if stream and n != 1:
-        param = "parameters.n" if given.n else "parameters.best_of"
-        raise RequestError(f"{param}: a stream carries one answer; use /generate", param=param, code="invalid_value")
+    intake.check_one_answer(n, stream=stream, param="parameters.n" if given.n else "parameters.best_of")
     return n
 
 

@@ -7,10 +7,7 @@ from typing import Any
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import FINISH_REASONS, Choice, Generation, openai_error, retry_headers
-
-LOWEST = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+from llmcore.api.http import FINISH_REASONS, Choice, Generation, clamped, openai_error, retry_headers
 
 
 def encode_error(error: RequestError) -> bytes:
@@ -42,7 +39,7 @@ class WholeWriter:
             return
         tokens = self._tokens[choice.index]
         for i, (token, text) in enumerate(zip(event.tokens, texts, strict=False)):
-            logprob = max(event.logprobs[i], LOWEST) if event.logprobs else 0.0
+            logprob = clamped(event.logprobs[i]) if event.logprobs else 0.0
             self._sums[choice.index] += logprob
             count = len(tokens) + 1
             tokens.append(
@@ -74,7 +71,7 @@ class WholeWriter:
             ids = list(memoryview(submit.prompt).cast("i"))
             answer["prompt_token_ids"] = ids
             answer["prompt_logprobs"] = [
-                [token, {str(following): max(logprob, LOWEST)}]
+                [token, {str(following): clamped(logprob)}]
                 for token, following, logprob in zip(ids, ids[1:], self._prompt_logprobs, strict=False)
             ]
         self._generation.reply.respond(200, orjson.dumps(answer))
@@ -132,7 +129,7 @@ class StreamWriter:
                 self._count += 1
                 self._last = event.tokens[i]
             ended = finish is not Finish.RUNNING and i == len(texts) - 1
-            logprob = max(event.logprobs[i], LOWEST) if i < len(event.logprobs) else 0.0
+            logprob = clamped(event.logprobs[i]) if i < len(event.logprobs) else 0.0
             out.append(self._event(text, logprob, FINISH_REASONS[finish] if ended else None))
         if out:
             self._reply.stream(b"".join(out))

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import msgspec
-
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore.api.http import Front, convert, guided
+from llmcore.api.http import Front, check, guided
 from llmcore.api.text import CallGrammar, ParserContext
 from llmcore.builtin.openai.guide import guide
 from llmcore.builtin.openai.requests import ChatRequest, ToolChoice
@@ -45,10 +43,7 @@ def choice_of(body: ChatRequest) -> Choice:
         return Choice("required")
     if isinstance(given, str):
         raise _refusal("tool_choice", f"{given[:50]!r} is none of none, auto, required")
-    try:
-        chosen = convert(given, ToolChoice)
-    except msgspec.ValidationError as error:
-        raise _refusal("tool_choice", str(error)) from error
+    chosen = check(given, ToolChoice, at="tool_choice")
     if chosen.type == "function":
         if chosen.function is None:
             raise _refusal("tool_choice.function", "this field is required")

@@ -97,7 +97,7 @@ class Completions:
         front = self._front
         body = front.read(req, CompletionRequest)
         check(front, body)
-        given = split_prompts(body.prompt)
+        given = split_prompts(front, body.prompt)
         intake.check_choices(len(given), sampling.drawn(body), param="prompt")
         prompts = [self._ids(body, prompt) for prompt in given]
         job = self._job(body, prompts, front.request_id(req))

@@ -21,6 +21,7 @@ class Pooled(Struct, kw_only=True):
     pooling: Literal["last", "mean"] | None = None
     cache_salt: Text | None = None
     priority: Literal[0] | None = None
+    lora_path: Any = None
 
 
 class EmbeddingRequest(Pooled, kw_only=True):

@@ -55,6 +55,7 @@ class Vectors:
         """Submit `texts`, each with its field; what `answer` makes of them is sent from the bridge's thread."""
         front = self.front
         sampling.check_model(front, body.model)
+        intake.refuse(body, {"lora_path": ("", [])})
         kind = self._kind(body)
         if len(texts) > MOST:
             param = texts[0][0]
@@ -159,7 +160,7 @@ class Embeddings:
                 "usage": _usage(usage),
             }
 
-        texts = [("input", text) for text in split_prompts(body.input, param="input")]
+        texts = [("input", text) for text in split_prompts(front, body.input, param="input")]
         self._vectors.start(req, resp, body, texts, answer)
 
 

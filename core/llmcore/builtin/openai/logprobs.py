@@ -10,17 +10,9 @@ from collections import deque
 from typing import Any
 
 from llmcore.api import ChoiceEvent, Finish, Tokenizer
-from llmcore.api.http import Choice
-
-LOWEST = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+from llmcore.api.http import Choice, clamped
 
 Best = tuple[tuple[int, float], ...]
-
-
-def clamped(logprob: float) -> float:
-    """`logprob` as a number that JSON can hold."""
-    return logprob if logprob > LOWEST else LOWEST
 
 
 class TokenNames:

@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 
 from llmcore.api import MOST_PROMPT_LOGPROBS, ChoiceEvent, RequestError, Tokenizer
-from llmcore.builtin.openai.logprobs import TokenNames, clamped
+from llmcore.api.http import clamped
+from llmcore.builtin.openai.logprobs import TokenNames
 
 MOST_SHOWN = 4 * MOST_PROMPT_LOGPROBS
 """Most log-probabilities of prompts in one answer: some 40 MB of JSON."""

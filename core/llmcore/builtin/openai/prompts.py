@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import Front
+from llmcore.api.http import Front, intake
 from llmcore.api.text import ChoiceText, TextRules
 from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
 
@@ -23,8 +23,9 @@ FILLS: tuple[tuple[str, str, str], ...] = (
 """Tokens that stand before the text, between it and what follows the gap, and after both, as models are trained."""
 
 
-def split_prompts(prompt: str | list[Any], *, param: str = "prompt") -> list[Prompt]:
+def split_prompts(front: Front, prompt: str | list[Any], *, param: str = "prompt") -> list[Prompt]:
     """The prompts of a request: one text, one list of ids, or a list in which each is either."""
+    intake.check_readable(front, prompt, param=param)
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))  # there may be a hundred thousand, and they are looked at before they are counted

@@ -34,11 +34,12 @@ def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
             variables.setdefault(name, value)
     if body.add_generation_prompt is not None:
         variables["add_generation_prompt"] = body.add_generation_prompt
-    if body.continue_final_message:
+    asked = continuing(body)
+    if asked:
         if variables.get("add_generation_prompt"):
             raise RequestError(
-                "continue_final_message: an answer continues a message or begins one; leave add_generation_prompt out",
-                param="continue_final_message",
+                f"{asked}: an answer continues a message or begins one; leave add_generation_prompt out",
+                param=asked,
                 code="invalid_value",
             )
         variables["add_generation_prompt"] = False
@@ -56,9 +57,26 @@ def _set(front: Front, variables: dict[str, Any], name: str, value: str | bool) 
         raise _refusal(name, f"this model's chat template does not know {str(value)[:50]!r}; leave it out")
 
 
+def continuing(body: ChatRequest) -> str:
+    """The field that makes the answer go on with the last message; "" where it is to be a new one. Raises RequestError
+    for a `prefix` that is not at the end."""
+    last = len(body.messages) - 1
+    for i, message in enumerate(body.messages):
+        if message.prefix and (i != last or message.role != "assistant"):
+            path = f"messages[{i}].prefix"
+            raise RequestError(
+                f"{path}: only the last message, one of the assistant, can be the beginning of the answer",
+                param=path,
+                code="invalid_value",
+            )
+    if body.continue_final_message:
+        return "continue_final_message"
+    return f"messages[{last}].prefix" if body.messages[last].prefix else ""
+
+
 def continued(body: ChatRequest) -> str:
     """What the message has so far that the answer is to go on with; "" where it is to be a new one."""
-    if not body.continue_final_message:
+    if not continuing(body):
         return ""
     last = len(body.messages) - 1
     return as_template_message(body.messages[last], f"messages[{last}]").get("content") or ""
@@ -71,13 +89,14 @@ def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], 
     if parser is not None and parser.spec.call_id_size is not None:
         messages = [with_short_ids(message, parser.spec.call_id_size) for message in messages]
     given = {**variables, "tools": tools} if tools else variables
-    if not body.continue_final_message:
+    asked = continuing(body)
+    if not asked:
         return front.tokenizer.chat(messages, **given)
     last = messages[-1]
     if not last.get("content"):
         raise RequestError(
-            "continue_final_message: the last message has no content to continue",
-            param="continue_final_message",
+            f"{asked}: the last message has no content to continue",
+            param=asked,
             code="invalid_value",
         )
     # Templates trim messages and add to them; whatever follows the mark is theirs and not the message's.
@@ -85,7 +104,7 @@ def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], 
     rendered = front.tokenizer.chat([*messages[:-1], {**last, "content": last["content"] + mark}], **given)
     prompt, found, _ = rendered.rpartition(mark)
     if not found:
-        raise _refusal("continue_final_message", "the model's chat template does not show the last message as it is")
+        raise _refusal(asked, "the model's chat template does not show the last message as it is")
     return prompt
 
 
@@ -108,6 +127,7 @@ def as_template_message(message: Message, path: str) -> dict[str, Any]:
                 code="missing_required_parameter",
             )
         members["content"] = None
+    members.pop("prefix", None)  # `continuing` has read it
     reasoning = members.pop("reasoning", None)
     if reasoning is not None:
         # The name that templates know; some servers and clients have only the shorter one.

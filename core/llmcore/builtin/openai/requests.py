@@ -83,7 +83,7 @@ class Sampled(Struct, kw_only=True):
     frequency_penalty: Penalty = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
     do_sample: Flag = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     max_tokens: Count = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -129,11 +129,15 @@ class Sampled(Struct, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 
     bad_words: Any = None
+    kv_transfer_params: Any = None
+    lora_path: Any = None
     no_repeat_ngram_size: Any = None
     repetition_ngram_size: Any = None
     return_logprob: Any = None
     stop_regex: Any = None
+    thinking_token_budget: Any = None
     typical_p: Any = None
+    vllm_xargs: Any = None
 
 
 class Function(Struct):
@@ -203,7 +207,7 @@ class Part(Struct):
 
 
 class Message(Struct, omit_defaults=True):
-    """One message of a conversation."""
+    """One message of a conversation. `prefix` of the last one: the answer goes on with it."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -213,6 +217,7 @@ class Message(Struct, omit_defaults=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    prefix: Flag = None
 
 
 class ChatRequest(Sampled, kw_only=True):
@@ -261,15 +266,22 @@ class CompletionRequest(Sampled, kw_only=True):
     logprobs: BestTokens = None
     suffix: str | None = None
 
+    prompt_embeds: Any = None
+    top_logprobs: Any = None
+
 
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ([],),
+    "kv_transfer_params": ({},),
+    "lora_path": ("", []),
     "no_repeat_ngram_size": (0,),
     "priority": (0,),
     "repetition_ngram_size": (0,),
     "return_logprob": (False,),
     "stop_regex": ("", []),
+    "thinking_token_budget": (),
     "typical_p": (1.0,),
+    "vllm_xargs": ({},),
 }
 
 REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
@@ -288,7 +300,7 @@ REFUSED: Mapping[type[Sampled], Mapping[str, tuple[Any, ...]]] = {
         "separate_reasoning": (True,),
         "web_search_options": (),
     },
-    CompletionRequest: _REFUSED,
+    CompletionRequest: {**_REFUSED, "prompt_embeds": ([],), "top_logprobs": (0,)},
 }
 """Fields that are refused, by kind of request, with the values beside null that change nothing."""
 

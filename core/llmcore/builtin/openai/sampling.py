@@ -117,7 +117,7 @@ def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> Sampli
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=intake.logit_bias(front, body.logit_bias or {}),
         logprobs=logprobs,
-        seed=intake.draw_seed() if body.seed is None else body.seed,
+        seed=intake.seed(body.seed),
         allowed_ids=allowed,
         logits_processors=tuple(LogitsProcessor(given.name, given.args) for given in body.logits_processors or ()),
     )
@@ -135,10 +135,9 @@ def prompt_ids(
                 param="truncate_prompt_tokens",
                 code="invalid_value",
             )
-        room = max(1, min(longest, front.facts.max_total_len - (most or 1)))
-        ids = front.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
-        prompt = ids[-(room if keep == -1 else keep) :]
-    return intake.prompt_ids(front, prompt, param=param, add_special_tokens=special, max_new_tokens=most)
+        if keep == -1:
+            keep = max(1, min(longest, front.facts.max_total_len - (most or 1)))
+    return intake.prompt_ids(front, prompt, param=param, add_special_tokens=special, max_new_tokens=most, keep=keep)
 
 
 def text_rules(front: Front, body: Sampled) -> TextRules:
@@ -193,16 +192,10 @@ def submits(
     """One Submit per prompt. `limit`: the field that bounds the answer, and its value. `source`: see intake.room."""
     name, asked = limit
     least_name, fewest = least(body)
-    if asked is not None and fewest > asked:
-        raise RequestError(
-            f"{least_name}: {fewest} is more than {name}, {asked}", param=least_name, code="invalid_value"
-        )
-    if body.allowed_token_ids and fewest and set(body.allowed_token_ids) <= rules.stop_ids:
-        raise RequestError(
-            f"allowed_token_ids: only tokens that end the answer are allowed, which {least_name} forbids",
-            param="allowed_token_ids",
-            code="invalid_value",
-        )
+    intake.check_least(fewest, asked, param=least_name, limit=name)
+    intake.check_allowed(
+        body.allowed_token_ids or (), rules.stop_ids, fewest=fewest, param="allowed_token_ids", least=least_name
+    )
     if drawn(body) > (body.n or 1) and logprobs is None:
         logprobs = 0  # by which answers are compared
     sampling, search = sampling_params(front, body, logprobs), None

@@ -61,7 +61,7 @@ class Tokenize:
         )
 
     def _ids(self, body: TokenizeRequest) -> Sequence[int]:
-        encode = self._front.tokenizer.encode
+        special = body.add_special_tokens
         if body.messages is None:
             if body.prompt is None:
                 raise RequestError(
@@ -69,7 +69,7 @@ class Tokenize:
                 )
             names = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
             intake.refuse(body, {name: (False, {}, []) for name in names}, why="it belongs to messages, not to prompt")
-            return encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            return intake.encode(self._front, body.prompt, param="prompt", add_special_tokens=special is not False)
         if body.prompt is not None:
             raise RequestError("prompt: give a prompt or messages, not both", param="prompt", code="invalid_value")
         chat = ChatRequest(
@@ -81,7 +81,7 @@ class Tokenize:
         )
         variables = variables_of(self._front, chat)
         text = render(self._front, chat, offered_tools(self._front, chat), variables)
-        return encode(text, add_special_tokens=bool(body.add_special_tokens))
+        return intake.encode(self._front, text, param="messages", add_special_tokens=bool(special))
 
 
 class Detokenize:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.http import Choice, Front, Generation, openai_error, retry_headers
+from llmcore.api.http import Choice, Front, Generation, clamped, openai_error, retry_headers
 from llmcore.api.text import Event
-from llmcore.builtin.openai.logprobs import Pending, clamped
+from llmcore.builtin.openai.logprobs import Pending
 from llmcore.builtin.openai.requests import StreamOptions
 from llmcore.builtin.openai.token_ids import TokenIds
 

@@ -34,7 +34,7 @@ class Parameters(Struct):
     max_new_tokens: Count = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     return_full_text: Flag = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=MAX_STOPS)] | None = (
         None
     )

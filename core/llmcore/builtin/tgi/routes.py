@@ -97,10 +97,9 @@ def check(given: Parameters, stream: bool) -> None:
     best_of = given.best_of or 1
     if best_of > 1 and not given.sampled:
         raise _refusal("best_of", "several answers differ only if they are sampled; set do_sample")
-    if best_of > 1 and given.seed is not None:
+    if best_of > 1 and given.seed not in (None, intake.NO_SEED):
         raise _refusal("best_of", "the answers are drawn from several seeds; leave seed out")
-    if best_of > 1 and stream:
-        raise _refusal("best_of", "a stream carries one answer; use /generate")
+    intake.check_one_answer(best_of, stream=stream, param="parameters.best_of")
     if given.decoder_input_details and stream:
         raise _refusal("decoder_input_details", "a stream does not carry the prompt's tokens; use /generate")
 
@@ -121,12 +120,9 @@ def guide(front: Front, grammar: Grammar | None) -> LogitsProcessor | None:
 
 def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
     """The prompt's tokens; with `truncate` the last so many of them."""
-    if given.truncate is None:
-        return intake.prompt_ids(front, text, param="inputs", max_new_tokens=given.max_new_tokens)
-    if given.truncate > front.facts.max_input_len:
+    if given.truncate is not None and given.truncate > front.facts.max_input_len:
         raise _refusal("truncate", f"{given.truncate} is more than the longest prompt, {front.facts.max_input_len}")
-    ids = front.tokenizer.encode(text)[-given.truncate :]
-    return intake.prompt_ids(front, ids, param="inputs", max_new_tokens=given.max_new_tokens)
+    return intake.prompt_ids(front, text, param="inputs", max_new_tokens=given.max_new_tokens, keep=given.truncate)
 
 
 def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: bool) -> tuple[Submit, TextRules]:
@@ -146,7 +142,7 @@ def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: 
         # "the text so far" is the prompt too
         penalize_prompt=True,
         logprobs=(given.top_n_tokens or 0) if shown else None,
-        seed=intake.draw_seed() if given.seed is None else given.seed,
+        seed=intake.seed(given.seed),
     )
     submit = intake.submit(
         front,

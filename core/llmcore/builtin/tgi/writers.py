@@ -9,10 +9,7 @@ from typing import Any
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import Choice, Generation, retry_headers
-
-LOWEST = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+from llmcore.api.http import Choice, Generation, clamped, retry_headers
 
 
 def encode_error(error: RequestError) -> bytes:
@@ -45,7 +42,7 @@ class Shape:
         text = released or ""
         if special or released is None:
             text += self.text_of(token)
-        return {"id": token, "text": text, "logprob": max(logprob, LOWEST), "special": special}
+        return {"id": token, "text": text, "logprob": clamped(logprob), "special": special}
 
     def text_of(self, token: int) -> str:
         """A token's text by itself."""
@@ -134,7 +131,7 @@ class WholeWriter:
 
     def _prefill(self) -> list[dict[str, Any]]:
         """The prompt's tokens; nothing comes before the first, so it has no log-probability."""
-        logprobs = (None, *(max(logprob, LOWEST) for logprob in self._prompt_logprobs))
+        logprobs = (None, *(clamped(logprob) for logprob in self._prompt_logprobs))
         return [
             {"id": token, "text": self._shape.text_of(token), "logprob": logprob}
             for token, logprob in zip(self._shape.prompt, logprobs, strict=False)

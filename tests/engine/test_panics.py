@@ -217,15 +217,16 @@ def ends(error: BaseException) -> bool:
     return False
 
 
-def test_only_the_end_of_the_process_is_nobodys_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert ends(Stopped()) and ends(KeyboardInterrupt())
-    assert not any(map(ends, (SystemExit(0), MemoryError(), GeneratorExit(), type("Panic", (BaseException,), {})())))
-    with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(ends, KeyboardInterrupt()).result(), "a signal's is raised in the main thread"
-        assert pool.submit(ends, Stopped()).result()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_only_the_end_of_the_process_is_nobodys_failure() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        assert ends(Stopped()) and ends(KeyboardInterrupt())
+        others = (SystemExit(0), MemoryError(), GeneratorExit(), type("Panic", (BaseException,), {})())
+        assert not any(map(ends, others))
+        with ThreadPoolExecutor(1) as pool:
+            assert not pool.submit(ends, KeyboardInterrupt()).result(), "a signal's is raised in the main thread"
+            assert pool.submit(ends, Stopped()).result()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         assert not ends(KeyboardInterrupt()), "as in every process of a server"
     finally:
         signal.signal(signal.SIGINT, before)

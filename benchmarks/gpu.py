@@ -193,8 +193,8 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
     print(", ".join(f"{name} {version}" for name, version in known.items()))
     for name, value in limits.items():
         print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip][name]})")
-    print("\n".join(table(rows, found, peers)), flush=True)
-    print("\n".join([*(best.lines() if best else ()), *bounds, *map(gpu_floor.text, shares)]), flush=True)
+    beside = [*(best.lines() if best else ()), *bounds, *map(gpu_floor.text, shares)]
+    print("\n".join([*table(rows, found, peers), *beside]), flush=True)
     if options.json:
         content = {
             "model": options.model,

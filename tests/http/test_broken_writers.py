@@ -10,13 +10,18 @@ import falcon
 import pytest
 from llmcore.bridge import Submit
 from llmcore.errors import RequestError
-from llmcore.http.errors import openai_error
+from llmcore.http.bodies import Bounds
+from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.generation import Generation, Job
 from llmcore.http.reply import Reply
+from llmcore.http.streaming.server import HttpServer
+from llmcore.http.strict import Head
+from llmcore.testing import sockets as raw
 from llmcore.testing.fake_bridge import FakeBridge, FakeTransport, fake_front
 from llmcore.testing.tokenizer import write_tokenizer
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import load_tokenizer
+from served import last_word, serving
 
 
 class Panic(BaseException):
@@ -79,3 +84,51 @@ def test_the_client_hears_of_it(
         "request r-17 failed on the way to its client"
     ] * len(broken)
     assert b"told to panic" not in transport.sent
+
+
+def broken_encoder(path: str) -> EncodeError:
+    """Of a dialect that cannot even write errors."""
+
+    def encode(error: RequestError) -> bytes:
+        raise Panic("told to panic in encode")
+
+    return encode if path == "/detached" else openai_error
+
+
+@pytest.mark.parametrize(
+    ("begun", "status"),
+    [
+        (b"POST /detached HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n", 413),  # while it is read
+        (b"POST /detached HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx", 408),  # when its time is over
+    ],
+)
+def test_the_main_loop_outlives_a_dialect_that_cannot_write_errors(
+    begun: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = {"body_seconds": 0.2, "bounds": Bounds(body=1 << 20)}
+    with serving(encoder=broken_encoder, **limits) as served, raw.connect(served.port) as sock:
+        sock.sendall(begun)
+        found, _, body = raw.read_reply(sock)
+        assert found == status and json.loads(body)["error"]["message"]
+        assert b"told to panic" not in body
+        with raw.connect(served.port) as other:
+            other.sendall(raw.request("GET", "/plain"))
+            assert raw.read_reply(other)[2] == b"plain"
+    assert [record.getMessage() for record in caplog.records] == ["a dialect could not write an error"]
+
+
+def test_a_connection_that_panics_ends_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def judge(self: HttpServer, head: Head) -> None:
+        if head.path == "/panics":
+            raise Panic("told to panic")
+
+    monkeypatch.setattr(HttpServer, "judge", judge)
+    with serving() as served, raw.connect(served.port) as sock:
+        sock.sendall(raw.request("GET", "/panics"))
+        assert last_word(sock) == b""
+        with raw.connect(served.port) as other:
+            other.sendall(raw.request("GET", "/plain"))
+            assert raw.read_reply(other)[2] == b"plain"
+    assert [record.getMessage() for record in caplog.records] == ["a connection failed"]

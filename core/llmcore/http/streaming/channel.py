@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from waitress.channel import HTTPChannel
 
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, reraise_if_stopping
 from llmcore.http.bodies import Pool
 from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
@@ -147,7 +147,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             if events & GONE:
                 self.handle_close()
             self.settle()
-        except Exception:
+        except BaseException as error:
+            reraise_if_stopping(error)
             logger.exception("a connection failed")
             self.handle_close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from typing import Protocol
 
 import falcon
 
-from llmcore.errors import RequestError
+from llmcore.errors import RequestError, reraise_if_stopping
 from llmcore.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore.http.request_id import request_id
+
+logger = logging.getLogger(__name__)
 
 
 class Refused(Protocol):
@@ -47,13 +50,23 @@ def refusal(request: Refused, *, close: bool) -> tuple[bytes, bool]:
     if not isinstance(error, RequestError):
         error = http_error(500)  # waitress's own: the application raised
     count_error(error)
-    body: bytes = request.encode_error(error)
+    body = _encoded(request, error)
     wish = request.headers.get("CONNECTION", "").lower()
     close = close or (wish != "keep-alive" if request.version == "1.0" else wish == "close")
     start = _start(request.version, error.status, close, len(body), *retry_headers(error).items())
     name = request_id(request.headers.get("X_REQUEST_ID")).encode()
     head = b"%b%b\r\nX-Request-Id: %b\r\n\r\n" % (start, _date(int(time.time())), name)
     return head if request.command == "HEAD" else head + body, close
+
+
+def _encoded(request: Refused, error: RequestError) -> bytes:
+    """As the dialect writes it, or else as we do: the main loop asks too, and must outlive a dialect that fails."""
+    try:
+        return request.encode_error(error)
+    except BaseException as failure:
+        reraise_if_stopping(failure)
+        logger.exception("a dialect could not write an error")
+        return openai_error(error)
 
 
 @lru_cache(maxsize=256)

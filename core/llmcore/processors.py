@@ -27,8 +27,8 @@ class LogitsProcessorSpec(Spec):
     the request is queued, and have 10 s. `start`: (prompt ids, int32) -> a processor,
     once per choice, so that what is costly (a compiled grammar) is shared by all of them. `kind` says which protocol:
     "mask" MaskProcessor, "bias" BiasProcessor, "device" DeviceProcessor. `example`: arguments that `make` takes.
-    `warm`: (ProcessorContext) -> None, called once on such a thread when the engine is built, so that no request has
-    to wait for what all of them need.
+    `warm`: (ProcessorContext) -> None, called once on a thread of its own when the engine is built, so that no request
+    has to wait for what all of them need.
     """
 
     make: ImportString

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -67,10 +68,11 @@ class Processors:
         self._threads = Threads("processors", _THREADS)
 
     def warm(self) -> None:
-        """Have what plugins need for every request made ready in the background."""
+        """Have what plugins need for every request made ready in the background, for as long as it takes."""
         for spec in self._specs.values():
             if spec.warm is not None:
-                self._threads.run(partial(self._warm, spec.name, spec.warm))
+                call = partial(self._warm, spec.name, spec.warm)
+                threading.Thread(target=call, name="processors-warm", daemon=True).start()
 
     def check(self, request: Submit) -> None:
         """Raise RequestError for a name nobody has."""

@@ -49,7 +49,8 @@ class Threads:
                 self._since[thread] = None
                 thread.start()
             if lost and missing > 0:
-                logger.warning("%d calls of plugins hang; %d more threads serve the others", lost, missing)
+                text = "%d calls of plugins have taken more than %g s; %d more threads serve the others"
+                logger.warning(text, lost, HUNG_SECONDS, missing)
 
     def _lost(self) -> int:
         late = time.monotonic() - HUNG_SECONDS

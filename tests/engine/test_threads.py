@@ -1,0 +1,83 @@
+"""Threads for plugins' code: what is said of calls that take long, and of which."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from llmcore.api import LogitsProcessorSpec
+from llmcore.engine import processors, threads
+from llmcore.engine.processors import Processors
+from llmcore.engine.threads import Threads
+from llmcore.processors import ProcessorContext
+
+
+class Call:
+    """A plugin's call that lasts until the test ends it."""
+
+    def __init__(self) -> None:
+        self._began, self._over = threading.Event(), threading.Event()
+
+    def __call__(self, *given: object) -> None:
+        self._began.set()
+        assert self._over.wait(60)
+
+    def wait(self) -> None:
+        """Until it is under way."""
+        assert self._began.wait(60)
+
+    def end(self) -> None:
+        """Let it return."""
+        self._over.set()
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Call:
+    """Whose thread counts as lost at once."""
+    monkeypatch.setattr(threads, "HUNG_SECONDS", 0.0)
+    call = Call()
+    request.addfinalizer(call.end)
+    return call
+
+
+def test_a_call_that_takes_long_is_told_of_and_replaced(call: Call, caplog: pytest.LogCaptureFixture) -> None:
+    pool = Threads("test", 1)
+    pool.run(call)
+    call.wait()
+    pool.tend()
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 calls of plugins have taken more than 0 s; 1 more threads serve the others"
+    ]
+    other = Call()
+    other.end()
+    pool.run(other)
+    other.wait()
+
+
+def test_what_is_made_ready_in_advance_may_take_long(
+    call: Call, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start of a server, when a vocabulary is read, nothing is late: no request waits for it."""
+    known: dict[str, Callable[..., None]] = {"plugin:warm": call}
+    monkeypatch.setattr(processors, "load", known.__getitem__)
+    spec = LogitsProcessorSpec(name="x", make="plugin:make", warm="plugin:warm")
+    made = Processors({"x": spec}, ProcessorContext(9, (0,), lambda: pytest.fail("nobody asks for it")))
+    made.warm()
+    call.wait()
+    made.tend()
+    made.tend()
+    assert not caplog.records
+
+
+def test_who_cannot_make_ready_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def warm(context: ProcessorContext) -> None:
+        raise SystemExit("no such file")
+
+    monkeypatch.setattr(processors, "load", lambda path: warm)
+    spec = LogitsProcessorSpec(name="x", make="plugin:make", warm="plugin:warm")
+    Processors({"x": spec}, ProcessorContext(9, (0,), lambda: pytest.fail("nobody asks for it"))).warm()
+    for thread in threading.enumerate():
+        if thread.name == "processors-warm":
+            thread.join(60)
+    assert [record.getMessage() for record in caplog.records] == ["logits processor x failed before the first request"]

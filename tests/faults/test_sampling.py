@@ -28,7 +28,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (-1e9, 1e9, 2.1),
     "frequency_penalty": (-1e9, 1e9, -2.1),
     "repetition_penalty": (0, -1, 1e-38, 1e9),
-    "seed": (-1, 2**63, 1.5),
+    "seed": (-(2**63) - 1, 2**63, 1.5),
     "logprobs": (21, -1),
     "stop": ("", ["a", ""], ["a"] * 33, "x" * 2**20, ["x"] * 10_000),
     "user": ("x" * 2**20,),
@@ -62,6 +62,7 @@ def test_row_30_parameters_at_the_edge_of_their_range(house: House) -> None:
             {"temperature": 2, "top_p": 1, "top_k": 2**31 - 1, "min_p": 0},
             {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 0.01},
             {"repetition_penalty": 100, "presence_penalty": 2, "frequency_penalty": -2, "logprobs": 20},
+            {"seed": -(2**63)},
             {"seed": 2**63 - 1, "logit_bias": {str(i): (-100, 100)[i % 2] for i in range(200)}},
         ):
             status, _, answer = house.post("/v1/completions", {"prompt": [8, 8], "max_tokens": 20, **more})

@@ -37,6 +37,7 @@ OPENAI: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/embeddings", {"input": ["x", LONG], "truncate_prompt_tokens": 5}, "input"),
     ("/v1/rerank", {"query": "x", "documents": ["x", LONG], "truncate_prompt_tokens": 5}, "documents[1]"),
     ("/tokenize", {"prompt": LONG}, "prompt"),
+    ("/detokenize", {"tokens": [1] * (MOST + 1)}, "tokens"),
     ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
 ]
 LIGHTLLM: list[tuple[str, dict[str, Any], str]] = [

@@ -105,7 +105,7 @@ class FastTokenizer:
         return () if found is None else (found,)
 
     def _check(self, ids: Sequence[int]) -> None:
-        for token_id in ids:
+        for token_id in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(f"token id {token_id} is not in the vocabulary; ids are 0 to {self.vocab_size - 1}")
 

@@ -94,14 +94,14 @@ class Detokenize:
         """Decode."""
         body = self._front.read(req, DetokenizeRequest)
         sampling.check_model(self._front, body.model)
-        size = self._front.tokenizer.vocab_size
-        for token in body.tokens:
-            if token >= size:
-                raise RequestError(
-                    f"tokens: token id {token} is not in the vocabulary; ids are 0 to {size - 1}",
-                    param="tokens",
-                    code="invalid_value",
-                )
+        intake.check_readable(self._front, body.tokens, param="tokens")
+        size, highest = self._front.tokenizer.vocab_size, max(body.tokens, default=0)
+        if highest >= size:
+            raise RequestError(
+                f"tokens: token id {highest} is not in the vocabulary; ids are 0 to {size - 1}",
+                param="tokens",
+                code="invalid_value",
+            )
         resp.content_type = "application/json"
         text = self._front.tokenizer.decode(body.tokens, skip_special_tokens=False)
         resp.data = orjson.dumps({"prompt": text})

@@ -104,8 +104,8 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     57: ("scores that are not finite, a token that is none", "500 for that request", True),
     58: ("no memory in a step", "503 for its cause; the others finish", True),
     59: ("a process is killed", "streams end with an error; another starts, or the server ends with 1", False),
-    60: ("a process hangs", "it is killed, its stacks in a file; the other worker serves", False),
-    61: ("SIGTERM idle, with 100 streams, twice; SIGKILL", "drained, exit code 0; nothing is left behind", False),
+    60: ("a process hangs; all stand still", "it is killed, its stacks in a file, and others serve; nobody is", False),
+    61: ("SIGTERM idle, in 100 streams, twice, to all; SIGKILL", "drained, code 0; nothing is left behind", False),
     62: ("strangers on the inner sockets", "dropped and counted", False),
     64: ("a full disk, few descriptors, clocks that jump, a log nobody reads", "degraded, and said so", False),
 }

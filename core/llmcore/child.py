@@ -29,14 +29,21 @@ from llmcore.wire import (
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What service managers, and terminals, send to every process of a server at once to end it. Only the supervisor heeds
+them: it lets open requests finish, for which it needs all its children."""
+
+STOP = signal.SIGUSR2
+"""How the supervisor asks a child to end: nobody else sends it."""
+
 _PR_SET_PDEATHSIG = 1
 
 
 def begin(kind: type[L]) -> L:
     """The launch struct from the descriptor named by the only argument.
 
-    From here on the process gets SIGKILL when its parent dies, ignores SIGINT (Ctrl-C is the supervisor's to
-    handle), and writes every thread's stack to its log file on SIGUSR1.
+    From here on the process gets SIGKILL when its parent dies, ignores FROM_OUTSIDE, which were blocked when it was
+    started, and writes every thread's stack to its log file on SIGUSR1.
     """
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         data = file.read()
@@ -45,7 +52,9 @@ def begin(kind: type[L]) -> L:
     except ConfigError as error:
         sys.exit(f"error: {error}")
     die_with_parent(launch.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in FROM_OUTSIDE:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_OUTSIDE)
     os.umask(0o077)
     log = _open_log(launch)
     faulthandler.enable(log)
@@ -69,14 +78,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)  # it had ended before the line above
 
 
-def stop_on_sigterm() -> None:
-    """Let SIGTERM raise Stopped, until another handler takes its place: what was begun can be put away."""
+def raise_on_stop() -> None:
+    """Let STOP raise Stopped, until another handler takes its place: what was begun can be put away."""
 
     def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(STOP, signal.SIG_IGN)
         raise Stopped
 
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(STOP, stop)
 
 
 def report_failure(launch: Launch, error: BaseException) -> None:

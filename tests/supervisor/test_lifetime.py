@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,14 +72,20 @@ class Witnessed:
 
 
 @pytest.mark.parametrize(
-    ("where", "number", "processes"), [("engine", signal.SIGINT, 2), ("worker", signal.SIGTERM, 3)]
+    ("where", "number", "processes", "everybody"),
+    [("engine", signal.SIGINT, 2, False), ("worker", signal.SIGTERM, 3, False), ("worker", signal.SIGTERM, 3, True)],
 )
-def test_a_start_that_is_interrupted(tmp_path: Path, where: str, number: signal.Signals, processes: int) -> None:
+def test_a_start_that_is_interrupted(
+    tmp_path: Path, where: str, number: signal.Signals, processes: int, everybody: bool
+) -> None:
     server = Witnessed(tmp_path, where)
     deadline = time.monotonic() + 60
     while not server.noted("here"):
         assert time.monotonic() < deadline and server.process.poll() is None, "it did not come so far"
         time.sleep(0.02)
+    pid = server.process.pid
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if everybody else ():
+        os.kill(int(child), number)
     server.process.send_signal(number)
     said = server.process.communicate(timeout=60)[1]
     assert server.process.returncode == 0 and "Traceback" not in said, said

@@ -15,7 +15,7 @@ from llmcore.protocols import MetricSink
 from llmcore.supervisor import listener
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Watchdog
+from llmcore.supervisor.watchdog import LOADING_SECONDS, START_SECONDS, Clock, Silence, Watchdog
 from llmcore.wire import Snapshot
 
 
@@ -26,6 +26,7 @@ def snapshot(steps: int, *, running: int = 1, paused: bool = False) -> Snapshot:
 class TestWatchdog:
     def test_work_pending_and_no_step(self) -> None:
         dog = Watchdog(30, now=0)
+        dog.ready(0)
         for second in range(1, 31):
             dog.heard(snapshot(7), second)
             assert not dog.hung(second)
@@ -33,29 +34,64 @@ class TestWatchdog:
 
     def test_steps_are_progress(self) -> None:
         dog = Watchdog(30, now=0)
+        dog.ready(0)
         for second in range(100):
             dog.heard(snapshot(second), second)
             assert not dog.hung(second)
 
     def test_an_idle_engine_is_not_hung_while_it_reports(self) -> None:
         dog = Watchdog(30, now=0)
+        dog.ready(0)
         for second in range(100):
             dog.heard(snapshot(5, running=0), second)
             assert not dog.hung(second)
 
     def test_silence_is_hung_whatever_was_pending(self) -> None:
         dog = Watchdog(30, now=0)
+        dog.ready(0)
         dog.heard(snapshot(5, running=0), 1)
         assert not dog.hung(30)
         assert dog.hung(32)
 
     def test_compilation_does_not_count(self) -> None:
         dog = Watchdog(30, now=0)
+        dog.ready(0)
         dog.heard(snapshot(5, paused=True), 1)
         assert not dog.hung(1000)
         dog.heard(snapshot(5), 1000)
         assert not dog.hung(1029)
         assert dog.hung(1031)
+
+    def test_while_it_loads_progress_counts(self) -> None:
+        dog = Watchdog(30, now=0)
+        assert not dog.hung(LOADING_SECONDS)
+        dog.loaded_more(LOADING_SECONDS)
+        assert not dog.hung(2 * LOADING_SECONDS)
+        assert "no further with loading" in dog.hung(2 * LOADING_SECONDS + 1)
+
+
+class TestSilence:
+    def test_who_never_spoke_has_a_limit_of_its_own(self) -> None:
+        silence = Silence(2, now=5)
+        assert not silence.hung(5 + START_SECONDS)
+        assert silence.hung(6 + START_SECONDS) == "did not serve within 60 s"
+
+    def test_who_spoke_is_to_speak_again(self) -> None:
+        silence = Silence(2, now=5)
+        silence.heard(10)
+        assert not silence.hung(12)
+        assert silence.hung(12.1) == "was silent for 2 s"
+
+
+def test_time_that_the_supervisor_did_not_look_hardly_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 100.25, 5000.0, 5000.1])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    clock = Clock()
+    seen = []
+    for _ in range(3):
+        clock.look()
+        seen.append(clock.now)
+    assert seen == pytest.approx([0.25, 0.75, 0.85])
 
 
 class TestListener:

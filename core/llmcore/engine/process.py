@@ -79,7 +79,7 @@ class EngineProcess:
             limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
             self._admission = Admission(limits, engine.crowd)
             self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
-            signal.signal(signal.SIGTERM, self._stop)
+            signal.signal(child.STOP, self._stop)
             self._tell(EngineReady(engine.facts))
             self._serve(engine)
             self._inbox.close()
@@ -87,7 +87,7 @@ class EngineProcess:
             self._control.close()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """SIGTERM: end after this step."""
+        """The supervisor asks: end after this step."""
         self._stopping = True
 
     def _serve(self, engine: Engine) -> None:
@@ -193,7 +193,7 @@ def main(kind: type[EngineProcess] = EngineProcess) -> int:
     """The process; its exit code."""
     launch = child.begin(EngineLaunch)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    child.stop_on_sigterm()
+    child.raise_on_stop()
     try:
         kind(launch, context).run()
     except Stopped:

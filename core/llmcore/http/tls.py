@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import ssl
 import sys
@@ -131,10 +130,10 @@ def most_connections(config: Config) -> int:
 
 
 async def run(launch: TlsLaunch, most: int) -> None:
-    """Serve until SIGTERM."""
+    """Serve until the supervisor says STOP."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(child.STOP, stop.set)
     listener = socket.socket(fileno=launch.listen_fd)
     listener.setblocking(False)
     server = await asyncio.start_server(

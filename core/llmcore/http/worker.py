@@ -50,7 +50,7 @@ def main() -> int:
     """Run until told to stop; the exit code."""
     launch = child.begin(WorkerLaunch)
     logging.getLogger("waitress").setLevel(logging.ERROR)
-    child.stop_on_sigterm()
+    child.raise_on_stop()
     try:
         return serve(launch)
     except Stopped:
@@ -101,7 +101,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         encoder=app.encoder,
         limits=Limits(per_address=launch.config.server.max_connections_per_address),
     )
-    signal.signal(signal.SIGTERM, lambda *_: server.stop(launch.config.server.drain_timeout))
+    signal.signal(child.STOP, lambda *_: server.stop(launch.config.server.drain_timeout))
     deaf = threading.Event()
     hub = threading.Thread(target=_run_hub, args=(bridge, server, deaf), name="hub")
     # What a worker is made of will never be garbage; looking through it would hold up every stream for tens of ms.

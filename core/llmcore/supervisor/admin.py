@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -15,15 +14,13 @@ from llmcore.config import Config
 from llmcore.errors import ConfigError
 from llmcore.overview import Overview, Process, rows
 from llmcore.supervisor import listener as listening
-from llmcore.supervisor.backoff import YOUNG_SECONDS, Starts
+from llmcore.supervisor.backoff import Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.figures import Sinks
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Silence
+from llmcore.supervisor.watchdog import Clock, Silence
 from llmcore.wire import Addresses, AdminLaunch, Outlet, Probe
-
-logger = logging.getLogger(__name__)
 
 MODULE = "llmcore.http.admin.process"
 NAME = "admin-0"
@@ -43,17 +40,19 @@ class Admin:
         addresses: Addresses,
         context: zmq.Context[zmq.Socket[bytes]],
         server_url: str,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._directory = directory
         self._addresses = addresses
         self._context = context
         self._server_url = server_url
+        self._clock = clock
         self._started, self._began = time.time(), time.monotonic()
         self._child: Child | None = None
         self._outlet: Outlet | None = None
-        self._silence = Silence(config.server.watchdog_timeout)
-        self._born, self._served, self._starts = 0.0, False, Starts()
+        self._silence = Silence(config.server.watchdog_timeout, clock.now)
+        self._born, self._served, self._starts = 0.0, False, Starts("the admin listener")
         self._due, self._told = 0.0, ""
         self._steps, self._stepped, self._probing = 0, 0.0, False
         self._socket = None if config.server.disable_admin else _bind(config)
@@ -65,9 +64,10 @@ class Admin:
 
     def spawn_missing(self) -> Child | None:
         """Start the process where one is wanted and none runs."""
-        now = time.monotonic()
-        if self._socket is None or self._child is not None or not self._starts.due(now):
-            return None
+        bound = self._socket
+        return self._starts.start(lambda: self._spawn(bound)) if bound is not None and self._child is None else None
+
+    def _spawn(self, bound: socket.socket) -> Child:
         launch = AdminLaunch(
             name=NAME,
             parent=os.getpid(),
@@ -75,24 +75,25 @@ class Admin:
             addresses=self._addresses,
             config=self._config,
             mailbox=self._directory.address(NAME),
-            listen_fd=self._socket.fileno(),
+            listen_fd=bound.fileno(),
             url=self._server_url,
         )
+        outlet = Outlet(self._context, launch.mailbox, most=8)
         try:
-            self._child = Child(MODULE, launch, (self._socket.fileno(),))
-        except OSError as error:  # no memory, process or file to be had now; the server goes on
-            self._starts.failed(now)
-            logger.error("the admin listener cannot be started: %s; trying again in %g s", error, YOUNG_SECONDS)
-            return None
-        self._born, self._served = now, False
-        self._outlet = Outlet(self._context, launch.mailbox, most=8)
+            self._child = Child(MODULE, launch, (bound.fileno(),))
+        except OSError:
+            outlet.close(0.0)
+            raise
+        self._outlet = outlet
+        self._silence = Silence(self._config.server.watchdog_timeout, self._clock.now)
+        self._born, self._served = time.monotonic(), False
         return self._child
 
     def heard(self, name: str) -> None:
         """The child called `name` said something."""
         if name == NAME:
             self._served = True
-            self._silence.heard(time.monotonic())
+            self._silence.heard(self._clock.now)
 
     def tell(self, not_ready: str, engines: Sequence[Engine], children: Sequence[Child], sinks: Sinks) -> None:
         """Say how the server is, when it is time, or when a step is waited for and has been done."""
@@ -132,9 +133,10 @@ class Admin:
         for engine in engines:
             engine.tell(Probe())
 
-    def hung(self) -> list[Child]:
-        """The process, if it runs and has been silent for too long."""
-        return [child for child in self.children() if self._silence.hung(time.monotonic()) and child.alive]
+    def hung(self) -> list[tuple[Child, str]]:
+        """The process, if it runs and hangs, and what it did."""
+        why = self._silence.hung(self._clock.now)
+        return [(child, why) for child in self.children() if why and child.alive]
 
     def ended(self) -> Child | None:
         """The process, if it has died."""
@@ -146,7 +148,6 @@ class Admin:
             self._outlet.close(0.0)
             self._child.close()
             self._child = self._outlet = None
-            self._silence = Silence(self._config.server.watchdog_timeout)
             self._starts.died(self._born, self._served, time.monotonic())
 
     def children(self) -> list[Child]:

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import zmq
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
 MOST_SECONDS = 60.0
 """The longest pause before an engine."""
 WINDOW_SECONDS = 600.0
@@ -32,19 +43,23 @@ class BackOff:
 
 
 class Starts:
-    """Those of one kind of child: workers, ends of TLS, or admin listeners."""
+    """Those of one kind of child: engines, workers, ends of TLS, or admin listeners. `what`: the kind, for people."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._not_before = 0.0
         self._in_vain = 0
 
-    def due(self, now: float) -> bool:
-        """Whether another may be started."""
-        return now >= self._not_before
-
-    def failed(self, now: float) -> None:
-        """None could be started: there is no memory, process or file to be had now."""
-        self._not_before = now + YOUNG_SECONDS
+    def start(self, spawn: Callable[[], T]) -> T | None:
+        """What `spawn` makes; None while the pause after the last one is not over, or where none can be started."""
+        if time.monotonic() < self._not_before:
+            return None
+        try:
+            return spawn()
+        except (OSError, zmq.ZMQError) as error:  # no memory, process or file to be had now; what runs goes on
+            self._not_before = time.monotonic() + YOUNG_SECONDS
+            logger.error("%s cannot be started: %s; trying again in %g s", self._what, error, YOUNG_SECONDS)
+            return None
 
     def died(self, born: float, ready: bool, now: float) -> None:
         """One that was started at `born` has ended; `ready`: it had served."""

@@ -8,8 +8,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from llmcore.child import FROM_OUTSIDE
 from llmcore.config import child_environment
 from llmcore.wire import Launch, encode_launch
 
@@ -22,18 +23,25 @@ class Child:
 
     def __init__(self, module: str, launch: Launch, pass_fds: Sequence[int] = ()) -> None:
         self.name = launch.name
+        self._killed = False
         # In memory: a full disk must not keep a server from replacing what died.
         with os.fdopen(os.memfd_create(launch.name), "w+b") as file:
             file.write(encode_launch(launch))
             file.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(file.fileno())],
-                pass_fds=(file.fileno(), *pass_fds),
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-                start_new_session=True,
-            )
-        self.pidfd = os.pidfd_open(self._process.pid)
+            with _blocked():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, str(file.fileno())],
+                    pass_fds=(file.fileno(), *pass_fds),
+                    stdin=subprocess.DEVNULL,
+                    env=child_environment(),
+                    start_new_session=True,
+                )
+        try:
+            self.pidfd = os.pidfd_open(self._process.pid)
+        except OSError:  # no descriptor is left: nobody could watch it
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @property
     def pid(self) -> int:
@@ -59,7 +67,7 @@ class Child:
         code = self._process.returncode
         if code >= 0:
             return f"ended with exit code {code}"
-        hint = " (the kernel does this when memory runs out)" if -code == signal.SIGKILL else ""
+        hint = " (the kernel does this when memory runs out)" if -code == signal.SIGKILL and not self._killed else ""
         return f"was ended by {signal.Signals(-code).name}{hint}"
 
     def wait(self, seconds: float) -> bool:
@@ -76,6 +84,7 @@ class Child:
     def kill(self) -> None:
         """End it and its group now, and reap it."""
         if self.alive:
+            self._killed = True
             self._end_group()
             self._process.wait()
 
@@ -94,3 +103,13 @@ class Child:
         """Not reaped yet, so that its number is its own still."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """Inside, what is started begins with FROM_OUTSIDE blocked: it must not end of them before it can ignore them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

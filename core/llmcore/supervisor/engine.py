@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import zmq
 
@@ -11,7 +10,7 @@ from llmcore.bridge import Load
 from llmcore.config import Config
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Watchdog
+from llmcore.supervisor.watchdog import Clock, Watchdog
 from llmcore.wire import (
     SUPERVISOR,
     Addresses,
@@ -39,6 +38,7 @@ class Engine:
         addresses: Addresses,
         context: zmq.Context[zmq.Socket[bytes]],
         report_seconds: float,
+        clock: Clock,
     ) -> None:
         launch = EngineLaunch(
             name=NAME,
@@ -48,32 +48,39 @@ class Engine:
             config=config,
             report_seconds=report_seconds,
         )
-        self._timeout = config.server.watchdog_timeout
-        self._outlet = Outlet(context, addresses.engine)
-        self._watchdog: Watchdog | None = None
+        self._clock = clock
+        self._watchdog = Watchdog(config.server.watchdog_timeout, clock.now)
         self.facts: ModelFacts | None = None
         self.load = Load()
-        self.child = Child(module, launch)
+        self._outlet = Outlet(context, addresses.engine)
+        try:
+            self.child = Child(module, launch)
+        except OSError:
+            self._outlet.close(0.0)
+            raise
+
+    def loaded_more(self) -> None:
+        """It got on with loading."""
+        self._watchdog.loaded_more(self._clock.now)
 
     def ready(self, facts: ModelFacts) -> None:
-        """It serves; from now on it is watched."""
+        """It serves."""
         self.facts = facts
-        self._watchdog = Watchdog(self._timeout, time.monotonic())
+        self._watchdog.ready(self._clock.now)
 
     def heard(self, snapshot: Snapshot) -> None:
         """It reported."""
         self.load = snapshot.load
-        if self._watchdog is not None:
-            self._watchdog.heard(snapshot, time.monotonic())
+        self._watchdog.heard(snapshot, self._clock.now)
 
     def tell(self, body: WorkerGone | Probe | Shutdown) -> None:
         """Send it a message."""
         self._outlet.send(ToEngine(SUPERVISOR, body))
 
     @property
-    def hung(self) -> bool:
-        """Whether it does not get on with its work."""
-        return self._watchdog is not None and self._watchdog.hung(time.monotonic())
+    def hung(self) -> str:
+        """Why it is to be killed, "" while it gets on with its work."""
+        return self._watchdog.hung(self._clock.now) if self.child.alive else ""
 
     def close(self) -> None:
         """Close what is open to it; it must have ended."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import socket
 import time
 from pathlib import Path
 
+from llmcore.child import STOP
 from llmcore.config import Config
 from llmcore.config.certificate import server_context
 from llmcore.errors import ConfigError
 from llmcore.supervisor import listener as listening
-from llmcore.supervisor.backoff import YOUNG_SECONDS, Starts
+from llmcore.supervisor.backoff import Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Silence
+from llmcore.supervisor.watchdog import Clock, Silence
 from llmcore.wire import Addresses, TlsLaunch
-
-logger = logging.getLogger(__name__)
 
 MODULE = "llmcore.http.tls"
 NAME = "tls-0"
@@ -33,15 +30,16 @@ class Entrance:
     Raises ConfigError for an address that cannot be had, or a certificate that cannot be used.
     """
 
-    def __init__(self, config: Config, directory: RunDirectory, addresses: Addresses) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, addresses: Addresses, clock: Clock) -> None:
         self._config = config
         self._directory = directory
         self._addresses = addresses
+        self._clock = clock
         self._child: Child | None = None
         self._ready = False
-        self._born, self._starts = 0.0, Starts()
+        self._born, self._starts = 0.0, Starts("the end of TLS")
         self._open = False
-        self._silence = Silence(config.server.watchdog_timeout)
+        self._silence = Silence(config.server.watchdog_timeout, clock.now)
         self._tls = config.access.ssl
         if self._tls:
             server_context(config.access)  # before anything slow happens
@@ -69,9 +67,11 @@ class Entrance:
 
     def spawn_missing(self) -> Child | None:
         """Start the process that ends TLS, where one is needed and none runs."""
-        now = time.monotonic()
-        if not self._tls or not self._open or self._child is not None or not self._starts.due(now):
+        if not self._tls or not self._open or self._child is not None:
             return None
+        return self._starts.start(self._spawn)
+
+    def _spawn(self) -> Child:
         launch = TlsLaunch(
             name=NAME,
             parent=os.getpid(),
@@ -81,24 +81,21 @@ class Entrance:
             listen_fd=self._public.fileno(),
             workers=self._path,
         )
-        try:
-            self._child = Child(MODULE, launch, (self._public.fileno(),))
-        except OSError as error:  # no memory, process or file to be had now; what is open goes on
-            self._starts.failed(now)
-            logger.error("the end of TLS cannot be started: %s; trying again in %g s", error, YOUNG_SECONDS)
-            return None
-        self._born, self._ready = now, False
+        self._child = Child(MODULE, launch, (self._public.fileno(),))
+        self._silence = Silence(self._config.server.watchdog_timeout, self._clock.now)
+        self._born, self._ready = time.monotonic(), False
         return self._child
 
     def heard(self, name: str) -> None:
         """The child called `name` said something: it is ready."""
         if name == NAME:
             self._ready = True
-            self._silence.heard(time.monotonic())
+            self._silence.heard(self._clock.now)
 
-    def hung(self) -> list[Child]:
-        """The process, if it runs and has been silent for too long."""
-        return [child for child in self.children() if self._silence.hung(time.monotonic()) and child.alive]
+    def hung(self) -> list[tuple[Child, str]]:
+        """The process, if it runs and hangs, and what it did."""
+        why = self._silence.hung(self._clock.now)
+        return [(child, why) for child in self.children() if why and child.alive]
 
     def ended(self) -> Child | None:
         """The process, if it has died."""
@@ -110,7 +107,6 @@ class Entrance:
             self._child.close()
             self._child = None
             self._starts.died(self._born, self._ready, time.monotonic())
-            self._silence = Silence(self._config.server.watchdog_timeout)
 
     @property
     def hopeless(self) -> bool:
@@ -126,7 +122,7 @@ class Entrance:
         """Refuse connections: the workers have answered everything."""
         self._public.close()
         if self._child is not None:
-            self._child.send(signal.SIGTERM)
+            self._child.send(STOP)
 
     def children(self) -> list[Child]:
         """Its process."""

@@ -85,6 +85,8 @@ class Mail:
                 processes.heard(sender)
                 self._status.hurry()
             case Progress():
+                for engine in processes.called(sender):
+                    engine.loaded_more()
                 self._notices.progress(body.stage, body.done, body.total)
             case Alive():
                 processes.heard(sender)

@@ -10,11 +10,13 @@ import zmq
 
 from llmcore.config import Config
 from llmcore.supervisor.admin import Admin
+from llmcore.supervisor.backoff import Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.entrance import Entrance
 from llmcore.supervisor.failures import Failures
 from llmcore.supervisor.rundir import RunDirectory
+from llmcore.supervisor.watchdog import Clock
 from llmcore.supervisor.workers import Workers
 from llmcore.tallies import TALLIES
 from llmcore.wire import Addresses, WorkerGone
@@ -43,12 +45,14 @@ class Processes:
         self._context = context
         self._report_seconds = report_seconds
         self._warned = False
+        self._clock = Clock()
+        self._engine_starts = Starts("the engine")
         self.poller = zmq.Poller()
         self.failures = Failures(directory)
         self.engines: list[Engine] = []
-        self.entrance = Entrance(config, directory, addresses)
-        self.admin = Admin(config, directory, addresses, context, self.entrance.url)
-        self.workers = Workers(config, context, directory, addresses, self.entrance.workers)
+        self.entrance = Entrance(config, directory, addresses, self._clock)
+        self.admin = Admin(config, directory, addresses, context, self.entrance.url, self._clock)
+        self.workers = Workers(config, context, directory, addresses, self.entrance.workers, self._clock)
 
     # --- who is there
 
@@ -56,6 +60,11 @@ class Processes:
         """Every child that was not forgotten."""
         engines = [engine.child for engine in self.engines]
         return [*engines, *self.workers.children(), *self.entrance.children(), *self.admin.children()]
+
+    def starting(self) -> list[Child]:
+        """Engines and workers that do not read their mailboxes yet."""
+        engines = [engine.child for engine in self.engines if engine.facts is None]
+        return engines + self.workers.starting()
 
     def called(self, name: str) -> list[Engine]:
         """The engine of that name, unless it has died and been forgotten."""
@@ -76,14 +85,26 @@ class Processes:
         for ready, _ in self.poller.poll(math.ceil(seconds * 1000)):
             if isinstance(ready, int):
                 self.poller.unregister(ready)  # a child that has ended; its pidfd would wake us for ever
+        self._clock.look()
 
     # --- starting
 
-    def spawn_engine(self, module: str) -> Engine:
-        """Start an engine."""
-        engine = Engine(module, self._config, self._directory, self._addresses, self._context, self._report_seconds)
-        self.engines.append(engine)
-        self.poller.register(engine.child.pidfd, zmq.POLLIN)
+    def spawn_engine(self, module: str) -> Engine | None:
+        """Start an engine; None where none can be started now."""
+        engine = self._engine_starts.start(
+            lambda: Engine(
+                module,
+                self._config,
+                self._directory,
+                self._addresses,
+                self._context,
+                self._report_seconds,
+                self._clock,
+            )
+        )
+        if engine is not None:
+            self.engines.append(engine)
+            self.poller.register(engine.child.pidfd, zmq.POLLIN)
         return engine
 
     def spawn_missing(self) -> None:
@@ -117,12 +138,11 @@ class Processes:
 
     def kill_hung(self) -> None:
         """Kill what does not get on with its work; it is replaced like everything that dies."""
-        seconds = self._config.server.watchdog_timeout
         for engine in self.engines:
-            if engine.hung and engine.child.alive:
-                self.failures.kill_hung(engine.child, f"the engine has finished no step for {seconds} s")
-        for child in [*self.workers.hung(), *self.entrance.hung(), *self.admin.hung()]:
-            self.failures.kill_hung(child, f"{child.name} was silent for {seconds} s")
+            if why := engine.hung:
+                self.failures.kill_hung(engine.child, why)
+        for child, why in [*self.workers.hung(), *self.entrance.hung(), *self.admin.hung()]:
+            self.failures.kill_hung(child, f"{child.name} {why}")
 
     def forget_engine(self, engine: Engine) -> None:
         """Make room for a dead engine's replacement."""

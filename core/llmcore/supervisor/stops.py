@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from llmcore.child import FROM_OUTSIDE
 from llmcore.errors import Stopped
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What service managers, terminals and terminals that go away send."""
+MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Would end the process without cleaning up, unless somebody took note of them."""
 
 
 @dataclass
@@ -22,20 +23,26 @@ class Stops:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Inside, SIGNALS count and do nothing else, but for those that are ignored, as SIGHUP is under nohup."""
+        """Inside, FROM_OUTSIDE count and do nothing else, but for those that are ignored, as SIGHUP is under nohup.
+
+        From then on they are ignored: the process ends, with the exit code that it has by now.
+        """
 
         def on_signal(number: int, frame: object) -> None:
             self.count += 1
             if self._interrupts:
                 raise Stopped
 
-        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, on_signal) for number in heeded}
+        for number in FROM_OUTSIDE:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, on_signal)
+        for number in MEANINGLESS:  # not SIG_IGN, which children would inherit
+            signal.signal(number, lambda *_: None)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number in (*FROM_OUTSIDE, *MEANINGLESS):
+                signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

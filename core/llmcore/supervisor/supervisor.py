@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,6 +11,7 @@ import msgspec
 import zmq
 
 from llmcore.bridge import Load
+from llmcore.child import STOP
 from llmcore.config import Config, with_plugins
 from llmcore.errors import LlmcoreError, Stopped
 from llmcore.plugins import build_registry, discover
@@ -46,7 +46,7 @@ def serve(
 
     For the main thread. Raises ConfigError or PluginError for settings that cannot work, StartupError when a child
     cannot start, ServerError when one cannot be replaced. The first signal lets open requests finish for
-    `drain_timeout` seconds, the second ends everything at once.
+    `drain_timeout` seconds, the second ends everything at once. Afterwards they are ignored: the process is to end.
     """
     if not config.discovered:
         config = with_plugins(config, discover(config.plugins.plugins))
@@ -107,7 +107,9 @@ class Supervisor:
         check_options(self._registry, self._config)
         processes = self._processes
         processes.spawn_missing()
-        engine = processes.spawn_engine(engine_module)
+        if not self._wait_until(lambda: bool(processes.engines or processes.spawn_engine(engine_module))):
+            return None
+        engine = processes.engines[0]
         try:
             with self._stops.interrupting():  # while the engine loads
                 tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
@@ -119,7 +121,6 @@ class Supervisor:
         config, facts = with_parsers(self._registry, self._config, engine.facts, tokenizer_dir)
         facts = msgspec.structs.replace(facts, report=(*facts.report, *processes.admin.rows))
         processes.workers.prepare(config, facts, tokenizer_dir)
-        processes.spawn_missing()
         if not self._wait_until(lambda: processes.workers.all_ready() and processes.entrance.ready):
             return None
         self._status.not_ready = ""
@@ -133,7 +134,9 @@ class Supervisor:
         while not ready():
             if self._stops.count:
                 return False
+            self._processes.spawn_missing()
             self._turn()
+            self._processes.kill_hung()
             for child in self._processes.all():
                 if child in failures or not child.alive:
                     child.wait(1.0)
@@ -173,12 +176,16 @@ class Supervisor:
                 return None
             self._processes.forget_engine(dead)
             until = time.monotonic() + pause
-            while time.monotonic() < until and not self._stops.count:
+            engine = None
+            while engine is None:
                 self._turn(until)
                 self._look_after(dead.load)
-            if self._stops.count:
-                return None
-            engine = dead = self._processes.spawn_engine(engine_module)
+                if self._stops.count:
+                    return None
+                if time.monotonic() >= until:
+                    engine = self._processes.spawn_engine(engine_module)
+                    until = max(until, time.monotonic() + TICK_SECONDS)
+            dead = engine
             while engine.facts is None and engine.child.alive and not self._stops.count:
                 self._turn()
                 self._look_after(engine.load)
@@ -218,16 +225,20 @@ class Supervisor:
         """
         engines, workers = self._processes.engines, self._processes.workers
         self._status.not_ready = "the server is shutting down"
-        served = all(engine.child.alive for engine in engines)
+        serving = [engine for engine in engines if engine.facts is not None]
+        served = all(engine.child.alive for engine in serving)
         self._status.publish(engines[0].load if engines else Load())
         workers.tell(Shutdown(grace))
-        starting = workers.starting() + [engine.child for engine in engines if engine.facts is None]
-        last = UNDO_SECONDS if starting else LAST_SECONDS
+        starting, began = self._processes.starting(), time.monotonic()
         for child in starting:  # they read no messages yet
-            child.send(signal.SIGTERM)
-        for _ in self._until_ended(workers.children(), grace + last):
+            child.send(STOP)
+        longest = max(grace + LAST_SECONDS, UNDO_SECONDS if starting else 0.0)
+        for _ in self._until_ended([*workers.children(), *starting], longest):
             self._processes.kill_hung()
-            for engine in engines:
+            if time.monotonic() - began > UNDO_SECONDS:
+                for child in self._processes.starting():
+                    child.kill()
+            for engine in serving:
                 self._status.report(engine.load)
                 if served and not engine.child.alive:
                     served = False
@@ -237,7 +248,7 @@ class Supervisor:
         self._processes.entrance.stop()
         for engine in engines:
             engine.tell(Shutdown())
-        self._wait_for_end([engine.child for engine in engines] + self._processes.entrance.children(), last)
+        self._wait_for_end([engine.child for engine in engines] + self._processes.entrance.children(), LAST_SECONDS)
         return served
 
     def _until_ended(self, children: list[Child], seconds: float) -> Iterator[None]:

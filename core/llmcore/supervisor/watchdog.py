@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import time
+
 from llmcore.wire import Snapshot
+
+START_SECONDS = 60.0
+"""How long any child but the engine may take until it serves; they do in a second or two."""
+LOADING_SECONDS = 1800.0
+"""How long an engine that loads may show no progress. Reading one huge file from a slow disk, or compiling kernels for
+the first time, says nothing meanwhile; what takes longer than this is taken for a disk or a device that answers no
+more."""
+MOST_BETWEEN_LOOKS = 0.5
+"""The supervisor looks twice in this time at least, where it gets on itself."""
+
+
+class Clock:
+    """Seconds in which children could have been heard: what others' patience is measured with.
+
+    What passes between two looks counts for MOST_BETWEEN_LOOKS at most. Where the supervisor itself stood still, its
+    children did so too as a rule: a container was paused, a virtual machine moved, a laptop slept.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """The supervisor is about to read what has come."""
+        now = time.monotonic()
+        self.now += min(now - self._looked, MOST_BETWEEN_LOOKS)
+        self._looked = now
 
 
 class Watchdog:
     """An engine: work is pending and no step has finished, or nothing at all was heard, for `timeout` seconds.
 
-    Starts with the engine's readiness; paused while the engine says that it compiles or captures.
+    Paused while the engine says that it compiles or captures. Until it is ready, what counts is progress of its
+    loading, with a patience of LOADING_SECONDS. `now` is a Clock's, here and everywhere.
     """
 
     def __init__(self, timeout: float, now: float) -> None:
@@ -16,6 +46,16 @@ class Watchdog:
         self._progress = now
         self._steps = -1
         self._paused = False
+        self._loading = True
+
+    def loaded_more(self, now: float) -> None:
+        """The engine got on with loading."""
+        self._progress = now
+
+    def ready(self, now: float) -> None:
+        """It serves from now on."""
+        self._progress = now
+        self._loading = False
 
     def heard(self, snapshot: Snapshot, now: float) -> None:
         """The engine reported."""
@@ -26,22 +66,32 @@ class Watchdog:
         self._steps = load.steps
         self._paused = snapshot.paused
 
-    def hung(self, now: float) -> bool:
-        """Whether to kill it."""
-        return not self._paused and now - self._progress > self._timeout
+    def hung(self, now: float) -> str:
+        """Why to kill it, or ""."""
+        seconds = LOADING_SECONDS if self._loading else self._timeout
+        if self._paused or now - self._progress <= seconds:
+            return ""
+        if self._loading:
+            return f"the engine has got no further with loading for {seconds:g} s"
+        return f"the engine has finished no step for {seconds:g} s"
 
 
 class Silence:
-    """Any other child: nothing was heard for `timeout` seconds. Starts with its readiness."""
+    """Any other child: nothing was heard for `timeout` seconds; for START_SECONDS where nothing was heard ever."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, now: float) -> None:
         self._timeout = timeout
-        self._heard: float | None = None
+        self._heard = now
+        self._spoke = False
 
     def heard(self, now: float) -> None:
         """It said something."""
         self._heard = now
+        self._spoke = True
 
-    def hung(self, now: float) -> bool:
-        """Whether to kill it."""
-        return self._heard is not None and now - self._heard > self._timeout
+    def hung(self, now: float) -> str:
+        """Why to kill it, without its name, or ""."""
+        seconds = self._timeout if self._spoke else START_SECONDS
+        if now - self._heard <= seconds:
+            return ""
+        return f"was silent for {seconds:g} s" if self._spoke else f"did not serve within {seconds:g} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -12,13 +11,11 @@ import msgspec
 import zmq
 
 from llmcore.config import Config
-from llmcore.supervisor.backoff import YOUNG_SECONDS, Starts
+from llmcore.supervisor.backoff import Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Silence
+from llmcore.supervisor.watchdog import Clock, Silence
 from llmcore.wire import Addresses, ModelFacts, Outlet, Shutdown, WorkerLaunch
-
-logger = logging.getLogger(__name__)
 
 WORKER_MODULE = "llmcore.http.worker"
 
@@ -48,17 +45,19 @@ class Workers:
         directory: RunDirectory,
         addresses: Addresses,
         listener: socket.socket,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._context = context
         self._directory = directory
         self._addresses = addresses
         self._listener = listener
+        self._clock = clock
         self._model: tuple[ModelFacts, str] | None = None
         self._workers: list[Worker] = []
         self._retired: list[Worker] = []
         self._next = 0
-        self._starts = Starts()
+        self._starts = Starts("a worker")
 
     def prepare(self, config: Config, facts: ModelFacts, tokenizer_dir: str) -> None:
         """What workers are started with, the model's own settings known: before the first `spawn_missing`."""
@@ -88,15 +87,10 @@ class Workers:
 
     def spawn_missing(self) -> Child | None:
         """Start one worker if fewer run than were asked for; None when all are there, or the pause is not over."""
-        missing = len(self._workers) < self._config.server.httpserver_workers
-        if not missing or self._model is None or not self._starts.due(time.monotonic()):
+        model = self._model
+        if model is None or len(self._workers) >= self._config.server.httpserver_workers:
             return None
-        try:
-            return self._spawn(*self._model)
-        except OSError as error:  # no memory, process or file to be had now; those that run go on
-            self._starts.failed(time.monotonic())
-            logger.error("no worker can be started: %s; trying again in %g s", error, YOUNG_SECONDS)
-            return None
+        return self._starts.start(lambda: self._spawn(*model))
 
     def ready(self, name: str) -> None:
         """The worker called `name` accepts connections."""
@@ -107,16 +101,16 @@ class Workers:
     def heard(self, name: str) -> None:
         """The worker called `name` lives."""
         for worker in self._called(name):
-            worker.silence.heard(time.monotonic())
+            worker.silence.heard(self._clock.now)
 
-    def hung(self) -> list[Child]:
-        """Those that run and have been silent for too long."""
-        now = time.monotonic()
-        return [worker.child for worker in self._workers if worker.silence.hung(now) and worker.child.alive]
+    def hung(self) -> list[tuple[Child, str]]:
+        """Those that run and hang, and what they did."""
+        found = [(worker.child, worker.silence.hung(self._clock.now)) for worker in self._workers]
+        return [(child, why) for child, why in found if why and child.alive]
 
     def all_ready(self) -> bool:
-        """Whether every worker accepts connections."""
-        return all(worker.ready for worker in self._workers)
+        """Whether as many workers as were asked for accept connections."""
+        return sum(worker.ready for worker in self._workers) == self._config.server.httpserver_workers
 
     @property
     def absence(self) -> str:
@@ -173,9 +167,13 @@ class Workers:
             tokenizer_dir=tokenizer_dir,
             facts=facts,
         )
-        child = Child(WORKER_MODULE, launch, (self._listener.fileno(),))
         outlet = Outlet(self._context, launch.mailbox, most=100)
-        silence = Silence(self._config.server.watchdog_timeout)
+        try:
+            child = Child(WORKER_MODULE, launch, (self._listener.fileno(),))
+        except OSError:
+            outlet.close(0.0)
+            raise
+        silence = Silence(self._config.server.watchdog_timeout, self._clock.now)
         self._workers.append(Worker(number, child, outlet, time.monotonic(), silence))
         return child
 

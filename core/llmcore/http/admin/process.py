@@ -7,7 +7,6 @@ it answers while every thread of every worker is busy, and while the engine load
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import sys
 import threading
@@ -66,7 +65,6 @@ def main() -> int:
         hub = Hub(launch)
         app = admin_app(launch.config, launch.url, hub.board)
         server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=CONNECTIONS)
-        signal.signal(signal.SIGTERM, lambda *_: server.stop(0.0))
         threading.Thread(target=_run_hub, args=(hub, server, deaf), name="hub", daemon=True).start()
         server.run()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the operator gets one line and a log file

@@ -1,0 +1,107 @@
+"""Children that hang before their first word, and children that cannot be started at all for a while."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from llmcore.testing import sockets
+from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
+from llmcore.testing.tokenizer import write_tokenizer
+
+TLS = Path(__file__).parent.parent / "data" / "tls"
+WORKER, TERMINATOR, ADMIN = "llmcore.http.worker", "llmcore.http.tls", "llmcore.http.admin.process"
+
+SITE = """
+import os, sys, time
+from pathlib import Path
+
+if "llmcore.testing.server" in sys.orig_argv:
+    from llmcore.supervisor import watchdog
+    watchdog.START_SECONDS = watchdog.LOADING_SECONDS = {limit}
+
+flag = Path({flag!r})
+if flag.exists() and flag.read_text() in sys.orig_argv:
+    flag.unlink()
+    time.sleep(600)
+"""
+"""What a Python that finds this as its sitecustomize does: the next process of the module that `flag` names hangs from
+its first moment on."""
+
+
+@contextmanager
+def hanging(directory: Path, limit: float, **settings: object) -> Iterator[tuple[RunningServer, Path]]:
+    """A server whose children may take `limit` seconds to start, and the flag for its sitecustomize."""
+    flag, site = directory / "flag", directory / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SITE.format(flag=str(flag), limit=limit))
+    paths = [str(site), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        model = write_tokenizer(directory / "model")
+        certificate = {"ssl": True, "ssl_certfile": str(TLS / "cert.pem"), "ssl_keyfile": str(TLS / "key.pem")}
+        options = {**certificate, "health_monitor": True, "restart_pause": 0.1, **settings}
+        with serving(model, engine_module=FAKE_ENGINE, **options) as server:  # type: ignore[arg-type]
+            yield server, flag
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.02)
+
+
+def ready(server: RunningServer) -> bool:
+    return sockets.call(server.admin_port, "GET", "/ready")[0] == 200
+
+
+@pytest.mark.parametrize("module", [WORKER, TERMINATOR, ADMIN, FAKE_ENGINE])
+def test_who_hangs_while_it_starts_is_killed_and_replaced(tmp_path: Path, module: str) -> None:
+    with hanging(tmp_path, 4.0) as (server, flag):
+        first = server.children()[module]
+        flag.write_text(module)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: server.children().get(module) not in (None, first))
+        second = server.children()[module]
+        until(lambda: server.children().get(module) not in (None, first, second))
+        log = server.log.read_text()
+        late = "got no further with loading for 4 s" if module == FAKE_ENGINE else "did not serve within 4 s"
+        assert f"{late} and is killed" in log
+        assert "memory runs out" not in log.partition(late)[2]
+        until(lambda: len(server.children()) == 4 and ready(server))
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("module", [WORKER, FAKE_ENGINE])
+def test_sigterm_ends_promptly_who_hangs_while_it_starts(tmp_path: Path, module: str) -> None:
+    with hanging(tmp_path, 600.0, drain_timeout=60) as (server, flag):
+        first = server.children()[module]
+        flag.write_text(module)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: not flag.exists())
+        os.kill(server.children()[module], signal.SIGSTOP)
+        start = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - start < 8.0
+
+
+@pytest.mark.parametrize("module", [WORKER, TERMINATOR, ADMIN, FAKE_ENGINE])
+def test_who_cannot_be_started_now_is_started_later(tmp_path: Path, module: str) -> None:
+    what = {WORKER: "a worker", TERMINATOR: "the end of TLS", ADMIN: "the admin listener"}.get(module, "the engine")
+    with hanging(tmp_path, 60.0) as (server, _):
+        pid, before = server.process.pid, server.children()
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, limits[1]))  # fewer than it has
+        os.kill(before[module], signal.SIGKILL)
+        until(lambda: f"{what} cannot be started: " in server.log.read_text())
+        assert module not in server.children()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        until(lambda: set(server.children()) == set(before) and ready(server))
+        assert server.stop() == 0

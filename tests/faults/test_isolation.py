@@ -101,7 +101,8 @@ def test_rows_56_57_58_in_a_stream(undisturbed: House) -> None:
         request_id = f"late-{name}"
         events = streamed(house, COMPLETIONS, body_for(COMPLETIONS, f"x{later(name)}", stream=True), request_id)
         *begun, last = [event for event in events if event != b"[DONE]"]
-        assert len(begun) >= 7 and all("error" not in event for event in begun)
+        text = "".join(event["choices"][0]["text"] for event in begun)
+        assert len(text) >= 7, "a character per token; who is slow gets several in one event"
         assert last["error"]["type"] == "server_error", last
         is_blamed_once(house, request_id)
 

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -308,13 +309,14 @@ def deepest() -> list[dict[str, Any]]:
 def test_the_most_that_is_allowed_harms_nobody(context: ProcessorContext) -> None:
     """Compiled or refused, but in time; masks of what was compiled work on a thread with an ordinary stack."""
     for args in deepest():
-        began = time.monotonic()
-        try:
+        began, computed = time.monotonic(), time.thread_time()
+        processor: Guided | None = None
+        with suppress(ValueError):
             processor = one(context, **args)
-        except ValueError:
-            assert time.monotonic() - began < 2.0
+        assert time.thread_time() - computed < 1.2, "beside what it waits for, which is COMPILE_SECONDS at most"
+        assert time.monotonic() - began < 20.0
+        if processor is None:
             continue
-        assert time.monotonic() - began < 2.0
 
         def step(processor: Guided = processor) -> None:
             try:
@@ -368,19 +370,26 @@ def test_only_what_takes_long_to_compile_is_shared(
 def test_who_takes_too_long_to_compile_is_refused_and_holds_up_nobody(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.1)
+    def patience(seconds: float) -> None:
+        monkeypatch.setattr(compiler, "COMPILE_SECONDS", seconds)
+
     context = ProcessorContext(VOCAB, (EOS,), cache(lambda: tokenizer))
+    patience(60)
     one(context, regex="z")
     hang, real = threading.Event(), compiler.compiled
     monkeypatch.setattr(
-        compiler, "compiled", lambda text, tokens: hang.wait(20) if "slow" in text else real(text, tokens)
+        compiler, "compiled", lambda text, tokens: hang.wait(60) if "slow" in text else real(text, tokens)
     )
     for i in range(compiler.MOST_COMPILING):
+        patience(0.1)
         with pytest.raises(ValueError, match=r"longer than 0\.1 s"):
             one(context, regex=f"slow{i}")
         if i == 0:
+            patience(60)
             one(context, regex="quick")
+    patience(0.1)
     with pytest.raises(ValueError, match="too many other grammars"):
         one(context, regex="quick2")
+    patience(60)
     one(context, regex="z")
     hang.set()

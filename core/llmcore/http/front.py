@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,9 +74,10 @@ class Front:
         """The name clients use: the first `--model_name`, else the name of the model's directory or file."""
         return self.model_names[0]
 
-    @property
+    @cached_property
     def model_names(self) -> tuple[str, ...]:
         """Every name that clients may use: the model's and its aliases."""
+        # once, because pathlib interns what a path is made of, and the table of interned strings grows with each
         return model_names(self.config)
 
     def key_name(self, client: int) -> str:

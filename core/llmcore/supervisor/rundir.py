@@ -35,6 +35,7 @@ class RunDirectory:
             root = Path(tempfile.gettempdir()) if self._tcp else IPC_ROOT
             remove_stale(root)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+            self._control = self.path / _CONTROL
             self._lock = _locked(self.path)
             # systemd-tmpfiles leaves a locked directory, whatever its age: without its sockets nothing can be replaced
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -53,7 +54,7 @@ class RunDirectory:
     @property
     def lost(self) -> bool:
         """Whether somebody has deleted it, or what is in it: who comes now would not find the supervisor's socket."""
-        return not self._tcp and not (self.path / _CONTROL).is_socket()
+        return not self._tcp and not self._control.is_socket()
 
     def address(self, name: str) -> str:
         """A ZMQ endpoint for the mailbox called `name`: a socket in this directory, or a free port of loopback."""

@@ -194,6 +194,8 @@ def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: Ma
         with streams(house, 100, 150) as socks:
             house.server.process.send_signal(signal.SIGTERM)
             until(lambda: not is_ready(house), "/readiness says 503", 0.5)
+            # two workers hear of it one after the other
+            until(lambda: house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 503, "refused", 0.5)
             status, headers, _ = house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})
             assert (status, headers["connection"]) == (503, "close") and int(headers["retry-after"]) >= 1
             data = [rest(sock) for sock in socks]

@@ -188,16 +188,19 @@ def test_sigterm_ends_an_idle_server_at_once(make_house: MakeHouse) -> None:  # 
         assert kept.recv(1) == b""
 
 
+def refused_for_good(house: House) -> bool:
+    status, headers, _ = house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})
+    return status == 503 and headers.get("connection") == "close" and int(headers["retry-after"]) >= 1
+
+
 def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: MakeHouse) -> None:  # row 61
     with make_house(drain_timeout=30, running_max_req_size=128, httpserver_workers=2) as house:
         children = house.server.children()
         with streams(house, 100, 150) as socks:
             house.server.process.send_signal(signal.SIGTERM)
             until(lambda: not is_ready(house), "/readiness says 503", 0.5)
-            # two workers hear of it one after the other
-            until(lambda: house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 503, "refused", 0.5)
-            status, headers, _ = house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})
-            assert (status, headers["connection"]) == (503, "close") and int(headers["retry-after"]) >= 1
+            # workers hear that nothing is ready before they hear of the end, and one after the other
+            until(lambda: refused_for_good(house), "refused, and the connection closed", 0.5)
             data = [rest(sock) for sock in socks]
         assert all(b"[DONE]" in answer and b'"error"' not in answer for answer in data)
         assert house.server.process.wait(10) == 0

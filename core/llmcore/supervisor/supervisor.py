@@ -227,9 +227,8 @@ class Supervisor:
         self._status.not_ready = "the server is shutting down"
         serving = [engine for engine in engines if engine.facts is not None]
         served = all(engine.child.alive for engine in serving)
-        # in this order: who says not ready refuses as a server does that ends
-        workers.tell(Shutdown(grace))
         self._status.publish(engines[0].load if engines else Load())
+        workers.tell(Shutdown(grace))
         starting, began = self._processes.starting(), time.monotonic()
         for child in starting:  # they read no messages yet
             child.send(STOP)

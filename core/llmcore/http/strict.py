@@ -215,8 +215,11 @@ class RequestReader:
         return end + 4 - before
 
     def _read_line(self, text: bytes | bytearray, start: int) -> Line | None:
-        """The first line, if it is there. What will never be one is refused at once, whatever follows."""
-        end = text.find(b"\r\n", start)
+        """The first line, if it is there. What will never be one is refused at once, whatever follows.
+
+        One longer than a header may be is never there, in however few pieces it came: its end decides nothing.
+        """
+        end = text.find(b"\r\n", start, self._bounds.head)
         if end >= 0:
             return parse_line(text[start:end].decode("latin-1"))
         word, space, _ = bytes(text[start : start + 8]).partition(b" ")

@@ -25,11 +25,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Writes what was measured in bucket 1: (op, kernel) -> microseconds."""
+    """Writes what was measured in bucket 1: (op, kernel) -> microseconds; `shapes` are other ops' shapes than usual."""
 
-    def write(times: dict[tuple[str, str], float]) -> None:
+    def write(times: dict[tuple[str, str], float], **shapes: Any) -> None:
+        of = {**SHAPES, **shapes}
         entries = [
-            {"op": op, "kernel": kernel, "dtype": "bf16", "bucket": 1, "shape": SHAPES[op], "us": us, "config": {}}
+            {"op": op, "kernel": kernel, "dtype": "bf16", "bucket": 1, "shape": of[op], "us": us, "config": {}}
             for (op, kernel), us in times.items()
         ]
         text = json.dumps({"gpu": H200.name, "capability": 90, "entries": entries})
@@ -75,6 +76,14 @@ def test_a_fusion_must_beat_its_parts(measured: Any) -> None:
     assert "linear and silu_and_mul 60 us" in chosen("linear_silu_and_mul").reasons["small_rows"]
     assert name("linear_silu_and_mul") == "torch"
     measured(parts)
+    assert name("linear_silu_and_mul") == "torch"
+
+
+def test_a_part_that_nobody_measured_for_this_shape_takes_as_long_as_for_others(measured: Any) -> None:
+    parts = {("linear", "small_rows"): 58.0, ("silu_and_mul", "triton"): 2.0}
+    measured({**parts, ("linear_silu_and_mul", "small_rows"): 59.0}, silu_and_mul={"size": 4096})
+    assert name("linear_silu_and_mul") == "small_rows"
+    measured({**parts, ("linear_silu_and_mul", "small_rows"): 61.0}, silu_and_mul={"size": 4096})
     assert name("linear_silu_and_mul") == "torch"
 
 

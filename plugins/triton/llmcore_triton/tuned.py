@@ -36,11 +36,20 @@ def microseconds(kernel: str, context: OpContext) -> float | None:
 
 def fastest(context: OpContext) -> float | None:
     """What the fastest of the op's measured kernels takes for `context`."""
-    wanted = _key(context.op, "", context.dtype, context.bucket, context.shape)
+    return _least(context.device, _key(context.op, "", context.dtype, context.bucket, context.shape))
+
+
+def fastest_of_any_shape(context: OpContext) -> float | None:
+    """What they take for the shape that takes least: as little as `context` may take where nobody measured it."""
+    return _least(context.device, _key(context.op, "", context.dtype, context.bucket, {})[:-1])
+
+
+def _least(device: DeviceInfo, key: tuple[object, ...]) -> float | None:
+    """The least time of entries whose key is `key`, whatever the kernel, as far as `key` goes."""
     times = [
         float(entry["us"])
-        for key, entry in _table(context.device).items()
-        if key[0] == wanted[0] and key[2:] == wanted[2:]
+        for other, entry in _table(device).items()
+        if other[0] == key[0] and other[2 : len(key)] == key[2:]
     ]
     return min(times, default=None)
 

@@ -25,7 +25,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Writes what was measured in bucket 1: (op, kernel) -> microseconds; `shapes` are other ops' shapes than usual."""
+    """Writes what was measured in bucket 1: (op, kernel) -> microseconds, for SHAPES or `shapes` of ops."""
 
     def write(times: dict[tuple[str, str], float], **shapes: Any) -> None:
         of = {**SHAPES, **shapes}

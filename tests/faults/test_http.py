@@ -88,7 +88,8 @@ def refusal(house: House, data: bytes) -> int:
         (8, b"GET /v1/models HTTP/1.1\r\n\r\n", 400),
         (8, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
         (8, b"GET /v1/models HTTP/1.1\r\nHost: x/health?\r\n\r\n", 400),
-        (8, b"GET http://x/health HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (8, b"GET http://x@y/health HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (8, b"GET http://x/health HTTP/1.1\r\n\r\n", 400),
         (12, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xaa" * 400, 400),
         (12, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (12, b"get /health HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -98,6 +99,24 @@ def refusal(house: House, data: bytes) -> int:
 )
 def test_what_is_no_request_is_refused_and_closed(house: House, row: int, data: bytes, status: int) -> None:
     assert refusal(house, data) == status
+
+
+def test_a_whole_url_opens_nothing_that_its_path_does_not(house: House) -> None:  # row 8
+    def answers(target: str, headers: str = "", method: str = "GET") -> tuple[int, bytes]:
+        data = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n"
+        with sockets.connect(house.port) as sock:
+            sock.sendall(data.encode())
+            status, _, begun = sockets.read_head(sock)
+            return status, begun + last_word(sock)
+
+    key = f"Authorization: Bearer {KEY}\r\n"
+    for host in ("http://a.test", "HTTPS://[::1]:80"):
+        assert answers(f"{host}/health")[0] == 200
+        assert answers(f"{host}/v1/models", key) == answers("/v1/models", key)
+        for path in ("/v1/models", "//health", "/http://x/health", "/health/", "?/health", ""):
+            assert answers(host + path)[0] == 401, path
+    assert answers("*", method="OPTIONS")[0] == 401
+    assert answers("*", key, method="OPTIONS") == (204, b"")
 
 
 def test_lines_without_end(house: House) -> None:  # row 4

@@ -226,6 +226,48 @@ def test_hosts_that_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "path", "query", "host"),
+    [
+        (b"http://a.test/v1/x?c=d", "/v1/x", "c=d", "a.test"),
+        (b"HtTpS://[::1]:80/%76", "/v", "", "[::1]:80"),
+        (b"http://a", "/", "", "a"),
+        (b"http://a?b", "/", "b", "a"),
+        (b"http://a//b", "//b", "", "a"),
+        (b"http://a/http://b/c", "/http://b/c", "", "a"),
+        (b"/http://b/c", "/http://b/c", "", "x"),
+    ],
+)
+def test_a_whole_url_is_a_path_of_its_host(target: bytes, path: str, query: str, host: str) -> None:
+    for step in (None, 1):
+        reader = read(head(first=b"GET %b HTTP/1.1" % target), step)
+        found = reader.head
+        assert found is not None and reader.error is None
+        assert (found.path, found.query, found.headers["HOST"]) == (path, query, host)
+        assert found.target.startswith("/")
+    assert refused(head(first=b"GET %b HTTP/1.1" % target, host=False)) == 400
+    assert refused(head(b"Host: y", first=b"GET %b HTTP/1.1" % target)) == 400
+
+
+def test_a_whole_url_names_the_host_of_an_old_request() -> None:
+    found = read(head(first=b"GET http://a/ HTTP/1.0", host=False)).head
+    assert found is not None and found.headers["HOST"] == "a"
+
+
+@pytest.mark.parametrize("target", [b"*", b"http://x", b"HTTPS://x:80"])
+def test_the_whole_server_may_be_asked_for_its_options(target: bytes) -> None:
+    found = read(head(first=b"OPTIONS %b HTTP/1.1" % target)).head
+    assert found is not None and (found.target, found.path, found.query) == ("*", "*", "")
+
+
+def test_refusals_know_which_path_a_whole_url_has() -> None:
+    for target in (b"/generate?a=b", b"http://x/generate?a=b", b"http://user@x/generate?a=b"):
+        reader = RequestReader(SMALL, Pool(100))
+        reader.feed(b"POST %b HTTP/1.1 \r\n" % target)
+        assert reader.error is not None and reader.line is not None
+        assert (reader.line.path, reader.line.query) == ("/generate", "a=b")
+
+
+@pytest.mark.parametrize(
     "first",
     [
         b"get / HTTP/1.1",
@@ -237,9 +279,25 @@ def test_hosts_that_are_taken() -> None:
         b"GET / HTTP/0.9",
         b"GET / HTTP/1.10",
         b"GET /",
-        b"GET http://x/health HTTP/1.1",
+        b"GET http:///health HTTP/1.1",
+        b"GET http://user@x/health HTTP/1.1",
+        b"GET http://x:y/health HTTP/1.1",
+        b"GET http://x\\@y/health HTTP/1.1",
+        b"GET http://x%2fy/health HTTP/1.1",
+        b"GET http://x/health#a HTTP/1.1",
+        b"GET http://x#/health HTTP/1.1",
+        b"GET http://x /health HTTP/1.1",
+        b"GET http:/x/health HTTP/1.1",
+        b"GET http:x HTTP/1.1",
+        b"GET ftp://x/health HTTP/1.1",
+        b"GET file:///health HTTP/1.1",
         b"GET x HTTP/1.1",
+        b"GET ?x HTTP/1.1",
         b"GET * HTTP/1.1",
+        b"GET http://x* HTTP/1.1",
+        b"OPTIONS ** HTTP/1.1",
+        b"OPTIONS *?a HTTP/1.1",
+        b"OPTIONS %2a HTTP/1.1",
         b"CONNECT x:443 HTTP/1.1",
         b"GET /a#b HTTP/1.1",
         b"GET /\xe9 HTTP/1.1",

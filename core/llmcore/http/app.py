@@ -33,6 +33,16 @@ class RequestIds:
         resp.set_header("x-request-id", req.context.request_id)
 
 
+class WholeServer:
+    """Middleware: `OPTIONS *` asks for no path, only whether there is a server."""
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Answer it, as servers do that others are built on: it has no more to say."""
+        if req.path == "*" and not resp.complete:
+            resp.status = falcon.HTTP_204
+            resp.complete = True
+
+
 class ErrorHandler:
     """Turns whatever a responder raises into the error shape of the dialect that owns the path."""
 
@@ -111,7 +121,8 @@ def build_app(
     router = Router()
     routes = list(routes)
     arrivals = Arrivals(gate or Gate(), frozenset(route.path for route, _ in routes if route.queued))
-    app = App(middleware=[RequestIds(), *first, *middleware(access, open_paths), arrivals], router=router)
+    asked = [RequestIds(), *first, *middleware(access, open_paths), WholeServer(), arrivals]
+    app = App(middleware=asked, router=router)
     encoders: dict[str, EncodeError] = {}
     owners: dict[str, str] = {}
     if not access.disable_fastapi_docs:

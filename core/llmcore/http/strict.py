@@ -7,7 +7,7 @@ they are refused, never repaired. After an error nothing more of the connection 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
@@ -24,7 +24,8 @@ SINGLE = frozenset(
 _PLAIN = bytes(byte for byte in range(256) if byte in b"\t\n\r" or 0x20 <= byte != 0x7F)
 _BROKEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r[^\n]|(?<!\r)\n")
 _BEGUN = frozenset(name[:n] for name in METHODS for n in range(len(name) + 1))
-_LINE = re.compile(r"([A-Z]{1,7}) (/[!\"$-~]*) HTTP/1\.([01])")
+_LINE = re.compile(r"([A-Z]{1,7}) ([!\"$-~]+) HTTP/1\.([01])")
+_ABSOLUTE = re.compile(r"(?i:https?)://([^/?]+)")
 _NAME = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]+")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _MOST_PORT = 65535
@@ -33,13 +34,18 @@ _GUESSED = 8 << 10
 
 @dataclass(slots=True)
 class Line:
-    """The first line of a request. `path` is decoded once."""
+    """The first line of a request. `path` is decoded once.
+
+    `target` is a path with its query, or * where the whole server is asked; of one that was a whole URL the rest is
+    in `authority`, "" otherwise.
+    """
 
     method: str
     target: str
     path: str
     query: str
     version: str
+    authority: str
 
 
 @dataclass(slots=True)
@@ -58,7 +64,12 @@ def parse_line(text: str) -> Line:
     match = _LINE.fullmatch(text)
     if match is None or match[1] not in METHODS:
         raise _bad_line()
-    return _line(*match.groups())
+    line = _line(*match.groups())
+    if line.authority and not _is_host(line.authority):
+        raise bad("The URL that is asked for names no host, with or without a port, and nothing else before its path.")
+    if not line.target.startswith("/") and (line.method, line.target) != ("OPTIONS", "*"):
+        raise _bad_line()
+    return line
 
 
 def guess_line(data: bytes | bytearray) -> Line:
@@ -66,8 +77,9 @@ def guess_line(data: bytes | bytearray) -> Line:
     text, ended, _ = bytes(data[:_GUESSED]).lstrip(b"\r\n").partition(b"\r\n")
     method, _, rest = text.decode("latin-1").partition(" ")
     target, _, version = rest.partition(" ")
-    known = target.startswith("/") and (ended or version or "?" in target)  # else the path may go on
-    return _line(method if method in METHODS else "", target if known else "", "0" if version == "HTTP/1.0" else "1")
+    known = ended or version or "?" in target  # else the path may go on
+    line = _line(method if method in METHODS else "", target if known else "", "0" if version == "HTTP/1.0" else "1")
+    return line if line.target.startswith("/") else replace(line, target="", path="", query="")
 
 
 def parse_head(line: Line, data: bytes | bytearray, bounds: Bounds) -> Head:
@@ -77,13 +89,15 @@ def parse_head(line: Line, data: bytes | bytearray, bounds: Bounds) -> Head:
     if len(fields) > bounds.fields:
         raise too_large(f"The request has more than {bounds.fields} headers.", 431)
     headers = _headers(fields)
-    head = Head(line.method, line.target, line.path, line.query, line.version, headers)
+    head = Head(line.method, line.target, line.path, line.query, line.version, line.authority, headers)
     minor = line.version[2:]
     host = headers.get("HOST")
     if host is None and minor == "1":
         raise bad("The Host header is missing.")
     if host is not None and not _is_host(host):
         raise bad("The Host header is no host name or address, with or without a port.")
+    if line.authority:
+        headers["HOST"] = line.authority  # as HTTP asks: the URL counts, so that no two readers see two hosts
     _frame(head, bounds)
     options = {option.strip() for option in headers.get("CONNECTION", "").lower().split(",")}
     if len(options) > 1:  # "TE, close" closes too; whoever asks later compares the whole value
@@ -97,10 +111,15 @@ def parse_head(line: Line, data: bytes | bytearray, bounds: Bounds) -> Head:
 
 
 def _line(method: str, target: str, minor: str) -> Line:
+    absolute, authority = _ABSOLUTE.match(target), ""
+    if absolute is not None:
+        authority, target = absolute[1], target[absolute.end() :]
+        if not target.startswith("/"):
+            target = "*" if method == "OPTIONS" and not target else "/" + target  # a URL's path may be left out
     path, _, query = target.partition("?")
     if "%" in path:
         path = unquote_to_bytes(path).decode("latin-1")
-    return Line(method, target, path, query, f"1.{minor}")
+    return Line(method, target, path, query, f"1.{minor}", authority)
 
 
 def _is_host(text: str) -> bool:

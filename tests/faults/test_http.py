@@ -101,7 +101,7 @@ def test_what_is_no_request_is_refused_and_closed(house: House, row: int, data: 
     assert refusal(house, data) == status
 
 
-def test_a_whole_url_opens_nothing_that_its_path_does_not(house: House) -> None:  # row 8
+def test_a_whole_url_opens_nothing_that_its_path_does_not(house: House) -> None:
     def answers(target: str, headers: str = "", method: str = "GET") -> tuple[int, bytes]:
         data = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n"
         with sockets.connect(house.port) as sock:

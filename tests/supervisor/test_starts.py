@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from llmcore.supervisor import watchdog
 from llmcore.testing import sockets
 from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
 from llmcore.testing.tokenizer import write_tokenizer
@@ -18,13 +19,17 @@ from llmcore.testing.tokenizer import write_tokenizer
 TLS = Path(__file__).parent.parent / "data" / "tls"
 WORKER, TERMINATOR, ADMIN = "llmcore.http.worker", "llmcore.http.tls", "llmcore.http.admin.process"
 
+PATIENCE = ("START_SECONDS", "LOADING_SECONDS")
+"""The watchdog's constants that `hanging` makes shorter."""
+
 SITE = """
 import os, sys, time
 from pathlib import Path
 
 if "llmcore.testing.server" in sys.orig_argv:
     from llmcore.supervisor import watchdog
-    watchdog.START_SECONDS = watchdog.LOADING_SECONDS = {limit}
+    for name in {names}:
+        setattr(watchdog, name, {limit})
 
 flag = Path({flag!r})
 if flag.exists() and flag.read_text() in sys.orig_argv:
@@ -38,9 +43,10 @@ its first moment on."""
 @contextmanager
 def hanging(directory: Path, limit: float, **settings: object) -> Iterator[tuple[RunningServer, Path]]:
     """A server whose children may take `limit` seconds to start, and the flag for its sitecustomize."""
+    assert set(PATIENCE) <= set(vars(watchdog))  # a name that is not there could be set all the same
     flag, site = directory / "flag", directory / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE.format(flag=str(flag), limit=limit))
+    (site / "sitecustomize.py").write_text(SITE.format(flag=str(flag), names=PATIENCE, limit=limit))
     paths = [str(site), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))

@@ -36,11 +36,6 @@ class Run:
     preemptions: int
     first: tuple[float, ...]
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Prompts and answers together."""
-        return (self.prompt_tokens + self.output_tokens) / self.seconds
-
 
 class BenchEngine:
     """What the settings build, and runs on it; a context manager.

@@ -70,7 +70,7 @@ def test_no_call_is_lost(loop: Loop) -> None:
     threads = [threading.Thread(target=lambda: [loop.call(count) for _ in range(5000)]) for _ in range(4)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while done < 20_000 and time.monotonic() < end:
         loop.turn(5.0)  # a bell that nobody rang would keep it here
     for thread in threads:
@@ -103,7 +103,7 @@ def test_a_turn_does_not_pay_for_who_waits() -> None:
         with ExitStack() as stack, raw.connect(served.port) as sock:
             for _ in range(300):
                 stack.enter_context(raw.connect(served.port))
-            until(lambda: len(served.server._channels()) == 301)
+            until(lambda: len(served.server.loop) == 303)  # its bell and who accepts are among them
             asked: list[int] = []
             for channel in served.server._channels():
                 channel.readable = lambda real=channel.readable, fd=channel._fileno: (asked.append(fd), real())[1]

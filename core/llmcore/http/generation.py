@@ -139,7 +139,8 @@ class Job:
 
 
 class Generation:
-    """The state of one HTTP request between its submission and its end."""
+    """The state of one HTTP request between its submission and its end. It does not keep its writer, which keeps it:
+    what calls the writer does, and when that is over both are freed without the collector of cycles."""
 
     def __init__(self, front: Front, reply: Reply, job: Job):
         self.reply = reply
@@ -174,7 +175,6 @@ class Generation:
 
     def start(self, writer: Writer) -> None:
         """Submit everything. Raises RequestError if the gate or the bridge refuses; nothing is left running then."""
-        self._writer = writer
         if logger.isEnabledFor(logging.DEBUG):
             self._log_prompts()
         try:
@@ -184,7 +184,7 @@ class Generation:
                 if self._ended:
                     break
                 named = msgspec.structs.replace(submit, request_id=self.job.request_id, client=self._terms.client)
-                self._front.bridge.submit(named, partial(self._take, prompt, submit))
+                self._front.bridge.submit(named, partial(self._take, writer, prompt, submit))
         except BaseException as error:
             reraise_if_stopping(error)
             if self._claim():
@@ -192,7 +192,7 @@ class Generation:
                 self._record("error", self._cause(error))
                 raise
             return
-        self._limit()
+        self._limit(writer)
         if self.reply.closed:
             # The client left between two submissions, after the first were aborted.
             self._abort()
@@ -213,26 +213,26 @@ class Generation:
         self._front.gate.enter(self._terms.client, choices)
         self._inside = choices
 
-    def _limit(self) -> None:
+    def _limit(self, writer: Writer) -> None:
         """Have the request ended when its time is over: the operator's, or the client's where that is shorter."""
         limits = self._front.config.admission
         own = self._terms.seconds
         total = min(own or math.inf, limits.request_timeout or math.inf)
         if limits.first_token_timeout < total and limits.first_token_timeout:
-            self._end_at(limits.first_token_timeout, "first_token_timeout")
+            self._end_at(limits.first_token_timeout, "first_token_timeout", writer)
         if total < math.inf:
-            self._end_at(total, "request_timeout")
+            self._end_at(total, "request_timeout", writer)
         silent = self._front.config.server.sse_keep_alive
         if self.job.stream and silent:
             self._keep_alive = KeepAlive(self.reply, self._front.deadlines, silent)
         if self._ended:
             self._forget_limits()
 
-    def _end_at(self, seconds: float, code: str) -> None:
-        call = partial(self._late, code, seconds)
+    def _end_at(self, seconds: float, code: str, writer: Writer) -> None:
+        call = partial(self._late, writer, code, seconds)
         self._deadlines.append(self._front.deadlines.add(self._started + seconds, call))
 
-    def _late(self, code: str, seconds: float) -> None:
+    def _late(self, writer: Writer, code: str, seconds: float) -> None:
         """On the bridge's thread: a limit is over."""
         if code == "request_timeout":
             text = f"The request was not done within {seconds:g} s."
@@ -240,7 +240,7 @@ class Generation:
             text = f"The first token did not come within {seconds:g} s."
         else:
             return
-        self._fail(RequestError(text, code=code, status=504))
+        self._fail(writer, RequestError(text, code=code, status=504))
 
     def _forget_limits(self) -> None:
         for deadline in self._deadlines:
@@ -248,19 +248,19 @@ class Generation:
         if self._keep_alive is not None:
             self._keep_alive.end()
 
-    def _take(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
+    def _take(self, writer: Writer, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
         """The sink of one prompt's events. Whatever code fails on them, this request ends, and no other."""
         if self._ended:
             return
         try:
             if event.finish in (Finish.ERROR, Finish.ABORT):
-                self._fail(_as_error(event, submit, self._front.gate.retry_after))
+                self._fail(writer, _as_error(event, submit, self._front.gate.retry_after))
             else:
-                self._advance(prompt, submit, event)
+                self._advance(writer, prompt, submit, event)
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
-            self._fail(self._note(error))
+            self._fail(writer, self._note(error))
 
-    def _advance(self, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
+    def _advance(self, writer: Writer, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
         now = time.monotonic()
         if self._first_token is None:
             self._first_token = now - self._started
@@ -276,11 +276,11 @@ class Generation:
             choice.parse(choice.parser, texts, single_call=self.job.single_call)
         if choice.text.must_finish:
             self._front.bridge.finish(submit.id, event.choice, choice.text.tokens)
-        self._writer.write(choice, event, texts)
+        writer.write(choice, event, texts)
         if choice.text.finish is not Finish.RUNNING:
             self._running -= 1
             if not self._running:
-                self._complete()
+                self._complete(writer)
 
     def _log_prompts(self) -> None:
         """Every prompt as text and as ids, each as long as `--max_log_len` says."""
@@ -297,21 +297,21 @@ class Generation:
                 ids[:most],
             )
 
-    def _complete(self) -> None:
+    def _complete(self, writer: Writer) -> None:
         reasons = {choice.text.finish for choice in self.choices}
         if self._claim():
             reason, cause = FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP], ""
             try:
-                self._writer.done()
+                writer.done()
             except BaseException as error:  # noqa: BLE001 - a dialect's writer is foreign code
                 reason, cause = "error", "failure"
-                self._write_error(self._note(error))
+                self._write_error(writer, self._note(error))
             self._record(reason, cause)
 
-    def _fail(self, error: RequestError) -> None:
+    def _fail(self, writer: Writer, error: RequestError) -> None:
         if self._claim():
             self._abort()
-            self._write_error(error)
+            self._write_error(writer, error)
             self._record("error", self._cause(error))
 
     def _note(self, error: BaseException) -> RequestError:
@@ -320,10 +320,10 @@ class Generation:
         logger.error("request %s failed on the way to its client", self.job.request_id, exc_info=error)
         return http_error(500)
 
-    def _write_error(self, error: RequestError) -> None:
+    def _write_error(self, writer: Writer, error: RequestError) -> None:
         count_error(error)
         try:
-            self._writer.failed(error)
+            writer.failed(error)
         except BaseException as broken:  # noqa: BLE001 - a dialect's writer is foreign code
             # The client must not wait for ever, so it hears of it in a shape that is nobody's in particular.
             body = openai_error(self._note(broken))

@@ -123,7 +123,10 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         return environment
 
     def service(self) -> None:
-        """Run the application; a reply that was not detached after all is closed."""
+        """Run the application; a reply that was not detached after all is closed.
+
+        What leads back to this task is let go, so that it is freed with its last user.
+        """
         detached = False
         try:
             super().service()
@@ -132,9 +135,10 @@ class StreamTask(WSGITask):  # type: ignore[misc]
             raise
         finally:
             self.channel.touch()
-            if self.reply is not None and not detached:
-                self.channel.let_go(self.reply)
-                self.reply.abandon()
+            reply, self.reply, self.environ = self.reply, None, None
+            if reply is not None and not detached:
+                self.channel.let_go(reply)
+                reply.abandon()
 
     def send_part(self, data: bytes) -> None:
         """Frame and send a piece of the body."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,9 @@ from llmcore.api.sched import Int32
 
 TOLD: dict[str, list[list[int]]] = {}
 """Tag -> tokens accepted, per choice."""
+
+CALLS: dict[str, Callable[[], object]] = {}
+"""What a test has called, by the name that a request gives: while a processor is made, or before each of its masks."""
 
 
 @hookimpl
@@ -46,8 +48,7 @@ class Listed:
         return len(self.told) == self.args.get("finish_at")
 
     def mask(self) -> Int32:
-        time.sleep(self.args.get("slow", 0.0))
-        time.sleep(self.args.get("slow_once", 0.0) if not self.told else 0.0)
+        CALLS.get(self.args.get("calls", ""), bool)()
         if len(self.told) == self.args.get("raise_mask_at"):
             raise RuntimeError("told to raise in mask")
         lists = self.args["lists"]
@@ -59,10 +60,8 @@ class Listed:
 
 def lists(args: dict[str, Any], context: ProcessorContext) -> Any:
     """The listed tokens only, or all others."""
-    time.sleep(args.get("slow_make", 0.0))
-    _check(
-        args, {"slow_make", "slow_once", "lists", "forbid", "tag", "slow", "raise_at", "raise_mask_at", "finish_at"}
-    )
+    CALLS.get(args.get("make_calls", ""), bool)()
+    _check(args, {"make_calls", "calls", "lists", "forbid", "tag", "raise_at", "raise_mask_at", "finish_at"})
     return lambda prompt: Listed(args, prompt, context.vocab_size)
 
 

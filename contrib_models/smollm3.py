@@ -75,7 +75,9 @@ def read_config(hf: Mapping[str, Any]) -> SmolLM3Config:
     count, every = fields["num_layers"], int(hf.get("no_rope_layer_interval", 4))
     turned = [bool(one) for one in hf.get("no_rope_layers") or ((i + 1) % every for i in range(count))][:count]
     if len(turned) < count:
-        raise ConfigError(f"no_rope_layers is for {len(turned)} layers, num_hidden_layers is {count}")
+        raise ConfigError(
+            f"no_rope_layers is for {len(turned)} layers, num_hidden_layers is {count}: check config.json"
+        )
     window = hf.get("sliding_window") if hf.get("use_sliding_window") else None
     windowed = ["full_attention" if rope or window is None else "sliding_attention" for rope in turned]
     types = (hf.get("layer_types") or windowed) if window is not None else windowed

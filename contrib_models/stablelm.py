@@ -82,7 +82,9 @@ class HeadNorms(Layer):
     def __init__(self, build: Build, heads: int, size: int, eps: float) -> None:
         super().__init__()
         if build.mesh.size("attn_tp") > 1:
-            raise ConfigError("StableLmForCausalLM with qk_layernorm cannot be cut over several ranks")
+            raise ConfigError(
+                "StableLmForCausalLM with qk_layernorm cannot be cut over several ranks; serve it on one"
+            )
         self.norms = nn.ModuleList(nn.ParameterDict({"weight": build.empty(size)}) for _ in range(heads))
         self.eps = eps
         self._weights = torch.empty(0)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmcore.errors import ResolveError, did_you_mean, reraise_if_stopping
+from llmcore.errors import ResolveError, did_you_mean, reraise_if_stopping, text_of
 from llmcore.plugins import load
-from llmcore.registry import Registry
+from llmcore.registry import Registry, fix_for
 from llmcore.specs import (
     TOKEN_BUCKETS,
     DeviceInfo,
@@ -250,10 +250,14 @@ def _cost(spec: KernelSpec, plugin: PluginInfo, context: OpContext) -> float | N
     except BaseException as error:
         reraise_if_stopping(error)
         raise ResolveError(
-            f"plugin {plugin.name!r} failed in the cost of {spec.name} for {context.op}: {error}"
+            f"plugin {plugin.name!r} failed in the cost of {spec.name} for {context.op}: {text_of(error)}; "
+            f"{fix_for(plugin, error)}"
         ) from error
     if cost is not None and not math.isfinite(cost):
-        raise ResolveError(f"plugin {plugin.name!r} gives {spec.name} for {context.op} a cost of {cost}")
+        raise ResolveError(
+            f"plugin {plugin.name!r} gives {spec.name} for {context.op} a cost of {cost} us; "
+            f"{fix_for(plugin, ResolveError())}"
+        )
     return cost
 
 

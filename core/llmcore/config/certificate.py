@@ -19,7 +19,7 @@ def server_context(access: Access) -> ssl.SSLContext:
             with open(path, "rb"):
                 pass
         except OSError as error:
-            raise ConfigError(f"--{name} {path}: {error.strerror}") from error
+            raise ConfigError(f"--{name} {path}: {error.strerror}; check the path and its permissions") from error
     try:
         # without a password there is a prompt on the terminal for a key that has one
         context.load_cert_chain(certificate, key, password="")

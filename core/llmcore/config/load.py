@@ -59,7 +59,7 @@ SPIN_COUNT = "10000"
 """As fast as libgomp's 300,000 on an idle machine, and seldom in a neighbour's way (benchmarks/README.md)."""
 
 
-def child_environment() -> dict[str, str]:
+def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
     """This process's environment for a child.
 
     OpenMP's threads spin while they wait for each other. Unless the operator said how, they do so only briefly: where
@@ -69,13 +69,19 @@ def child_environment() -> dict[str, str]:
     hold on to more and more for the first hundred thousand requests. In one arena memory nearly stands still after
     some thousand, and nothing is slower, as Python's threads take turns anyway (benchmarks/README.md).
 
+    Without `thread_caches` its threads do not cache what they free, either: two dozen take a hundred thousand requests
+    to fill theirs, with up to 240 KB each. Workers do without; the engine's calls of many small kernels are faster so.
+
     tokenizers would start a thread per core for batches; here every text is tokenized in the thread that needs it.
     """
     given, ours = dict(os.environ), {"TOKENIZERS_PARALLELISM": "false"}
     if "OMP_WAIT_POLICY" not in given:
         ours["GOMP_SPINCOUNT"] = SPIN_COUNT
-    if "glibc.malloc.arena_max" not in given.get("GLIBC_TUNABLES", ""):
+    tunables = given.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.arena_max" not in tunables:
         ours["MALLOC_ARENA_MAX"] = "1"
+    if not thread_caches and "glibc.malloc.tcache_count" not in tunables:
+        given["GLIBC_TUNABLES"] = f"{tunables}:glibc.malloc.tcache_count=0".removeprefix(":")
     return ours | given
 
 
@@ -89,7 +95,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}.") from error
+        raise ConfigError(f"--config {path}: {error.strerror}; check the path and its permissions.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:

@@ -86,11 +86,14 @@ def windowed_groups(whole: KVGroupSpec, types: Sequence[str], window: int | None
     Raises ConfigError for types that are not known, too many or few of them, or a window of nothing.
     """
     if window is not None and window < 1:
-        raise ConfigError(f"sliding_window is {window}; a query sees at least itself")
+        raise ConfigError(f"sliding_window is {window}; a query sees at least itself: check the model's config.json")
     if unknown := sorted(set(types) - set(LAYER_TYPES)):
         raise ConfigError(f"layer type {', '.join(unknown)} is not known; known: {', '.join(LAYER_TYPES)}")
     if len(types) != len(whole.layers):
-        raise ConfigError(f"layer_types is for {len(types)} layers, num_hidden_layers is {len(whole.layers)}")
+        raise ConfigError(
+            f"layer_types is for {len(types)} layers, num_hidden_layers is {len(whole.layers)}: "
+            "check the model's config.json"
+        )
     reach = {"full": "all", "window": "all" if window is None else f"window:{window}"}
     layers = {
         name: tuple(index for index, kind in zip(whole.layers, types, strict=True) if LAYER_TYPES[kind] == name)

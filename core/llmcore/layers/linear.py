@@ -74,7 +74,10 @@ class Linear(Layer):
         """
         found = [tensor.data for tensor in self.parameters() if tensor.dim() and tensor.shape[0] == len(rows)]
         if not found:
-            raise ConfigError("the outputs of a linear that is quantized like this cannot be put in another order")
+            raise ConfigError(
+                "the outputs of a linear that is quantized like this cannot be put in another order; "
+                "use the model's unquantized checkpoint"
+            )
         for tensor in found:
             held = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
             held.copy_(held.index_select(0, rows.to(held.device)))
@@ -123,7 +126,10 @@ class PairedQKV(QKVLinear):
         super().__init__(build, inputs, key_size=key_size, **more)
         self._order = torch.cat((apart(rotated), torch.arange(rotated, key_size)))
         if other := ", ".join(sorted(self.placements.keys() - {"weight", "bias"})):
-            raise ConfigError(f"rope of neighbours needs plain weights, not quantized ones with {other}")
+            raise ConfigError(
+                f"rope of neighbours needs plain weights, not quantized ones with {other}; "
+                "use the model's unquantized checkpoint"
+            )
 
     def finish(self) -> None:
         """Order the rows, then bind; called once by the loader."""

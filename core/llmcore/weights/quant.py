@@ -10,7 +10,7 @@ from llmcore.errors import ConfigError, PluginError
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, QuantMethod
-from llmcore.registry import Registry
+from llmcore.registry import Registry, fix_for
 from llmcore.specs import PluginInfo, QuantMethodSpec
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def _make(
     try:
         method: QuantMethod = load(spec.make)(quantization, config)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        owner = next(plugin.name for other, plugin in registry.specs(QuantMethodSpec) if other is spec)
+        owner = next(plugin for other, plugin in registry.specs(QuantMethodSpec) if other is spec)
         raise PluginError(
-            f"quantization method {spec.name} of plugin {owner!r} failed on {describe(quantization)}: "
-            f"{type(error).__name__}: {error}"
+            f"quantization method {spec.name} of plugin {owner.name!r} failed on {describe(quantization)}: "
+            f"{type(error).__name__}: {error}; {fix_for(owner, error)}"
         ) from error
     return method

@@ -40,7 +40,9 @@ def stretched(hf: Mapping[str, Any], factor: float) -> dict[str, Any]:
         return {**hf, "text_config": stretched(inner, factor)}
     present = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in present.values()):
-        raise ConfigError(f"--rope_scaling_factor {factor:g}: this model's layers have positions of several kinds")
+        raise ConfigError(
+            f"--rope_scaling_factor {factor:g}: this model's layers have positions of several kinds; leave it out"
+        )
     kind = present.get("rope_type") or present.get("type") or "default"
     if kind != "default":
         raise ConfigError(

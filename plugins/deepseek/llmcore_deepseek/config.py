@@ -91,8 +91,8 @@ def read_v3(hf: Mapping[str, Any]) -> DeepseekConfig:
     """From config.json. Raises ConfigError for what is not known."""
     given = _given(hf, V3_DEFAULTS)
     for name in ("scoring_func", "topk_method"):
-        if given[name] != V3_DEFAULTS[name]:
-            raise ConfigError(f"DeepseekV3ForCausalLM with {name} {given[name]!r} is not known")
+        if given[name] != (known := V3_DEFAULTS[name]):
+            raise ConfigError(f"DeepseekV3ForCausalLM with {name} {given[name]!r} is not known; it uses {known!r}")
     route = RouteSpec(
         experts=int(given["n_routed_experts"]),
         top_k=int(given["num_experts_per_tok"]),

@@ -78,7 +78,8 @@ class Fields:
         if isinstance(value, list):
             if len(set(value)) != 1:
                 raise ConfigError(
-                    f"{self.file.path} has {self._prefix}.{key} by layer; only models whose layers are alike are read"
+                    f"{self.file.path} has {self._prefix}.{key} by layer; only models whose layers are alike are "
+                    "read, use the model's safetensors"
                 )
             return value[0]
         return value
@@ -94,7 +95,9 @@ def _rope(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
         rope |= {"rope_type": kind, "factor": fields.number("rope.scaling.factor")}
         rope |= {"original_max_position_embeddings": original} if kind == "yarn" else {}
     elif kind != "none":
-        raise ConfigError(f"{file.path} has rope scaling {kind!r}; known: none, linear, yarn")
+        raise ConfigError(
+            f"{file.path} has rope scaling {kind!r}; known: none, linear, yarn; use the model's safetensors"
+        )
     for tensor in file.tensors:
         if tensor.name == ROPE_FACTORS:
             rope |= _llama3(file, rope["rope_theta"], np.asarray(tensor.data, np.float32))

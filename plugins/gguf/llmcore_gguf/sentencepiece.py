@@ -23,7 +23,8 @@ def build(file: GGUF) -> Tokenizer:
     scores: Sequence[float] = file.need("tokenizer.ggml.scores")
     kinds: Sequence[int] = file.need("tokenizer.ggml.token_type")
     if not len(texts) == len(scores) == len(kinds):
-        raise ConfigError(f"{file.path} has {len(texts)} tokens, {len(scores)} scores and {len(kinds)} types")
+        counts = f"{len(texts)} tokens, {len(scores)} scores and {len(kinds)} types"
+        raise ConfigError(f"{file.path} has {counts}; it is not a whole model, download another conversion")
     if any(f"<0x{byte:02X}>" not in texts for byte in (0x00, 0xFF)):
         raise ConfigError(f"{file.path} has a SentencePiece tokenizer without bytes; use the model's safetensors")
     prefixed = bool(file.get("tokenizer.ggml.add_space_prefix", True))

@@ -64,8 +64,6 @@ def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         raise ConfigError(f"{architecture} with hidden_act {activation!r} is not known; its MLP uses silu")
     fields = read_dense({**DEFAULTS, **hf}, architecture)
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window") else None
-    if window is not None and window < 1:
-        raise ConfigError(f"sliding_window is {window}; a query sees at least itself")
     # without layer_types, the layers from max_window_layers on have the window
     first = fields["num_layers"] if window is None else hf.get("max_window_layers", 28)
     types = hf.get("layer_types") or [SLIDING if index >= first else FULL for index in range(fields["num_layers"])]

@@ -302,3 +302,17 @@ def test_tgis_words(tokenizer: FastTokenizer, grammar: dict[str, Any], args: dic
     if args is not None:
         (call,) = side.bridge.submitted[-1].sampling.logits_processors
         assert (call.name, call.param, call.args) == ("guided", "parameters.grammar.value", args)
+
+
+@pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+def test_nothing_is_enforced_within_a_call_that_a_message_has_begun(
+    openai: Callable[..., Side], more: dict[str, Any]
+) -> None:
+    side = openai("qwen25")
+    for content, status in (("Well", 200), ('<tool_call>{"name": "add", "argu', 400), ("<tool_", 400)):
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": content, "prefix": True}]
+        result = side.post(CHAT, messages=messages, tools=TOOLS, **more)
+        assert result.status_code == status, content
+        if status == 400:
+            error = result.json["error"]
+            assert error["param"] == next(iter(more)) and "within a tool call" in error["message"]

@@ -118,12 +118,31 @@ def test_a_message_is_continued(openai: Callable[..., Side], tokenizer: FastToke
     side.ok(CHAT, messages=messages, continue_final_message=True)
     continued = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
     assert prompt_of(side, tokenizer) == continued
-    prefixed = openai("ab")
-    prefixed.ok(CHAT, messages=[messages[0], {**messages[1], "prefix": True}])
-    assert prompt_of(prefixed, tokenizer) == continued
+    for mark in ("prefix", "partial"):
+        prefixed = openai("ab")
+        prefixed.ok(CHAT, messages=[messages[0], {**messages[1], mark: True}])
+        assert prompt_of(prefixed, tokenizer) == continued
     plain = openai("ab")
     plain.ok(CHAT, messages=[messages[0], {**messages[1], "prefix": False}])
     assert prompt_of(plain, tokenizer) == continued + "<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("mine", "more", "param"),
+    [
+        ({"partial": True, "prefix": False}, {}, "messages[1].prefix"),
+        ({"partial": True}, {"continue_final_message": False}, "continue_final_message"),
+        ({"partial": False}, {"continue_final_message": True}, "messages[1].partial"),
+        ({"partial": True}, {"add_generation_prompt": True}, "messages[1].partial"),
+        ({"partial": True, "role": "user"}, {}, "messages[1].partial"),
+    ],
+)
+def test_wishes_that_contradict_each_other(
+    openai: Callable[..., Side], mine: dict[str, Any], more: dict[str, Any], param: str
+) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, ", **mine}]
+    result = openai("ab").post(CHAT, messages=messages, **more)
+    assert (result.status_code, result.json["error"]["param"]) == (400, param)
 
 
 def test_no_generation_prompt(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:

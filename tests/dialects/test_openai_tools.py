@@ -298,3 +298,49 @@ def test_tools_need_a_parser(openai: Callable[..., Side]) -> None:
     error = openai("ok", chosen=["deepseek_r1"]).post(CHAT, messages=USER, tools=[WEATHER]).json["error"]
     assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
     assert "--tool_call_parser" in error["message"]
+
+
+# --- answers that go on with a message ------------------------------------------------------------------------------
+
+
+def refused(side: Side, **body: Any) -> Any:
+    result = side.post(CHAT, **body)
+    assert result.status_code == 400 and not side.bridge.submitted
+    return result.json["error"]
+
+
+def begun(content: str, **more: Any) -> list[Any]:
+    return [*USER, {"role": "assistant", "content": content, "partial": True, **more}]
+
+
+@pytest.mark.parametrize("cut", [3, 11, 20, 40, 57])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_was_begun_comes_whole(openai: Callable[..., Side], cut: int, stream: bool) -> None:
+    side = openai(f"{CALL[cut:]}<|im_end|>")
+    body = {"messages": begun(f"Let me see.\n{CALL[:cut]}"), "tools": [WEATHER], "stream": stream}
+    if stream:
+        chunks = side.events(CHAT, **body)
+        [first], *others = [part["tool_calls"] for part in deltas(chunks)[:-1]]
+        assert (first["index"], first["function"]["name"]) == (0, "weather") and first["id"]
+        arguments = "".join(call["function"]["arguments"] for [call] in others)
+    else:
+        [choice] = side.ok(CHAT, **body)["choices"]
+        [call] = choice["message"]["tool_calls"]
+        assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
+        assert call["function"]["name"] == "weather" and call["id"]
+        arguments = call["function"]["arguments"]
+    assert arguments == '{"place": "Rome"}'
+
+
+def test_what_a_message_has_so_far_does_not_come_again(openai: Callable[..., Side]) -> None:
+    side = openai(f" ok\n{CALL}<|im_end|>")
+    message = side.ok(CHAT, messages=begun(f"<think>Rome?</think>A <tool_call> {CALL} is"), tools=[WEATHER])
+    [choice] = message["choices"]
+    assert choice["message"]["content"] == " ok" and "reasoning" not in choice["message"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+
+
+def test_a_begun_message_has_no_complete_calls(openai: Callable[..., Side]) -> None:
+    calls = [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]
+    error = refused(openai("<|im_end|>"), messages=begun("A", tool_calls=calls), tools=[WEATHER])
+    assert error["param"] == "messages[1].partial" and "tool_calls" in error["message"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from llmcore.config import Model
@@ -17,6 +18,7 @@ from llmcore.specs import OutputParserSpec
 from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.events import Event, TextDelta
 from llmcore.text.parser_choice import check_parsers
+from llmcore.text.resumed import Beginning, Resumed, begin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,8 @@ class ParserContext:
     `parameters`: a JSON schema, ...); a call to any other name is text. `tool_choice`: OpenAI's word for how free the
     model is, "auto" unless the client said something else. `template_variables`: the request's
     `chat_template_kwargs`. `prompt`: the rendered conversation, whose end says where the model goes on. `continued`:
-    what its last message has so far, where the model goes on with that; it ends the prompt. `call_tags`: what calls
+    what its last message has so far, where the model goes on with that; it ends the prompt. Parsers are made as if it
+    were a part of the answer, and read it first: to them it is "" and no part of the prompt. `call_tags`: what calls
     begin with (`OutputParserSpec.call_tags` of the request's tool parser), for a reasoning parser.
     """
 
@@ -101,10 +104,26 @@ class RequestParsing:
         """Whether one of the parsers looks for reasoning."""
         return any(parser.spec.kind == "reasoning" for parser in self.parsers)
 
+    @cached_property
+    def beginning(self) -> Beginning | None:
+        """What the parsers make of the message that the answers go on with, if there is one."""
+        begun = self.context.continued
+        return begin(self._make, begun, self.context.call_tags) if begun else None
+
     def make(self) -> OutputParser:
         """The parser of one choice."""
-        made = [parser.make(self.context) for parser in self.parsers]
+        return self._make() if self.beginning is None else Resumed(self._make(), self.beginning)
+
+    def _make(self) -> OutputParser:
+        made = [parser.make(self._before) for parser in self.parsers]
         return made[0] if len(made) == 1 else Chained(*made)
+
+    @cached_property
+    def _before(self) -> ParserContext:
+        """The context without what the message has so far."""
+        begun, prompt = self.context.continued.strip(), self.context.prompt.rstrip()  # templates trim messages
+        prompt = prompt.removesuffix(begun) if prompt.endswith(begun) else ""  # and rewrite them
+        return replace(self.context, prompt=prompt, continued="")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ OPEN, CLOSE = "<think>", "</think>"
 class ThinkParser:
     """What comes first, if it is in think tags, is reasoning; everything after it is text.
 
-    Many chat templates write `<think>` themselves, so that the model begins inside: the end of the prompt says so. So
-    does the beginning of a message that the model goes on with, in the middle of a thought or of the answer.
+    Many chat templates write `<think>` themselves, so that the model begins inside: the end of the prompt says so.
     Newlines next to a tag belong to it. A call inside reasoning waits: if the reasoning ends, it was thought; if not,
     the model forgot to end it, and what begins with the call is text for the tool parser.
     """
@@ -28,8 +27,6 @@ class ThinkParser:
         self._held = ""
         self._inside = bool(context.thinking(OPEN, CLOSE))
         self._state = self._begin
-        if context.continued.strip().removeprefix(OPEN):
-            self._state = self._think if self._inside else self._answer
         self._call_tags = tuple(context.call_tags)
 
     def feed(self, text: str) -> Iterator[Event]:
@@ -108,14 +105,5 @@ def samples() -> Iterable[ParserSample]:
     yield ParserSample(text=text, context=ParserContext(prompt="<|user|>...<think>\n"), events=(thought, answer))
     yield ParserSample(text="\n<think></think>Yes.", events=(TextDelta("Yes."),))
     yield ParserSample(text=" <thinking> of nothing", events=(TextDelta(" <thinking> of nothing"),))
-    for begun, events in (
-        ("<think>\n2 <", (ReasoningDelta("\n 3, so"), TextDelta("Yes."))),
-        ("<think>", (ReasoningDelta("3, so"), TextDelta("Yes."))),
-        ("<think>2 < 3</think>\nThis ", (TextDelta("\n 3, so\n</think>\nYes."),)),
-        ("What is ", (TextDelta("\n 3, so\n</think>\nYes."),)),
-    ):
-        within = ParserContext(prompt=f"<|user|><think><|assistant|>{begun}", continued=begun)
-        text = "\n3, so\n</think>\nYes." if begun == OPEN else "\n 3, so\n</think>\nYes."
-        yield ParserSample(text=text, context=within, events=events)
     closed = ParserContext(prompt="<think>\n\n</think>\n\n")
     yield ParserSample(text="No <think>.</think>", context=closed, events=(TextDelta("No <think>.</think>"),))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from llmcore.api import LogitsProcessor, RequestError
 from llmcore.api.http import Front, check, guided
-from llmcore.api.text import CallGrammar, ParserContext
+from llmcore.api.text import CallGrammar, ParserContext, RequestParsing
 from llmcore.builtin.openai.guide import guide
 from llmcore.builtin.openai.requests import ChatRequest, ToolChoice
 
@@ -84,6 +84,18 @@ def chat_guide(
     written = grammar.forced if choice.mode == "required" else grammar.free
     lark = written(context.tools, single=single or named)
     return guided(front, param, lark=lark, tags=dict(grammar.tags), thought=thought)
+
+
+def check_begun(guide: LogitsProcessor | None, parsing: RequestParsing | None) -> None:
+    """Raises RequestError where `guide` would begin what the message that is to be continued has begun already."""
+    begun = None if parsing is None else parsing.beginning
+    if guide is not None and begun is not None and begun.within_markup:
+        raise RequestError(
+            f"{guide.param}: the last message ends within a tool call, or with what may begin one, and nothing can be "
+            "enforced from there on; end the message before the call",
+            param=guide.param,
+            code="unsupported_parameter",
+        )
 
 
 def _chosen(functions: Tools, choice: Choice) -> Tools:

@@ -13,7 +13,7 @@ from llmcore.api import ChoiceEvent, Finish, RequestError
 from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, fitting
 from llmcore.api.text import Event, ParserContext
 from llmcore.builtin.openai import sampling
-from llmcore.builtin.openai.calls import chat_guide, choice_of
+from llmcore.builtin.openai.calls import chat_guide, check_begun, choice_of
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
 from llmcore.builtin.openai.prompt_logprobs import PromptLogprobs, check_most
 from llmcore.builtin.openai.rendering import continued, render, variables_of
@@ -147,8 +147,10 @@ class ChatCompletions:
         )
         submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
         check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
+        guide = chat_guide(self._front, body, tools, context)
+        check_begun(guide, parsing)
         job = Job(
-            submits=fitting(submits, chat_guide(self._front, body, tools, context)),
+            submits=fitting(submits, guide),
             rules=rules,
             dialect="openai",
             request_id=request_id,

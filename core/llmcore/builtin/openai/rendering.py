@@ -14,6 +14,9 @@ from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
 from llmcore.builtin.openai.requests import ChatRequest, Message, Part
 from llmcore.builtin.openai.tools import with_short_ids
 
+_MARKS = ("prefix", "partial")
+"""Members of a message that make the answer go on with it, as DeepSeek and Mistral, and Moonshot and Qwen, say it."""
+
 _MAY_BE_EMPTY = frozenset({"assistant", "function"})
 
 
@@ -37,11 +40,7 @@ def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
     asked = continuing(body)
     if asked:
         if variables.get("add_generation_prompt"):
-            raise RequestError(
-                f"{asked}: an answer continues a message or begins one; leave add_generation_prompt out",
-                param=asked,
-                code="invalid_value",
-            )
+            raise _contradiction(asked, "an answer continues a message or begins one; leave add_generation_prompt out")
         variables["add_generation_prompt"] = False
     return variables
 
@@ -59,19 +58,22 @@ def _set(front: Front, variables: dict[str, Any], name: str, value: str | bool) 
 
 def continuing(body: ChatRequest) -> str:
     """The field that makes the answer go on with the last message; "" where it is to be a new one. Raises RequestError
-    for a `prefix` that is not at the end."""
+    for fields that contradict each other, and for a message that is not at the end."""
     last = len(body.messages) - 1
+    said = {"continue_final_message": body.continue_final_message}
     for i, message in enumerate(body.messages):
-        if message.prefix and (i != last or message.role != "assistant"):
-            path = f"messages[{i}].prefix"
-            raise RequestError(
-                f"{path}: only the last message, one of the assistant, can be the beginning of the answer",
-                param=path,
-                code="invalid_value",
+        marks = {f"messages[{i}].{name}": getattr(message, name) for name in _MARKS}
+        asked = next((path for path, value in marks.items() if value), "")
+        if asked and (i != last or message.role != "assistant"):
+            raise _contradiction(
+                asked, "only the last message, one of the assistant, can be the beginning of the answer"
             )
-    if body.continue_final_message:
-        return "continue_final_message"
-    return f"messages[{last}].prefix" if body.messages[last].prefix else ""
+        said |= marks if i == last else {}
+    asked = next((path for path, value in said.items() if value), "")
+    against = next((path for path, value in said.items() if value is False), "") if asked else ""
+    if against:
+        raise _contradiction(against, f"{asked} says that the answer goes on with the last message; leave one out")
+    return asked
 
 
 def continued(body: ChatRequest) -> str:
@@ -93,12 +95,12 @@ def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], 
     if not asked:
         return front.tokenizer.chat(messages, **given)
     last = messages[-1]
-    if not last.get("content"):
-        raise RequestError(
-            f"{asked}: the last message has no content to continue",
-            param=asked,
-            code="invalid_value",
+    if last.get("tool_calls"):
+        raise _contradiction(
+            asked, "the last message has tool_calls, which are complete; write a begun one as content"
         )
+    if not last.get("content"):
+        raise _contradiction(asked, "the last message has no content to continue")
     # Templates trim messages and add to them; whatever follows the mark is theirs and not the message's.
     mark = uuid.uuid4().hex
     rendered = front.tokenizer.chat([*messages[:-1], {**last, "content": last["content"] + mark}], **given)
@@ -106,6 +108,10 @@ def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], 
     if not found:
         raise _refusal(asked, "the model's chat template does not show the last message as it is")
     return prompt
+
+
+def _contradiction(name: str, why: str) -> RequestError:
+    return RequestError(f"{name}: {why}", param=name, code="invalid_value")
 
 
 def _refusal(name: str, why: str) -> RequestError:
@@ -127,7 +133,8 @@ def as_template_message(message: Message, path: str) -> dict[str, Any]:
                 code="missing_required_parameter",
             )
         members["content"] = None
-    members.pop("prefix", None)  # `continuing` has read it
+    for name in _MARKS:
+        members.pop(name, None)  # `continuing` has read it
     reasoning = members.pop("reasoning", None)
     if reasoning is not None:
         # The name that templates know; some servers and clients have only the shorter one.

@@ -207,7 +207,7 @@ class Part(Struct):
 
 
 class Message(Struct, omit_defaults=True):
-    """One message of a conversation. `prefix` of the last one: the answer goes on with it."""
+    """One message of a conversation. `prefix` or `partial` of the last one: the answer goes on with it."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -218,6 +218,7 @@ class Message(Struct, omit_defaults=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     prefix: Flag = None
+    partial: Flag = None
 
 
 class ChatRequest(Sampled, kw_only=True):

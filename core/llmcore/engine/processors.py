@@ -31,8 +31,9 @@ from llmcore.text.source import open_tokenizer, prepare
 
 logger = logging.getLogger(__name__)
 
-_THREADS = min(16, max(4, len(os.sched_getaffinity(0)) // 2))
-"""A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them."""
+_THREADS = min(16, max(2, len(os.sched_getaffinity(0)) // 2))
+"""A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them; where masks
+are short, more threads than cores spend their time on handing Python's lock to each other."""
 
 Ids = tuple[int, ...]
 

@@ -137,7 +137,7 @@ class Bound:
                     mask = mask if more is None else both_masks(more, mask)
                 else:
                     self._add(bias, processor.bias())
-            if mask is not None and not mask.any():
+            if mask is not None and not _allows(mask):
                 raise ValueError("its mask allows no token")
             self.must_end = mask is not None and self._others is not None and not (mask & self._others).any()
             self.mask, self.bias = mask, bias
@@ -154,10 +154,11 @@ class Bound:
         if words.shape != (count,) or words.dtype not in (np.int32, np.uint32):
             raise ValueError(f"its mask is {words.dtype} {list(words.shape)}, needs int32 [{count}]")
         words = words.view(np.int32)
-        if self._vocab_size % 32:
+        tail = self._vocab_size % 32
+        if tail and int(words[-1]) & -1 << tail:
             # what lies behind the vocabulary is nobody's token
             words = words.copy()
-            words[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
+            words[-1] &= np.int32((1 << tail) - 1)
         return words
 
     def _add(self, bias: dict[int, float], more: Any) -> None:
@@ -177,6 +178,12 @@ class Bound:
             self.cause = error
             self.error = _MISTAKE, f"logits processor {name!r} failed: {text_of(error)}"[:500]
         self._ready.set()
+
+
+def _allows(mask: Int32) -> bool:
+    """Whether any bit is set. numpy's `any` gives Python's lock away, and to get it back among several threads takes
+    longer than to look: 32 masks of 19 KB took 3 ms of CPU instead of 1."""
+    return mask.tobytes() != bytes(mask.nbytes)
 
 
 def mask_of(ids: Sequence[int], vocab_size: int) -> Int32:

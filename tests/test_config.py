@@ -307,6 +307,17 @@ def test_a_childs_threads_share_their_memory_unless_the_operator_says_how(monkey
     assert "MALLOC_ARENA_MAX" not in child_environment()
 
 
+def test_a_childs_threads_cache_no_memory_where_that_is_asked_unless_the_operator_says_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert "GLIBC_TUNABLES" not in child_environment()
+    assert child_environment(thread_caches=False)["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=0"
+    for given, wanted in (("a.b=1", "a.b=1:glibc.malloc.tcache_count=0"), (own := "glibc.malloc.tcache_count=3", own)):
+        monkeypatch.setenv("GLIBC_TUNABLES", given)
+        assert child_environment(thread_caches=False)["GLIBC_TUNABLES"] == wanted
+
+
 def test_a_child_tokenizes_in_the_thread_that_asks_unless_the_operator_says_how(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

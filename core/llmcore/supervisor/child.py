@@ -21,7 +21,9 @@ STACKS_SECONDS = 0.5
 class Child:
     """One running child. `pidfd` becomes readable when it has ended; what it started itself ends with it."""
 
-    def __init__(self, module: str, launch: Launch, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, module: str, launch: Launch, pass_fds: Sequence[int] = (), *, thread_caches: bool = True
+    ) -> None:
         self.name = launch.name
         self._killed = False
         # In memory: a full disk must not keep a server from replacing what died.
@@ -33,7 +35,7 @@ class Child:
                     [sys.executable, "-P", "-m", module, str(file.fileno())],
                     pass_fds=(file.fileno(), *pass_fds),
                     stdin=subprocess.DEVNULL,
-                    env=child_environment(),
+                    env=child_environment(thread_caches=thread_caches),
                     start_new_session=True,
                 )
         try:

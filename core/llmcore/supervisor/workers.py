@@ -169,7 +169,7 @@ class Workers:
         )
         outlet = Outlet(self._context, launch.mailbox, most=100)
         try:
-            child = Child(WORKER_MODULE, launch, (self._listener.fileno(),))
+            child = Child(WORKER_MODULE, launch, (self._listener.fileno(),), thread_caches=False)
         except OSError:
             outlet.close(0.0)
             raise

@@ -23,7 +23,7 @@ from llmcore.config import (
 )
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
-from llmcore.plugins import Registry, build_registry, discover
+from llmcore.plugins import Registry, build_registry
 from llmcore.specs import OptionSpec
 
 _EVERY_GROUP = (*GROUPS, "plugin_options")
@@ -200,10 +200,7 @@ def _registry(tokens: Sequence[str]) -> Registry:
             file = following
         elif token.startswith("--config="):
             file = token.partition("=")[2]
-    config = named_plugins(given, file)
-    registry = build_registry(with_plugins(config, discover(config.plugins.plugins)))
-    registry.warn()
-    return registry
+    return build_registry(named_plugins(given, file))
 
 
 def with_model(config: Config, argument: str | None) -> Config:

@@ -130,8 +130,9 @@ def pretend() -> None:
 
 
 @contextmanager
-def engine_of(model: str, length: int) -> Iterator[Any]:
-    """An engine of a narrow `model` whose steps have up to CHUNK tokens, for prompts of `length`."""
+def engine_of(model: str, length: int, *, prefix_cache: bool = False, **settings: Any) -> Iterator[Any]:
+    """An engine of a narrow `model` for prompts of `length`, whose steps have up to CHUNK tokens unless `settings`
+    say otherwise."""
     from llmcore.bench.engine_runs import BenchEngine
     from llmcore.config import make_config
 
@@ -139,19 +140,19 @@ def engine_of(model: str, length: int) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as folder:
         cut = {name: size for name, size in NARROW.items() if given.get(name) is not None}
         (Path(folder) / "config.json").write_text(json.dumps({**given, **cut}))
-        config = make_config(
-            model_dir=folder,
-            load_format="dummy",
-            device="pretended",
-            plugins=["triton", "llama", "qwen", "deepseek", __file__],
+        chosen: dict[str, Any] = {
+            "model_dir": folder,
+            "load_format": "dummy",
+            "device": "pretended",
+            "plugins": ["triton", "llama", "qwen", "deepseek", __file__],
             # the host counts on true lengths where it looks for cached tokens
-            kernel=["step_inputs=torch"],
-            max_total_token_num=2 * length,
-            max_req_total_len=2 * length,
-            batch_max_tokens=CHUNK,
-            running_max_req_size=2,
-        )
-        with BenchEngine(config) as bench:
+            "kernel": ["step_inputs=torch"],
+            "max_total_token_num": 2 * length,
+            "max_req_total_len": 2 * length,
+            "batch_max_tokens": CHUNK,
+            "running_max_req_size": 2,
+        }
+        with BenchEngine(make_config(**chosen | settings), prefix_cache=prefix_cache) as bench:
             yield bench
 
 

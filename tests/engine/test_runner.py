@@ -13,7 +13,7 @@ from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
 from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
-from llmcore.engine.tables import Tables
+from llmcore.engine.tables import Tables, Upload
 from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
 from llmcore.plugins import build_registry
@@ -262,3 +262,36 @@ def test_an_upload_grows() -> None:
 def test_tables_too_large_to_number() -> None:
     with pytest.raises(ValueError, match="int32"):
         Tables(CPU(), 1 << 16, 1 << 15, (1,))
+
+
+def test_who_is_admitted_together_is_written_where_it_belongs() -> None:
+    tables = Tables(CPU(), 5, MAX_LEN, (1,))
+    first = SamplingParams(temperature=0.5, top_p=0.25, min_p=0.125, top_k=7, seed=-1, penalize_prompt=False)
+    second = SamplingParams(
+        repetition_penalty=1.5, presence_penalty=-0.5, frequency_penalty=0.75, seed=1 << 33 | 5, penalize_prompt=True
+    )
+    admitted = [
+        Admitted(4, ints(1, 2, 3), 2, 1, first, choice=3, min_new_tokens=0, stop_ids=()),
+        Admitted(1, ints(9, 8), 2, 0, second, choice=0, min_new_tokens=0, stop_ids=()),
+    ]
+    upload = Upload(CPU(), 16, 1)
+    tables.pack(admitted, [], upload)
+    upload.send()
+    tables.apply(len(admitted), [], upload)
+    assert tables.history[4, :4].tolist() == [1, 2, 3, 0]
+    assert tables.history[1, :4].tolist() == [9, 8, 0, 0]
+    assert tables.lengths.tolist() == [0, 2, 0, 0, 3, 0]
+    assert tables.computed.tolist() == [0, 0, 0, 0, 1, 0]
+    assert tables.prompt_len.tolist() == [0, 2, 0, 0, 2, 0]
+    assert tables.floats[:, 4].tolist() == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
+    assert tables.floats[3:, 1].tolist() == [1.5, -0.5, 0.75]
+    repeat_from = 0 if first.repetition_over_prompt else 2
+    assert tables.ints[:, 4].tolist() == [7, 3, repeat_from, 2, -1, -1]
+    assert tables.ints[:, 1].tolist() == [max(second.top_k, 0), 0, 0, 0, 5, 2]
+    assert not tables.floats[:, [0, 2, 3, 5]].any() and not tables.ints[:, [0, 2, 3, 5]].any()
+
+
+def test_kernels_find_columns_at_multiples_of_sixteen_bytes() -> None:
+    tables = Tables(CPU(), 5, MAX_LEN + 1, (1,))
+    for column in (tables.lengths, tables.computed, tables.prompt_len, tables.history, *tables.granules):
+        assert column.is_contiguous() and column.data_ptr() % 16 == 0

@@ -78,11 +78,12 @@ class FramePacker:
         offset = np.arange(row.size, dtype=np.int32) - rows.borders[row]
         padding = np.arange(n_tokens - row.size, dtype=np.int32)
         first = plan.request.size
-        at = np.concatenate((row, padding * 0 + first if mixed else padding + first)).astype(np.int32)
+        at = np.concatenate((row, padding * 0 + first if mixed else padding + first))
         upload.put("request", rows.request)
         upload.put("n_query", rows.n_query)
         upload.put("q_start", rows.borders if mixed or frame is None else np.arange(frame.rows + 1, dtype=np.int32))
-        upload.put("prefill_start", rows.borders[n_decode:] - rows.borders[n_decode])
+        if not mixed:
+            upload.put("prefill_start", rows.borders[n_decode:] - rows.borders[n_decode])
         upload.put("row", at)
         upload.put("offset", np.concatenate((offset, padding * 0)))
         samples = self._put_samples(plan, frame, rows, upload)

@@ -95,7 +95,7 @@ class RowSampler:
 
     def bound(self, plan: StepPlan) -> list[tuple[int, Bound]]:
         """Host: the sampled rows that have logits processors, by their number among the sampled."""
-        steered = np.flatnonzero(self._steered[plan.sample_request]).tolist()
+        steered = np.flatnonzero(self._steered[plan.sample_request]).tolist() if self._bound else []
         found = [(s, self._bound[int(plan.sample_request[s])]) for s in steered]
         return [(s, bound) for s, bound in found if not bound.free]
 
@@ -136,7 +136,7 @@ class RowSampler:
             return sample(logits, self._greedy_rows(count))
         floats, ints = self._tables.floats[:, request].unbind(0), self._tables.ints[:, request].unbind(0)
         temperature, top_p, min_p, *penalties = floats
-        top_k, low, high, choice, repeat_from, count_from = ints
+        top_k, choice, repeat_from, count_from, low, high = ints
         length = self._tables.lengths[request]
         adjust = None
         if draw.width:

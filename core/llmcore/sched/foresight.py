@@ -36,6 +36,26 @@ class Pace:
         return steps
 
 
+class Lengths:
+    """How long answers are expected to be, at one moment."""
+
+    def __init__(self, state: State) -> None:
+        self._estimator = state.estimator
+        self._used = max(group.pool.live / group.pool.total for group in state.space.groups)
+
+    def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_]) -> Int32:
+        """Tokens in all of requests that have `produced` so many."""
+        totals = self._estimator.totals(produced, max_new, ignore_eos, self._used)
+        clipped: Int32 = np.minimum(np.maximum(totals, np.minimum(produced + 1, max_new)), max_new)
+        return clipped
+
+    def of(self, job: Job) -> int:
+        """Tokens in all of one that does not run."""
+        submit = job.submit
+        produced, max_new = np.array([[job.produced.size], [submit.max_new_tokens]], np.int32)
+        return int(self.totals(produced, max_new, np.array([not submit.stop_ids]))[0])
+
+
 class Foresight:
     """Sees ahead from one moment: `fits` adds a request to what runs if the peak allows it in every group.
 
@@ -50,12 +70,11 @@ class Foresight:
         self._space = space
         self._pace = Pace.of(state.limits, space.granule)
         self._ahead = state.ahead
-        self._estimator = state.estimator
-        self._used = max(group.pool.live / group.pool.total for group in space.groups)
+        self._lengths = Lengths(state)
         rows = table.running()
         if ask and rows.size:
             produced = table.length[rows] - table.prompt_len[rows]
-            table.foreseen[rows] = self._totals(produced, table.max_new[rows], table.no_stop[rows])
+            table.foreseen[rows] = self._lengths.totals(produced, table.max_new[rows], table.no_stop[rows])
         rest = table.length[rows] - table.computed[rows]
         prompts = table.computed[rows] < table.prefill[rows]
         steps = np.ones(rows.size, np.int32)
@@ -71,18 +90,9 @@ class Foresight:
         """The future peak of the first group, in tokens."""
         return self._peaks[0].peak * self._space.groups[0].granule
 
-    def fits(self, job: Job, hit: Hit, *, alone: bool = False) -> bool:
-        """Whether `job`, started with `hit`, fits; if so it counts from now on, in the places it will get next.
-
-        What is `alone` always does: that it can be served was checked when it came.
-        """
-        foreseen = int(
-            self._totals(
-                np.array([job.produced.size], np.int32),
-                np.array([job.submit.max_new_tokens], np.int32),
-                np.array([not job.submit.stop_ids]),
-            )[0]
-        )
+    def fits(self, job: Job, hit: Hit) -> bool:
+        """Whether `job`, started with `hit`, fits; if so it counts from now on, in the places it will get next."""
+        foreseen = self._lengths.of(job)
         rest = np.array([job.size - hit.tokens], np.int32)
         steps = self._queue_steps + int(self._pace.steps(rest)[0])
         growth = steps + job.prompt.size + foreseen - 1 - job.size + self._ahead
@@ -93,18 +103,13 @@ class Foresight:
             own[0] = group.granules(job.size - 1) - int(np.count_nonzero(group.pool.in_use(granules)))
             owners = group.sharing.owners(group.sharing.newly_shared(granules))
             peak = peak.share(owners).add(rows, own, group.granules(growth))
-            if peak.peak > group.pool.total and not alone:
+            if peak.peak > group.pool.total:
                 return False
             peaks.append(peak)
         self._peaks = peaks
         self._queue_steps = steps
         self._table.foreseen[rows[0]] = foreseen
         return True
-
-    def _totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_]) -> Int32:
-        totals = self._estimator.totals(produced, max_new, ignore_eos, self._used)
-        clipped: Int32 = np.clip(totals, np.minimum(produced + 1, max_new), max_new)
-        return clipped
 
     def _peak_of(self, group: KVGroup, rows: Int32, growth: Int32) -> FuturePeak:
         table = self._table

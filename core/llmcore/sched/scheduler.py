@@ -313,9 +313,11 @@ class Scheduler:
     def _settle(self, view: StepView, decision: Decision) -> tuple[Int32, Int32]:
         """The rows of a decision, chunks cut back to granule borders; who is left with nothing is left out."""
         state, table = self._state, self._state.table
-        new = [(view.offers[index][0].row, first) for index, first in decision.admit]
-        rows = np.concatenate([decision.rows, [row for row, _ in new]]).astype(np.int32)
-        n_query = np.concatenate([decision.n_query, [first for _, first in new]]).astype(np.int32)
+        rows, n_query = np.asarray(decision.rows, np.int32), np.asarray(decision.n_query, np.int32)
+        if decision.admit:
+            new = [(view.offers[index][0].row, first) for index, first in decision.admit]
+            joining, first_chunks = np.array(new, np.int32).T
+            rows, n_query = np.concatenate((rows, joining)), np.concatenate((n_query, first_chunks))
         starts, length = table.computed[rows], table.length[rows]
         ends = starts + n_query
         partial = ends < length

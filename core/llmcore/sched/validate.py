@@ -79,4 +79,4 @@ def _admission_fault(decision: Decision, view: StepView) -> str | None:
 
 
 def _integral(column: NDArray[np.generic]) -> bool:
-    return not column.size or bool(np.issubdtype(column.dtype, np.integer))
+    return not column.size or column.dtype.kind in "iu"

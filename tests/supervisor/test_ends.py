@@ -77,7 +77,7 @@ def breakable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
             yield Breakable(server, orders)
 
 
-def until(condition: Callable[[], object], seconds: float = 8.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "did not happen"

@@ -26,7 +26,7 @@ def server(model: Path) -> Iterator[RunningServer]:
         yield server
 
 
-def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < seconds, "did not happen"

@@ -47,7 +47,7 @@ def test_other_threads_go_on_while_a_long_text_is_tokenized(tmp_path: Path) -> N
         stop.set()
         thread.join()
     assert tokenizer.decode(ids) == text
-    assert after - before > 10
+    assert after - before > 3
 
 
 def test_text_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from llmcore.errors import ConfigError, RequestError
+from llmcore.text import templates
 from llmcore.text.templates import ChatTemplate
 
 SMOLLM2 = (
@@ -119,3 +120,23 @@ def test_calls_come_as_the_template_wants_them(source: str, text: str) -> None:
 def test_the_first_failure_is_told() -> None:
     with pytest.raises(RequestError, match=r"has no attribute .nothing"):
         render("{{ messages[0].content + messages[0].nothing.at_all }}", [CALLED])
+
+
+@pytest.mark.parametrize(
+    ("template", "sent"),
+    [
+        ("{% for m in messages %}{{ messages | tojson }}{% endfor %}", ["x" * 1000] * 1000),
+        ("{% for m in messages %}{% for n in messages %}{{ n.content }}{% endfor %}{% endfor %}", ["xyz"] * 5000),
+        ("{% for m in messages %}{% for n in messages[1:] %}{% endfor %}{% endfor %}", [""] * 20_000),
+        ("{% for m in messages %}{{ messages | selectattr('role', 'in', 'x') | list }}{% endfor %}", [""] * 20_000),
+    ],
+)
+def test_a_prompt_without_end_is_given_up(template: str, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MAX_VISITS", 100_000)
+    monkeypatch.setattr(templates, "MAX_CHARACTERS", 1 << 20)
+    rendered = ChatTemplate({"default": template}, {})
+    messages = [{"role": "user", "content": text} for text in sent]
+    with pytest.raises(RequestError) as caught:
+        rendered.render(messages)
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+    assert len(rendered.render(messages[:3])) < 10_000

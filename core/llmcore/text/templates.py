@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from types import GeneratorType
 from typing import Any, NoReturn
 
@@ -34,6 +35,13 @@ _RENDER_ERRORS = (
     RecursionError,
 )
 
+
+MAX_CHARACTERS = 1 << 25
+"""Most characters of a prompt; a body has no more, and few models read as many. A template may write a message again
+for each message: what it has no end with must not take the worker's memory and time."""
+
+MAX_VISITS = 10_000_000
+"""How often messages are looked at while one prompt is rendered: a second's work."""
 
 _TESTS_FOR_NULL = re.compile(r"""content(?:['"]\])?\s+is\s+(?:not\s+)?none""")
 """In a template's text: it knows messages without content."""
@@ -136,7 +144,7 @@ class ChatTemplate:
         failure: Exception | None = None
         for shape in _shapes(messages, name in self._wants_null):
             try:
-                return self._templates[name].render(messages=shape, **given)
+                return self._rendered(name, shape, given)
             except TemplateRefusal as error:
                 raise RequestError(str(error.message), param="messages", code="invalid_value") from error
             except _RENDER_ERRORS as error:
@@ -146,6 +154,15 @@ class ChatTemplate:
             param="messages",
             code="invalid_value",
         ) from failure
+
+    def _rendered(self, name: str, messages: Messages, given: Mapping[str, Any]) -> str:
+        pieces, size = [], 0
+        for piece in self._templates[name].generate(messages=_Visited(messages, count()), **given):
+            size += len(piece)
+            if size > MAX_CHARACTERS:
+                raise _too_long(f"a prompt of more than {MAX_CHARACTERS:,} characters")
+            pieces.append(piece)
+        return "".join(pieces)
 
     def _choose(self, with_tools: bool) -> str:
         names = ("tool_use", "default") if with_tools else ("default",)
@@ -157,6 +174,29 @@ class ChatTemplate:
             param="messages",
             code="unsupported_parameter",
         )
+
+
+def _too_long(why: str) -> RequestError:
+    message = f"messages: the model's chat template makes {why} of them; send fewer or shorter ones"
+    return RequestError(message, param="messages", code="context_length_exceeded")
+
+
+class _Visited(list[Any]):
+    """Messages, which count how often they are looked at, together with all parts of their list."""
+
+    def __init__(self, messages: Iterable[Any], visits: count[int]):
+        super().__init__(messages)
+        self._visits = visits
+
+    def __iter__(self) -> Iterator[Any]:
+        for message in super().__iter__():
+            if next(self._visits) >= MAX_VISITS:
+                raise _too_long("too much work")
+            yield message
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return _Visited(found, self._visits) if isinstance(key, slice) else found
 
 
 Messages = list[Mapping[str, Any]]

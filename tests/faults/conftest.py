@@ -17,6 +17,11 @@ MakeHouse = Callable[..., AbstractContextManager[House]]
 SETTINGS: dict[str, Any] = {"max_total_token_num": 20_000, "running_max_req_size": 64}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What a longer run is asked for with."""
+    parser.addoption("--schemas", type=int, default=600, help="how many schemas row 38 asks for")
+
+
 @contextmanager
 def running(
     directory: Path, *, fake: dict[str, Any] | None = None, keys: bool = False, **settings: Any

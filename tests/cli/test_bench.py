@@ -113,6 +113,8 @@ def test_throughput_counts_every_token(tmp_path: Path, capsys: pytest.CaptureFix
         (("latency", "--json", "/none/x.json"), "there is no such directory"),
         (("latncy",), "There is no benchmark 'latncy'. Did you mean latency?"),
         (("serve", "--url", "localhost"), "write http://HOST:PORT"),
+        (("serve", "--url", "http://localhost:none"), "write http://HOST:PORT"),
+        (("serve", "--url", "http://[::1"), "write http://HOST:PORT"),
         (("serve", "--url", "http://127.0.0.1:9", "--request_rate", "0"), "'0' is no rate"),
         (("serve", "--url", "http://127.0.0.1:9", "--slo", "x=1", "--model", "m"), "ttft, tpot or e2e"),
     ],

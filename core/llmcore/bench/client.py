@@ -71,6 +71,19 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 
+def server_address(url: str) -> tuple[bool, str, int]:
+    """(whether over TLS, host, port) of a value of `--url`. Raises ConfigError for an address that is none."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # brackets that do not close, a port that is none
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
+        raise ConfigError(f"--url {url}: write http://HOST:PORT.")
+    secure = parts.scheme == "https"
+    return secure, host, port or (443 if secure else 80)
+
+
 @dataclass(frozen=True)
 class Target:
     """Where a server listens. Raises ConfigError for an address that is none."""
@@ -82,12 +95,9 @@ class Target:
     tls: ssl.SSLContext | None = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {self.url}: write http://HOST:PORT.")
-        secure = parts.scheme == "https"
-        object.__setattr__(self, "host", parts.hostname)
-        object.__setattr__(self, "port", parts.port or (443 if secure else 80))
+        secure, host, port = server_address(self.url)
+        object.__setattr__(self, "host", host)
+        object.__setattr__(self, "port", port)
         object.__setattr__(self, "tls", ssl.create_default_context() if secure else None)
 
     def request(self, ids: Sequence[int], text: str, output: int, model: str) -> bytes:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from llmcore.errors import ConfigError, LlmcoreError
+from llmcore.bench.client import server_address
+from llmcore.errors import LlmcoreError
 
 Message = dict[str, str]
 
@@ -19,8 +19,7 @@ class Server:
     """An OpenAI-compatible server at `url` (with or without /v1); `model` None: the first one it lists."""
 
     def __init__(self, url: str, model: str | None, timeout: float = 600.0) -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise ConfigError(f"--url {url}: write http://HOST:PORT.")
+        server_address(url)
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._timeout = timeout
         self.model = model or self._first_model()

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _BUG = ("internal_error", "The server failed to handle this request.")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Open:
     """A request that has not ended: where its events go, and which choices still run."""
 

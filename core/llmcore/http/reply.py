@@ -50,6 +50,11 @@ class Reply:
     HTTP server it is a response body that detaches itself when iterated.
     """
 
+    __slots__ = (
+        *("_abandoned", "_callbacks", "_early", "_lock", "_phase", "_transport"),
+        *("sent", "terms", "why_closed"),
+    )
+
     def __init__(self, transport: Transport) -> None:
         self.terms = Terms()
         self.why_closed = "client"

@@ -5,7 +5,7 @@ Both detokenizers give, joined, the text of the whole sequence, however it is cu
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
@@ -55,18 +55,22 @@ class BytesDetokenizer:
     `kept`: bytes that ids have instead of those in `pieces`.
     """
 
-    __slots__ = ("_decode", "_kept", "_pieces", "_strip")
+    __slots__ = ("_held", "_kept", "_pieces", "_strip")
 
     def __init__(self, pieces: Pieces, kept: Mapping[int, bytes] | None = None):
         self._pieces = pieces
         self._kept = kept
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = b""
         self._strip = pieces.drops_leading_space
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes."""
         kept = self._kept
-        text = self._decode(self._pieces[token_id] if kept is None or token_id not in kept else kept[token_id])
+        data = self._pieces[token_id] if kept is None or token_id not in kept else kept[token_id]
+        if self._held:
+            data = self._held + data
+        text, used = utf_8_decode(data, "replace", False)
+        self._held = data[used:]
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")
@@ -74,7 +78,8 @@ class BytesDetokenizer:
 
     def flush(self) -> str:
         """U+FFFD for an unfinished character, or ""."""
-        return self._decode(b"", True)
+        held, self._held = self._held, b""
+        return held.decode("utf-8", "replace")
 
 
 class WindowDetokenizer:

@@ -12,8 +12,11 @@ from llmcore.text.detokenizer import detokenizer
 from llmcore.text.healing import Healing
 from llmcore.text.stops import StopMatcher, StopStrings
 
+_RUNNING, _STOP = Finish.RUNNING, Finish.STOP
+"""Looked up once: an enum's members take their time, and every token is asked several times."""
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TextRules:
     """How a request's tokens become text, and what ends it; one value for all its choices.
 
@@ -45,8 +48,13 @@ class ChoiceText:
     the end of the prompt first: that is left out, and the tokens asked for are counted behind it.
     """
 
+    __slots__ = (
+        *("_after_special", "_decoded", "_detokenizer", "_left", "_matcher", "_recent", "_rules", "_special_ids"),
+        *("_unseen", "finish", "must_finish", "released", "starts", "tokens"),
+    )
+
     def __init__(self, tokenizer: Tokenizer, rules: TextRules, healing: Healing | None = None):
-        self.finish = Finish.RUNNING
+        self.finish = _RUNNING
         self.tokens = 0
         self.must_finish = False
         self.released = 0
@@ -65,7 +73,7 @@ class ChoiceText:
 
     def end(self) -> None:
         """End the choice here, as a stop string would."""
-        self.must_finish = self.must_finish or self.finish is Finish.RUNNING
+        self.must_finish = self.must_finish or self.finish is _RUNNING
         self.finish = Finish.STOP
 
     def feed(self, event: ChoiceEvent) -> list[str]:
@@ -80,16 +88,16 @@ class ChoiceText:
         for i, token_id in enumerate(event.tokens):
             self.tokens += 1
             self.starts.append(self._decoded)
-            ends_by_id = i == last and event.finish is Finish.STOP and token_id in self._rules.stop_ids
+            ends_by_id = i == last and event.finish is _STOP and token_id in self._rules.stop_ids
             texts.append(self._take(token_id, ends_by_id))
-            if self._left == 0 and self.finish is Finish.RUNNING and (i < last or event.finish is Finish.RUNNING):
+            if self._left == 0 and self.finish is _RUNNING and (i < last or event.finish is _RUNNING):
                 self.finish = Finish.LENGTH
                 texts[-1] += self._flush()
-            if self.finish is not Finish.RUNNING:
-                self.must_finish = event.finish is Finish.RUNNING
+            if self.finish is not _RUNNING:
+                self.must_finish = event.finish is _RUNNING
                 self._count(texts)
                 return texts
-        if event.finish is not Finish.RUNNING:
+        if event.finish is not _RUNNING:
             self.finish = event.finish
             rest = self._flush()
             if texts:

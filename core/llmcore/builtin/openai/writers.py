@@ -178,6 +178,11 @@ class BestWriter(WholeWriter):
 class StreamWriter:
     """Sends chunks as text is released: per choice an opening, pieces, and a closing with the finish reason."""
 
+    __slots__ = (
+        *("_envelope", "_generation", "_heads", "_ids", "_include_usage", "_opened", "_pending", "_reply"),
+        *("_running_usage", "_shape"),
+    )
+
     def __init__(
         self,
         front: Front,

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -70,6 +71,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self._limits = owner.limits
         self._since = time.monotonic()
         super().__init__(*args, **named)
+        self._outbuf = threading.RLock()  # a Condition's own `with` is two calls more, for every piece of a stream
+        self.outbuf_lock = threading.Condition(self._outbuf)
 
     def parser_class(self, adj: object) -> StreamRequest:
         """waitress asks for one to be refused in place of the request that the application failed on."""
@@ -336,16 +339,16 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
         `allowance`: seconds granted beyond the limit, and the limit of size waived.
         """
-        with self.outbuf_lock:
+        with self._outbuf:
             if not self.connected or self.will_close or not data:
                 return
-            self._allowance = allowance
             sent = 0
             if not self.total_outbufs_len:
-                self._behind_since = None
                 sent = self._send_now(data)
                 if sent == len(data) and not self.will_close:
                     return  # as nearly always
+                self._behind_since = None
+            self._allowance = allowance
             if sent < len(data):
                 self.outbufs[-1].append(data[sent:])
                 self.total_outbufs_len += len(data) - sent
@@ -382,10 +385,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         return sent
 
     def _watch_backlog(self, now: float) -> None:
-        if not self.total_outbufs_len:
-            self._behind_since = None
-            return
-        if self._behind_since is None:
+        if self._behind_since is None or not self.total_outbufs_len:
             self._behind_since = now
         if now - self._behind_since > self._limits.backlog_seconds + self._allowance:
             self._cut_off()

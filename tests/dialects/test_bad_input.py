@@ -314,7 +314,7 @@ def check_exact(side: Side, url: str, body: dict[str, Any], param: str) -> None:
         (b'{"prompt": "\\ud800"}', "prompt"),
         (b'{"prompt": ["a", "\\udfff"]}', "prompt[1]"),
         (b'{"prompt": "x", "stop": "\\ud800"}', "stop"),
-        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", None),
+        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "seed"),
         (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "prompt"),
         (b'{"unknown": {"a": ' + b"[" * 100_000, "unknown"),
     ],

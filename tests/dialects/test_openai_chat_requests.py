@@ -98,13 +98,16 @@ def test_content_parts_and_history(openai: Callable[..., Side], tokenizer: FastT
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
         {"role": "tool", "content": "42", "tool_call_id": "x"},
+        {"role": "assistant", "content": None, "refusal": "No."},
     ]
     side.ok(CHAT, messages=messages, add_generation_prompt=False)
     ids = memoryview(side.bridge.submitted[0].prompt).cast("i").tolist()
     assert tokenizer.decode(ids, skip_special_tokens=False) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
-        "<|im_start|>tool\n42<|im_end|>\n"
+        "<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
     )
+    refused = openai("ab").post(CHAT, messages=messages, allowed_token_ids=[])
+    assert (refused.status_code, refused.json["error"]["param"]) == (400, "allowed_token_ids")
 
 
 def prompt_of(side: Side, tokenizer: FastTokenizer) -> str:

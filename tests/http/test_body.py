@@ -49,6 +49,8 @@ def test_errors_name_the_field(data: bytes, param: str | None, code: str, messag
     ("data", "param"),
     [
         (b'{"a": {"b": [1, NaN]}}', "a.b[1]"),
+        (b'{"a": [' + b"9" * 400 + b"]}", "a[0]"),
+        (b'{"a": [-' + b"9" * 5000 + b"]}", "a[0]"),
         (b'{"a": ["\\ud83d"]}', "a[0]"),
         (b'{"a": {"\\ud83d": 1}}', "a"),
         (b'{"a": "\\"[[", "k": ' + b"[" * 2000, "k"),

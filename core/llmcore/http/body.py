@@ -168,12 +168,17 @@ def _explain(data: bytes, error: orjson.JSONDecodeError) -> RequestError:
     if deep is not None:
         return _nested(deep)
     try:
-        path, reason = next(_offences(json.loads(data), ""), ("", ""))
+        path, reason = next(_offences(json.loads(data, parse_int=_whole), ""), ("", ""))
     except (ValueError, RecursionError):
         path = reason = ""
     if not reason:
         return RequestError(f"the body is not valid JSON: {error}", code="invalid_json")
     return RequestError(f"{path or 'the body'}: {reason}", param=path or None, code="invalid_value")
+
+
+def _whole(digits: str) -> int | float:
+    """A number without a fraction; to Python one of many digits is neither infinite nor, beyond 4,300, readable."""
+    return int(digits) if len(digits) < 300 else math.inf
 
 
 def _nested(field: str) -> RequestError:
@@ -201,7 +206,7 @@ def _too_deep(data: bytes) -> str | None:
 def _offences(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """(path, reason) of every number and string that JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
-        yield path, "NaN and Infinity are no numbers of JSON"
+        yield path, "NaN, Infinity and what is as large are no numbers of JSON"
     elif isinstance(value, str) and not _encodable(value):
         yield path, "the text holds half a surrogate pair, which is no character"
     elif isinstance(value, dict):

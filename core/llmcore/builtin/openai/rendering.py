@@ -132,7 +132,7 @@ def as_template_message(message: Message, path: str) -> dict[str, Any]:
                 param=f"{path}.content",
                 code="missing_required_parameter",
             )
-        members["content"] = None
+        members["content"] = message.refusal  # templates have no word for it
     for name in _MARKS:
         members.pop(name, None)  # `continuing` has read it
     reasoning = members.pop("reasoning", None)

@@ -123,7 +123,7 @@ class Sampled(Struct, kw_only=True):
     spaces_between_special_tokens: Flag = None
 
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)] | None = None
     return_token_ids: Flag = None
     prompt_logprobs: BestTokens = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None

@@ -18,7 +18,7 @@ from llmcore.errors import ConfigError
 from llmcore.http import streaming
 from llmcore.http.bodies import Pool
 from llmcore.http.errors import openai_error
-from llmcore.http.streaming import HttpServer, Limits, raise_open_files
+from llmcore.http.streaming import HttpServer, Limits, channel, raise_open_files
 from llmcore.http.streaming.tasks import StreamRequest
 from llmcore.testing import sockets as raw
 from served import PATIENCE, POST, Served, soon, until
@@ -33,9 +33,9 @@ def served() -> Iterator[Served]:
 
 def test_the_internals_that_are_used_are_as_they_were() -> None:
     assert version("waitress") == streaming.WAITRESS
-    channel, server = waitress.channel.HTTPChannel, waitress.server.BaseWSGIServer
+    theirs, server = waitress.channel.HTTPChannel, waitress.server.BaseWSGIServer
     used = {
-        channel: (
+        theirs: (
             "self.requests_lock = threading.Lock()",
             "self.outbuf_lock = threading.Condition()",
             "task = self.task_class(self, request)",
@@ -46,11 +46,11 @@ def test_the_internals_that_are_used_are_as_they_were() -> None:
             "if not self.requests:",
             "return self.total_outbufs_len or self.will_close or self.close_when_flushed",
         ),
-        channel._flush_some: ("num_sent = self.send(chunk, do_close=do_close)",),
-        channel.handle_write: ("if self.will_close:\n            self.handle_close()",),
-        channel.write_soon: ("self.total_outbufs_len += num_bytes",),
-        channel.add_channel: ("self.server.active_channels[self._fileno] = self",),
-        channel.del_channel: ("del ac[fd]",),
+        theirs._flush_some: ("num_sent = self.send(chunk, do_close=do_close)",),
+        theirs.handle_write: ("if self.will_close:\n            self.handle_close()",),
+        theirs.write_soon: ("self.total_outbufs_len += num_bytes",),
+        theirs.add_channel: ("self.server.active_channels[self._fileno] = self",),
+        theirs.del_channel: ("del ac[fd]",),
         server.__init__: ("self.trigger = trigger.trigger(map)", "self.task_dispatcher = dispatcher"),
         server.pull_trigger: ("self.trigger.pull_trigger()",),
         waitress.server.TcpWSGIServer.set_socket_options: ("conn.setsockopt(",),
@@ -64,7 +64,7 @@ def test_the_internals_that_are_used_are_as_they_were() -> None:
     service = inspect.getsource(waitress.task.Task.service)
     assert "except OSError" in service and "BaseException" not in service
     for name in ("received", "readable", "writable", "handle_read", "handle_write", "handle_close", "service", "send"):
-        assert callable(getattr(channel, name))
+        assert callable(getattr(theirs, name))
     for name in ("build_response_header", "set_close_on_finish", "get_environment", "start"):
         assert callable(getattr(waitress.task.WSGITask, name))
 
@@ -330,6 +330,21 @@ def test_stop_lets_streams_finish_and_answers_who_comes_meanwhile(served: Served
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive()
     assert _refused(served.port)
+
+
+def test_who_has_just_connected_when_the_end_begins_is_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "FRESH_SECONDS", PATIENCE)
+    with raw.connect(served.port) as sock:
+        until(lambda: served.server._channels())
+        served.server.stop(PATIENCE)
+        until(lambda: served.server._server.draining)
+        sock.sendall(raw.request("GET", "/plain"))
+        status, headers, _ = raw.read_reply(sock)
+        assert (status, headers["connection"]) == (200, "close")
+    served.thread.join(PATIENCE)
+    assert not served.thread.is_alive()
 
 
 def test_stop_without_grace_refuses_at_once(served: Served) -> None:

@@ -32,7 +32,7 @@ def on_shutdown():
 def hang(where):
     if where == {where!r}:
         note("here")
-        time.sleep(60)
+        time.sleep(300)
 
 @hookimpl
 def on_model_built():
@@ -79,7 +79,7 @@ def test_a_start_that_is_interrupted(
     tmp_path: Path, where: str, number: signal.Signals, processes: int, everybody: bool
 ) -> None:
     server = Witnessed(tmp_path, where)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not server.noted("here"):
         assert time.monotonic() < deadline and server.process.poll() is None, "it did not come so far"
         time.sleep(0.02)
@@ -87,13 +87,13 @@ def test_a_start_that_is_interrupted(
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if everybody else ():
         os.kill(int(child), number)
     server.process.send_signal(number)
-    said = server.process.communicate(timeout=60)[1]
+    said = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 0 and "Traceback" not in said, said
     server.ended(processes)
 
 
 def test_a_start_that_fails(tmp_path: Path) -> None:
     server = Witnessed(tmp_path, "failure")
-    said = server.process.communicate(timeout=60)[1]
+    said = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2 and "there is no more room; make some" in said
     server.ended(3)

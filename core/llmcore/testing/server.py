@@ -82,7 +82,7 @@ class RunningServer:
             found[name] = pid
         return found
 
-    def stop(self, timeout: float = 10.0) -> int:
+    def stop(self, timeout: float = 30.0) -> int:
         """SIGTERM; the exit code. subprocess.TimeoutExpired if it takes longer."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)

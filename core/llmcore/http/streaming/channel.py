@@ -25,6 +25,9 @@ from llmcore.http.strict import Head
 
 logger = logging.getLogger(__name__)
 
+FRESH_SECONDS = 0.3
+"""How long a server that ends waits for the first request of who has connected: closed at once, it would be reset."""
+
 
 class Owner(Protocol):
     """What a channel needs of its server."""
@@ -286,8 +289,10 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered or an answer is still being sent."""
-        return bool(self.requests or self.total_outbufs_len)
+        """Whether a request is being answered, an answer is still being sent, or a first request is on its way."""
+        if self.requests or self.total_outbufs_len:
+            return True
+        return not (self._served or self._ended) and time.monotonic() - self._since < FRESH_SECONDS
 
     def _take(self, request: StreamRequest, data: bytes) -> bytes:
         """Give `data` to the request that is being read; what is left of it."""

@@ -16,7 +16,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type fp32 --port $(PORT)
 
 .PHONY: serve test setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels \
-	faults clients compatcanary docs clean
+	faults clients compatcanary dashboard-shot docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.

@@ -24,7 +24,6 @@ class Want(IntFlag):
     SAMPLE = 1
     LOGPROBS = 2
     HIDDEN = 4
-    SCORE = 8
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ class Varlen:
             varlen,
             HEADS=spec.heads,
             GROUP=spec.heads // spec.kv_heads,
-            KEY=spec.key_size,
             VALUE=spec.value_size,
             LOW=min(low, spec.key_size),
             HIGH=max(spec.key_size - low, 0),

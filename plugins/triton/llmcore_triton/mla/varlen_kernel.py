@@ -38,7 +38,7 @@ def _folded(acc, total, top, s, v, FACTOR: tl.constexpr):  # type: ignore[no-unt
 def varlen(  # type: ignore[no-untyped-def]
     q, k, v, k_low_tiles, k_high_tiles, v_tiles, q_start, k_start, out, lse, rows, tiles,
     q_stride, q_head, k_stride, k_head, v_stride, v_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, PAD_LOW: tl.constexpr, PAD_HIGH: tl.constexpr, PAD_V: tl.constexpr,
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,

@@ -15,7 +15,7 @@ from llmcore.builtin.openai.requests import ChatRequest, Message, Part
 from llmcore.builtin.openai.tools import with_short_ids
 
 _MARKS = ("prefix", "partial")
-"""Members of a message that make the answer go on with it, as DeepSeek and Mistral, and Moonshot and Qwen, say it."""
+"""Members of a message that make the answer go on with it: makers of models say it in either word."""
 
 _MAY_BE_EMPTY = frozenset({"assistant", "function"})
 

@@ -24,16 +24,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @contextmanager
 def running(
-    directory: Path, *, fake: dict[str, Any] | None = None, keys: bool = False, **settings: Any
+    directory: Path, *, fake: dict[str, Any] | None = None, keys: bool = False, settled: bool = True, **settings: Any
 ) -> Iterator[House]:
-    """A server in `directory` that has settled. `fake`: what its model is written with. `keys`: it wants KEY."""
+    """A server in `directory`. `fake`: what its model is written with. `keys`: it wants KEY.
+
+    `settled`: it has worked before, as `House.check` needs unless it leaves the processes out.
+    """
     fake = {"step_delay": STEP_SECONDS, "all_faults": True, **(fake or {})}
     model = write_fake_model(directory / "fake", **fake)
     if keys:
         settings["api_keys"] = [KEY, "sk-another-0c1d"]
     with serving(model, faults=bool(fake["all_faults"]), **{**SETTINGS, **settings}) as server:
         house = House(server, KEY if keys else None, settings)
-        house.settle()
+        if settled:
+            house.settle()
         yield house
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeHouse
-from harness import KEY, SECRET, House, until
+from harness import KEY, SECRET, Beat, House, until
 from llmcore.config import Config
 from llmcore.http.admin.board import Board
 from llmcore.http.admin.routes import OPEN_PATHS, routes
@@ -157,9 +157,10 @@ def test_server_info_says_what_runs(house: House) -> None:
 def test_an_idle_engine_does_a_step_when_it_is_asked(house: House) -> None:
     time.sleep(1.2)  # longer than ready_timeout
     before = with_key(house, "/figures")["now"]["load"]["steps"]
+    asked = time.monotonic()
     status, _, body = ask(house.server, "/ready")
     assert (status, json.loads(body)["status"]) == (200, "ok")
-    assert json.loads(body)["last_step_seconds"] < 1
+    assert json.loads(body)["last_step_seconds"] < time.monotonic() - asked + 0.01
     assert with_key(house, "/figures")["now"]["load"]["steps"] == before + 1
 
 
@@ -171,7 +172,7 @@ def test_an_engine_that_cannot_step_is_not_ready_and_is_again(house: House) -> N
         start = time.monotonic()
         status, _, body = ask(house.server, "/ready")
         assert status == 503 and "step" in json.loads(body)["reason"]
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 8
         assert ask(house.server, "/live")[0] == 200
     finally:
         os.kill(engine, signal.SIGCONT)
@@ -204,9 +205,20 @@ def drained(socks: list[socket.socket]) -> Iterator[None]:
         thread.join()
 
 
+def is_silent(house: House) -> bool:
+    """Whether nothing is answered within half a second."""
+    try:
+        with sockets.connect(house.port, timeout=0.5) as sock:
+            sock.sendall(sockets.request("GET", "/liveness"))
+            sockets.read_head(sock)
+    except TimeoutError:
+        return True
+    return False
+
+
 def test_it_answers_within_100_ms_while_500_streams_run_and_every_thread_is_busy(make_house: MakeHouse) -> None:
     limits = {"running_max_req_size": STREAMS, "max_total_token_num": 600_000}
-    with make_house(fake={"step_delay": 0.1}, plugins=(f"{SLEEPER}",), **limits) as house:
+    with make_house(fake={"step_delay": 0.1}, plugins=(f"{SLEEPER}",), settled=False, **limits) as house:
         body = {"prompt": [1, 2, 3], "max_tokens": 1000, "temperature": 0, "stream": True}
         socks = [socket.create_connection(("127.0.0.1", house.port), timeout=20) for _ in range(STREAMS)]
         for sock in socks:
@@ -216,17 +228,15 @@ def test_it_answers_within_100_ms_while_500_streams_run_and_every_thread_is_busy
             idle = [socket.create_connection(("127.0.0.1", house.port), timeout=20) for _ in range(40)]
             for sock in idle:
                 sock.sendall(sockets.request("GET", "/sleep?seconds=4"))
-            time.sleep(0.3)
-            with sockets.connect(house.port, timeout=0.5) as sock, pytest.raises(TimeoutError):
-                sock.sendall(sockets.request("GET", "/liveness"))
-                sockets.read_head(sock)  # no thread of the worker has time
+            until(lambda: is_silent(house), "no thread of the worker has time")
             times = []
-            for path in ("/live", "/ready") * 15:
-                start = time.monotonic()
-                assert ask(house.server, path)[0] == 200
-                times.append(time.monotonic() - start)
+            with Beat() as beat:
+                for path in ("/live", "/ready") * 15:
+                    start = time.monotonic()
+                    assert ask(house.server, path)[0] == 200
+                    times.append(time.monotonic() - start)
             print(f"worst of {len(times)}: {max(times) * 1000:.1f} ms")
-            assert sorted(times)[-3] < 0.1, sorted(times)[-5:]
+            assert sorted(times)[-3] < 0.1 + beat.allowance(), sorted(times)[-5:]
         for sock in (*socks, *idle):
             sock.close()
         until(lambda: house.figures()["batch_current_size"] == 0, "all of them are aborted")
@@ -257,8 +267,9 @@ def test_why_requests_end_and_what_is_refused_is_counted(house: House) -> None:
     with sockets.connect(house.port) as sock:
         body = {"prompt": [5, 6], "max_tokens": 900, "stream": True}
         sock.sendall(house.request("/v1/completions", body, headers={"X-Request-Id": "one-who-leaves"}))
-        sockets.read_head(sock)
-        time.sleep(0.1)
+        data = sockets.read_head(sock)[2]
+        while data.count(b"data:") < 5:
+            data += sock.recv(1 << 16)
     assert house.get("/nowhere")[0] == 404
     until(lambda: metric(figures(house.server, headers), left) == metric(before, left) + 1, "the abort")
     until(lambda: metric(figures(house.server, headers), refused) == metric(before, refused) + 1, "the 404")
@@ -296,7 +307,7 @@ def test_deaths_are_seen_counted_and_mended(tmp_path: Path) -> None:
         os.kill(children["llmcore.http.worker"], signal.SIGKILL)
         until(lambda: metric(figures(server), "llmcore_worker_restarts_total") == 1, "a worker was replaced")
         os.kill(children[FAKE_ENGINE], signal.SIGKILL)
-        until(lambda: ask(server, "/ready")[0] == 503, "not ready", 1.5)
+        until(lambda: ask(server, "/ready")[0] == 503, "not ready")
         assert ask(server, "/live")[0] == 200
         until(lambda: metric(figures(server), "llmcore_engine_restarts_total") == 1, "the engine was replaced")
         until(lambda: ask(server, "/ready")[0] == 200, "ready again")

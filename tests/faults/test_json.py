@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import msgspec
@@ -47,11 +46,9 @@ def error_of(answer: bytes) -> dict[str, Any]:
 def test_rows_14_to_16_what_is_no_json(house: House, body: bytes) -> None:
     head = f"Host: x\r\n{house.headers()}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     for path in BODIES:
-        began = time.monotonic()
         status, headers, answer = house.send(f"POST {path} HTTP/1.1\r\n{head}".encode() + body)
         assert (status, error_of(answer)["type"]) == (400, "invalid_request_error"), answer
         assert headers["x-request-id"]
-        assert time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize("path", BODIES)

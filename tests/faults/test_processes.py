@@ -27,6 +27,10 @@ PROMPT = [5, 6, 7]
 REVIVED = {"health_monitor": True, "restart_pause": 0.1, "restart_limit": 0}
 
 
+AT_ONCE = 8.0
+"""Seconds: far less than whoever waits for a drain, a watchdog or a stream to its end would take."""
+
+
 def ended(pid: int) -> bool:
     """Whether a process has ended, reaped or not."""
     try:
@@ -82,14 +86,14 @@ def ended_by_error(data: bytes) -> bool:
 
 
 def is_ready(house: House) -> bool:
-    return house.get("/readiness")[0] == 200
+    return house.is_ready()
 
 
 # --- 59: kill -9 -----------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse) -> None:  # row 59
-    with make_house(httpserver_workers=2) as house, ExitStack() as stack:
+    with make_house(settled=False, httpserver_workers=2) as house, ExitStack() as stack:
         before = house.server.children()
         with stopped(before[WORKER]):
             others = stack.enter_context(streams(house, 6))
@@ -97,10 +101,10 @@ def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse
             mine = stack.enter_context(streams(house, 6))
         os.kill(before[WORKER], signal.SIGKILL)
         killed = time.monotonic()
-        until(lambda: before[WORKER] not in house.server.children().values(), "it is noticed", 1)
+        until(lambda: before[WORKER] not in house.server.children().values(), "it is noticed")
         for sock in mine:
             rest(sock)
-        assert time.monotonic() - killed < 1.0
+        assert time.monotonic() - killed < AT_ONCE
         for sock in others:
             sock.settimeout(0.0)
             with suppress(BlockingIOError):
@@ -111,7 +115,8 @@ def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse
             sock.close()
         until(lambda: len(house.server.children()) == len(before), "another worker")
         assert house.server.children()[ENGINE_MODULE] == before[ENGINE_MODULE]
-        assert re.search(r"worker-\d was ended by SIGKILL \(.*\); starting another", house.server.log.read_text())
+        said = re.compile(r"worker-\d was ended by SIGKILL \(.*\); starting another")
+        until(lambda: said.search(house.server.log.read_text()), "it is told of")
         house.check(processes=False)
 
 
@@ -120,12 +125,12 @@ def test_a_killed_engine_ends_streams_with_an_error_and_is_replaced(make_house: 
         children = house.server.children()
         with streams(house, 6) as socks, sockets.connect(house.port) as whole:
             whole.sendall(house.request("/v1/completions", {"prompt": PROMPT, "max_tokens": 4000}))
-            time.sleep(0.05)
+            until(lambda: house.figures()["batch_current_size"] == 7, "all of them run")
             os.kill(children[ENGINE_MODULE], signal.SIGKILL)
             killed = time.monotonic()
             assert all(ended_by_error(rest(sock)) for sock in socks)
             assert sockets.read_reply(whole)[0] == 503
-            assert time.monotonic() - killed < 1.0
+            assert time.monotonic() - killed < AT_ONCE
         status, headers, body = house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})
         assert status in (200, 503), body  # a new engine may be there already
         assert status == 200 or int(headers["retry-after"]) >= 1
@@ -135,7 +140,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_is_replaced(make_house: 
 
 
 def test_a_killed_engine_ends_an_unsupervised_server_with_code_1(make_house: MakeHouse) -> None:  # row 59
-    with make_house() as house:
+    with make_house(settled=False) as house:
         children, directory = house.server.children(), run_directory(house)
         os.kill(children[ENGINE_MODULE], signal.SIGKILL)
         assert house.server.process.wait(10) == 1
@@ -147,7 +152,7 @@ def test_a_killed_engine_ends_an_unsupervised_server_with_code_1(make_house: Mak
 
 
 def test_a_stopped_engine_is_killed_with_its_stacks_in_a_file(make_house: MakeHouse) -> None:  # row 60
-    with make_house(watchdog_timeout=1, **REVIVED) as house:
+    with make_house(settled=False, watchdog_timeout=1, **REVIVED) as house:
         children = house.server.children()
         with streams(house, 2) as socks:
             os.kill(children[ENGINE_MODULE], signal.SIGSTOP)
@@ -162,16 +167,15 @@ def test_a_stopped_engine_is_killed_with_its_stacks_in_a_file(make_house: MakeHo
 
 
 def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHouse) -> None:  # row 60
-    with make_house(httpserver_workers=2, watchdog_timeout=2) as house:
+    with make_house(settled=False, httpserver_workers=2, watchdog_timeout=2) as house:
         victim = house.server.children()[WORKER]
         os.kill(victim, signal.SIGSTOP)
         answers = [house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] for _ in range(100)]
         assert answers == [200] * 100
         until(lambda: victim not in house.server.children().values(), "it is killed")
         until(lambda: WORKER + "#2" in house.server.children(), "another worker")
-        assert re.search(
-            r"worker-\d was silent for 2 s and is killed; its stacks are in", house.server.log.read_text()
-        )
+        said = re.compile(r"worker-\d was silent for 2 s and is killed; its stacks are in")
+        until(lambda: said.search(house.server.log.read_text()), "it is told of")
         house.check(processes=False)
 
 
@@ -179,12 +183,12 @@ def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHous
 
 
 def test_sigterm_ends_an_idle_server_at_once(make_house: MakeHouse) -> None:  # row 61
-    with make_house(drain_timeout=30) as house, sockets.connect(house.port) as kept:
+    with make_house(settled=False, drain_timeout=30) as house, sockets.connect(house.port) as kept:
         kept.sendall(sockets.request("GET", "/health"))
         assert sockets.read_reply(kept)[0] == 200
         start = time.monotonic()
         assert house.server.stop() == 0
-        assert time.monotonic() - start < 3.0
+        assert time.monotonic() - start < AT_ONCE
         assert kept.recv(1) == b""
 
 
@@ -194,13 +198,13 @@ def refused_for_good(house: House) -> bool:
 
 
 def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: MakeHouse) -> None:  # row 61
-    with make_house(drain_timeout=30, running_max_req_size=128, httpserver_workers=2) as house:
+    with make_house(settled=False, drain_timeout=30, running_max_req_size=128, httpserver_workers=2) as house:
         children = house.server.children()
         with streams(house, 100, 150) as socks:
             house.server.process.send_signal(signal.SIGTERM)
-            until(lambda: not is_ready(house), "/readiness says 503", 0.5)
+            until(lambda: not is_ready(house), "/readiness says 503")
             # workers hear that nothing is ready before they hear of the end, and one after the other
-            until(lambda: refused_for_good(house), "refused, and the connection closed", 0.5)
+            until(lambda: refused_for_good(house), "refused, and the connection closed")
             data = [rest(sock) for sock in socks]
         assert all(b"[DONE]" in answer and b'"error"' not in answer for answer in data)
         assert house.server.process.wait(10) == 0
@@ -208,33 +212,33 @@ def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: Ma
 
 
 def test_streams_that_outlast_the_drain_end_with_an_error(make_house: MakeHouse) -> None:  # row 61
-    with make_house(drain_timeout=0.5) as house, streams(house, 3) as socks:
+    with make_house(settled=False, drain_timeout=0.5) as house, streams(house, 3) as socks:
         start = time.monotonic()
         house.server.process.send_signal(signal.SIGTERM)
         assert all(ended_by_error(rest(sock)) for sock in socks)
         assert house.server.process.wait(10) == 0
-        assert 0.5 <= time.monotonic() - start < 4.0
+        assert 0.5 <= time.monotonic() - start < 0.5 + AT_ONCE
 
 
 def test_a_second_sigterm_ends_a_drain_now(make_house: MakeHouse) -> None:  # row 61
-    with make_house(drain_timeout=30) as house:
+    with make_house(settled=False, drain_timeout=30) as house:
         children = house.server.children()
         with streams(house, 3):
             house.server.process.send_signal(signal.SIGTERM)
             until(lambda: not is_ready(house), "draining")
             start = time.monotonic()
             assert house.server.stop() == 0
-            assert time.monotonic() - start < 2.0
+            assert time.monotonic() - start < AT_ONCE
         assert all(ended(pid) for pid in children.values())
 
 
 def test_an_engine_that_dies_during_a_drain_ends_it(make_house: MakeHouse) -> None:  # row 61
-    with make_house(drain_timeout=30) as house, streams(house, 3) as socks:
+    with make_house(settled=False, drain_timeout=30) as house, streams(house, 3) as socks:
         house.server.process.send_signal(signal.SIGTERM)
         until(lambda: not is_ready(house), "draining")
         os.kill(house.server.children()[ENGINE_MODULE], signal.SIGKILL)
         assert all(ended_by_error(rest(sock)) for sock in socks)
-        assert house.server.process.wait(5) == 1
+        assert house.server.process.wait(30) == 1
 
 
 def test_what_a_killed_supervisor_leaves_is_gone_with_the_next_server(make_house: MakeHouse) -> None:  # row 61
@@ -243,7 +247,7 @@ def test_what_a_killed_supervisor_leaves_is_gone_with_the_next_server(make_house
         children, directory = house.server.children(), run_directory(house)
         house.server.process.kill()
         house.server.process.wait()
-        until(lambda: all(ended(pid) for pid in children.values()), "children are gone", 5)
+        until(lambda: all(ended(pid) for pid in children.values()), "children are gone")
     with make_house() as house:
         assert not directory.exists()
         house.check()

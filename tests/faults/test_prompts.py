@@ -103,7 +103,7 @@ def test_row_25_a_prompt_of_thirty_megabytes(house: House) -> None:
         with house.neighbour():
             began = time.monotonic()
             status, _, answer = house.send(request)
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 6.0
         assert (status, json.loads(answer)["error"]["code"]) == (400, "context_length_exceeded")
 
 

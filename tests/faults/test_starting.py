@@ -148,7 +148,7 @@ class Started:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(10)
+            return self.process.wait(30)
         finally:
             self.process.kill()
             self.stderr.close()
@@ -168,7 +168,7 @@ def test_a_log_that_nobody_reads_holds_nobody_up() -> None:
     assert server.post(body) == 200
     start = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - start < 8.0
+    assert time.monotonic() - start < 25.0
 
 
 def test_a_limit_of_256_descriptors_ends_the_start_with_what_to_do() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llmcore.plugins import Registry, available
+from llmcore.plugins import available
+from llmcore.registry import Registry
 from llmcore.testing import check_plugin, registry_of
 from llmcore.testing.tokenizer import write_tokenizer
 

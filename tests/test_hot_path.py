@@ -11,7 +11,8 @@ from llmcore.config import make_config
 from llmcore.engine.build import build_engine
 from llmcore.engine.llm import LLM
 from llmcore.hookspecs import HOOKS
-from llmcore.plugins import Registry, build_registry
+from llmcore.plugins import build_registry
+from llmcore.registry import Registry
 from llmcore.testing import write_fake_model
 
 EVERY_HOOK = """

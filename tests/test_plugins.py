@@ -13,8 +13,8 @@ from llmcore.config import Config, Plugins
 from llmcore.errors import ConfigError, PluginError
 from llmcore.models import LayerInfo
 from llmcore.modes import apply_modes
-from llmcore.plugins import Registry, available, build_registry, collect, discover, load
-from llmcore.registry import Failure
+from llmcore.plugins import available, build_registry, collect, discover, load
+from llmcore.registry import Failure, Registry
 from llmcore.specs import (
     DeviceInfo,
     KernelSpec,

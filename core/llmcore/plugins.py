@@ -17,23 +17,8 @@ from typing import Any
 from llmcore import __version__
 from llmcore.config import Config
 from llmcore.errors import ConfigError, PluginError, did_you_mean, reraise_if_stopping
-from llmcore.registry import KIND_NAMES, Declined, Failure, Registry, fix_for
+from llmcore.registry import KIND_NAMES, Registry, fix_for
 from llmcore.specs import ImportString, KVManagerSpec, LengthEstimatorSpec, PluginInfo, SchedulerSpec
-
-__all__ = [
-    "BUILTINS",
-    "GROUP",
-    "Declined",
-    "Failure",
-    "Registry",
-    "available",
-    "build_registry",
-    "collect",
-    "discover",
-    "import_plugin",
-    "load",
-    "made",
-]
 
 Made = KVManagerSpec | LengthEstimatorSpec | SchedulerSpec
 

@@ -14,7 +14,7 @@ import click
 from llmcore.cli.check_kernels import Asked, asked_shapes
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.modes import apply_modes
-from llmcore.plugins import Registry
+from llmcore.registry import Registry
 from llmcore.specs import OpContext, OpSpec
 from llmcore.weights.dtypes import data_type
 

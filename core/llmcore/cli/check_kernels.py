@@ -20,7 +20,7 @@ import click
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.errors import ConfigError
 from llmcore.modes import apply_modes
-from llmcore.plugins import Registry
+from llmcore.registry import Registry
 from llmcore.specs import DType, OpSpec
 from llmcore.weights.dtypes import data_type
 

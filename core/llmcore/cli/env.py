@@ -15,7 +15,8 @@ from llmcore import __version__
 from llmcore.cli.options import named_plugins
 from llmcore.config import environment
 from llmcore.errors import reraise_if_stopping
-from llmcore.plugins import Registry, collect, load
+from llmcore.plugins import collect, load
+from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec
 
 DEPENDENCIES = (

@@ -13,7 +13,7 @@ from llmcore.cli.check_kernels import Asked
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
 from llmcore.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
 from llmcore.modes import apply_modes
-from llmcore.plugins import Registry
+from llmcore.registry import Registry
 from llmcore.specs import OpSpec
 from llmcore.weights.dtypes import data_type
 

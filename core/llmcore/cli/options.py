@@ -23,7 +23,8 @@ from llmcore.config import (
 )
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
-from llmcore.plugins import Registry, build_registry
+from llmcore.plugins import build_registry
+from llmcore.registry import Registry
 from llmcore.specs import OptionSpec
 
 _EVERY_GROUP = (*GROUPS, "plugin_options")

@@ -18,8 +18,9 @@ from llmcore.errors import ConfigError
 from llmcore.inspect import find_device
 from llmcore.models import ModelConfig
 from llmcore.modes import apply_modes
-from llmcore.plugins import Registry, load
+from llmcore.plugins import load
 from llmcore.protocols import Device
+from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec, KVLayoutSpec
 from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint

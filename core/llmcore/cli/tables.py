@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from llmcore.cli.options import named_plugins
-from llmcore.plugins import Registry, collect
+from llmcore.plugins import collect
+from llmcore.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmcore.config import Config, Plugins
-from llmcore.plugins import Registry, build_registry, load
+from llmcore.plugins import build_registry, load
+from llmcore.registry import Registry
 from llmcore.testing.conformance import CHECKS, check_plugin
 
 if TYPE_CHECKING:

@@ -51,7 +51,10 @@ def read_reply(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
             body += more
         return status, headers, unchunk(body)
     while len(body) < int(headers["content-length"]):
-        body += sock.recv(65536)
+        more = sock.recv(65536)
+        if not more:
+            raise ConnectionError("closed inside a body")
+        body += more
     return status, headers, body
 
 

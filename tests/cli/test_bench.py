@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def test_the_groups_lines_are_the_commands_own(name: str) -> None:
     found = command.get_command(None, name)  # type: ignore[arg-type]
     assert found is not None
-    assert (found.help or "").splitlines()[0] == COMMANDS[name]
+    assert (found.help or "").splitlines()[0] == COMMANDS[name].summary
 
 
 def test_latency_from_a_config_alone(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_throughput_counts_every_token(tmp_path: Path, capsys: pytest.CaptureFix
         (("throughput", "--workload", "fixed:1,0,2"), "write chat:N"),
         (("latency",), "No model is given"),
         (("latency", "--json", "/none/x.json"), "there is no such directory"),
-        (("latncy",), "There is no benchmark 'latncy'. Did you mean latency?"),
+        (("latncy",), "There is no command 'latncy'. Did you mean latency?"),
         (("serve", "--url", "localhost"), "write http://HOST:PORT"),
         (("serve", "--url", "http://localhost:none"), "write http://HOST:PORT"),
         (("serve", "--url", "http://[::1"), "write http://HOST:PORT"),

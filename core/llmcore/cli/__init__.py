@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn, cast
 
 import click
 
 from llmcore import __version__
+from llmcore.cli.lazy import Entry, LazyGroup
 from llmcore.config import debug_requested
-from llmcore.errors import ConfigError, did_you_mean
+from llmcore.errors import ConfigError
 
 log = logging.getLogger("llmcore.cli")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One command: where it is, its heading in `llmcore --help`, and its line there."""
-
-    target: str
-    heading: str
-    summary: str
 
 
 COMMANDS: Mapping[str, Entry] = {
@@ -52,19 +42,18 @@ COMMANDS: Mapping[str, Entry] = {
 }
 
 
-class Root(click.Group):
+class Root(LazyGroup):
     """Core's commands from the table, plugins' when a name is not there or all are listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, core's first."""
-        return [*COMMANDS, *self._brought()]
+        return [*super().list_commands(ctx), *self._brought()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command called `cmd_name`, imported now."""
         name = cmd_name.replace("_", "-")
         if name in COMMANDS:
-            module, _, attribute = COMMANDS[name].target.partition(":")
-            return cast(click.Command, getattr(importlib.import_module(module), attribute))
+            return super().get_command(ctx, name)
         target = self._brought().get(name)
         if target is None:
             return None
@@ -72,21 +61,9 @@ class Root(click.Group):
 
         return cast(click.Command, load(target[0]))
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with the nearest names in the error."""
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            raise click.UsageError(
-                f"There is no command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}", ctx
-            )
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Commands by heading, without importing any."""
-        for heading in dict.fromkeys(entry.heading for entry in COMMANDS.values()):
-            with formatter.section(heading):
-                formatter.write_dl([(n, e.summary) for n, e in COMMANDS.items() if e.heading == heading])
+        """Core's, then plugins'."""
+        super().format_commands(ctx, formatter)
         if brought := self._brought():
             with formatter.section("From plugins"):
                 formatter.write_dl([(name, summary) for name, (_, summary) in brought.items()])
@@ -107,6 +84,7 @@ class Root(click.Group):
 
 @click.group(
     cls=Root,
+    table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="`llmcore COMMAND --help` shows a command's options. LLMCORE_DEBUG=1 shows tracebacks.",
 )

@@ -60,7 +60,7 @@ def test_what_is_refused_by_its_head_is_answered_as_it_asked(
     [
         (b"HEAD /detached HTTP/2.0\r\n\r\n", b"HTTP/1.1 400 ", b""),
         (b"POST /detached HTTP/2.0\r\n\r\n", b"HTTP/1.1 400 ", b'{"mine":400}'),
-        (b"HEAD http://x/ HTTP/1.0\r\n\r\n", b"HTTP/1.0 400 ", b""),
+        (b"HEAD http://u@x/ HTTP/1.0\r\n\r\n", b"HTTP/1.0 400 ", b""),
         (b"POST detached HTTP/1.0\r\n\r\n", b"HTTP/1.0 400 ", b'{"error"'),
         (b"POST /detached", b"HTTP/1.1 408 ", b'{"error"'),
         (b"HEAD /detached HTTP/1.0\r\nX:", b"HTTP/1.0 408 ", b""),

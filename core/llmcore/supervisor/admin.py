@@ -14,12 +14,12 @@ from llmcore.config import Config
 from llmcore.errors import ConfigError
 from llmcore.overview import Overview, Process, rows
 from llmcore.supervisor import listener as listening
-from llmcore.supervisor.backoff import Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
 from llmcore.supervisor.figures import Sinks
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Clock, Silence
+from llmcore.supervisor.single import Single
+from llmcore.supervisor.watchdog import Clock
 from llmcore.wire import Addresses, AdminLaunch, Outlet, Probe
 
 MODULE = "llmcore.http.admin.process"
@@ -27,7 +27,7 @@ NAME = "admin-0"
 TELL_SECONDS = 0.5
 
 
-class Admin:
+class Admin(Single):
     """Its socket, bound and listening from the start, and the process that serves it.
 
     Raises ConfigError for an address that cannot be had.
@@ -42,17 +42,14 @@ class Admin:
         server_url: str,
         clock: Clock,
     ) -> None:
+        super().__init__(NAME, "the admin listener", config.server.watchdog_timeout, clock)
         self._config = config
         self._directory = directory
         self._addresses = addresses
         self._context = context
         self._server_url = server_url
-        self._clock = clock
         self._started, self._began = time.time(), time.monotonic()
-        self._child: Child | None = None
         self._outlet: Outlet | None = None
-        self._silence = Silence(config.server.watchdog_timeout, clock.now)
-        self._born, self._served, self._starts = 0.0, False, Starts("the admin listener")
         self._due, self._told = 0.0, ""
         self._steps, self._stepped, self._probing = 0, 0.0, False
         self._socket = None if config.server.disable_admin else _bind(config)
@@ -65,7 +62,7 @@ class Admin:
     def spawn_missing(self) -> Child | None:
         """Start the process where one is wanted and none runs."""
         bound = self._socket
-        return self._starts.start(lambda: self._spawn(bound)) if bound is not None and self._child is None else None
+        return None if bound is None else self._start(lambda: self._spawn(bound))
 
     def _spawn(self, bound: socket.socket) -> Child:
         launch = AdminLaunch(
@@ -80,20 +77,12 @@ class Admin:
         )
         outlet = Outlet(self._context, launch.mailbox, most=8)
         try:
-            self._child = Child(MODULE, launch, (bound.fileno(),))
+            child = Child(MODULE, launch, (bound.fileno(),))
         except OSError:
             outlet.close(0.0)
             raise
         self._outlet = outlet
-        self._silence = Silence(self._config.server.watchdog_timeout, self._clock.now)
-        self._born, self._served = time.monotonic(), False
-        return self._child
-
-    def heard(self, name: str) -> None:
-        """The child called `name` said something."""
-        if name == NAME:
-            self._served = True
-            self._silence.heard(self._clock.now)
+        return child
 
     def tell(self, not_ready: str, engines: Sequence[Engine], children: Sequence[Child], sinks: Sinks) -> None:
         """Say how the server is, when it is time, or when a step is waited for and has been done."""
@@ -133,26 +122,17 @@ class Admin:
         for engine in engines:
             engine.tell(Probe())
 
-    def hung(self) -> list[tuple[Child, str]]:
-        """The process, if it runs and hangs, and what it did."""
-        why = self._silence.hung(self._clock.now)
-        return [(child, why) for child in self.children() if why and child.alive]
-
-    def ended(self) -> Child | None:
-        """The process, if it has died."""
-        return self._child if self._child is not None and not self._child.alive else None
-
     def forget(self) -> None:
         """Make room for its replacement."""
-        if self._child is not None and self._outlet is not None:
+        if self._outlet is not None:
             self._outlet.close(0.0)
-            self._child.close()
-            self._child = self._outlet = None
-            self._starts.died(self._born, self._served, time.monotonic())
+            self._outlet = None
+        super().forget()
 
-    def children(self) -> list[Child]:
-        """Its process."""
-        return [] if self._child is None else [self._child]
+    @property
+    def hopeless(self) -> bool:
+        """Never: requests are served without it."""
+        return False
 
     def close(self) -> None:
         """Close what is open; the process must have ended."""

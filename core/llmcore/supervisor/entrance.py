@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from pathlib import Path
 
 from llmcore.child import STOP
@@ -12,10 +11,10 @@ from llmcore.config import Config
 from llmcore.config.certificate import server_context
 from llmcore.errors import ConfigError
 from llmcore.supervisor import listener as listening
-from llmcore.supervisor.backoff import Starts
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Clock, Silence
+from llmcore.supervisor.single import Single
+from llmcore.supervisor.watchdog import Clock
 from llmcore.wire import Addresses, TlsLaunch
 
 MODULE = "llmcore.http.tls"
@@ -24,22 +23,18 @@ MOST_PATH_BYTES = 107
 """Longest path of a Unix socket."""
 
 
-class Entrance:
+class Entrance(Single):
     """The public socket, and the one that workers listen on: the same without TLS.
 
     Raises ConfigError for an address that cannot be had, or a certificate that cannot be used.
     """
 
     def __init__(self, config: Config, directory: RunDirectory, addresses: Addresses, clock: Clock) -> None:
+        super().__init__(NAME, "the end of TLS", config.server.watchdog_timeout, clock)
         self._config = config
         self._directory = directory
         self._addresses = addresses
-        self._clock = clock
-        self._child: Child | None = None
-        self._ready = False
-        self._born, self._starts = 0.0, Starts("the end of TLS")
         self._open = False
-        self._silence = Silence(config.server.watchdog_timeout, clock.now)
         self._tls = config.access.ssl
         if self._tls:
             server_context(config.access)  # before anything slow happens
@@ -56,7 +51,7 @@ class Entrance:
     @property
     def ready(self) -> bool:
         """Whether connections are taken as far as the workers' socket."""
-        return self._ready or not self._tls
+        return self._served or not self._tls
 
     def listen(self) -> None:
         """Let connections in."""
@@ -67,9 +62,7 @@ class Entrance:
 
     def spawn_missing(self) -> Child | None:
         """Start the process that ends TLS, where one is needed and none runs."""
-        if not self._tls or not self._open or self._child is not None:
-            return None
-        return self._starts.start(self._spawn)
+        return self._start(self._spawn) if self._tls and self._open else None
 
     def _spawn(self) -> Child:
         launch = TlsLaunch(
@@ -81,37 +74,7 @@ class Entrance:
             listen_fd=self._public.fileno(),
             workers=self._path,
         )
-        self._child = Child(MODULE, launch, (self._public.fileno(),))
-        self._silence = Silence(self._config.server.watchdog_timeout, self._clock.now)
-        self._born, self._ready = time.monotonic(), False
-        return self._child
-
-    def heard(self, name: str) -> None:
-        """The child called `name` said something: it is ready."""
-        if name == NAME:
-            self._ready = True
-            self._silence.heard(self._clock.now)
-
-    def hung(self) -> list[tuple[Child, str]]:
-        """The process, if it runs and hangs, and what it did."""
-        why = self._silence.hung(self._clock.now)
-        return [(child, why) for child in self.children() if why and child.alive]
-
-    def ended(self) -> Child | None:
-        """The process, if it has died."""
-        return self._child if self._child is not None and not self._child.alive else None
-
-    def forget(self) -> None:
-        """Make room for its replacement."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
-            self._starts.died(self._born, self._ready, time.monotonic())
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether another would end as the last ones did."""
-        return self._starts.hopeless
+        return Child(MODULE, launch, (self._public.fileno(),))
 
     @property
     def lost(self) -> bool:
@@ -123,10 +86,6 @@ class Entrance:
         self._public.close()
         if self._child is not None:
             self._child.send(STOP)
-
-    def children(self) -> list[Child]:
-        """Its process."""
-        return [] if self._child is None else [self._child]
 
     def close(self) -> None:
         """Close what is open; the process must have ended."""

@@ -126,14 +126,11 @@ class Processes:
                 engine.tell(WorkerGone(worker.number))
             self.workers.forget(worker)
             self._go_on(end, hopeless=self.workers.hopeless)
-        if (dead := self.entrance.ended()) is not None:
-            end = self._end_of(dead)
-            self.entrance.forget()
-            self._go_on(end, hopeless=self.entrance.hopeless)
-        if (dead := self.admin.ended()) is not None:
-            end = self._end_of(dead)
-            self.admin.forget()
-            self._go_on(end, hopeless=False)  # requests are served without it
+        for single in (self.entrance, self.admin):
+            if (dead := single.ended()) is not None:
+                end = self._end_of(dead)
+                single.forget()
+                self._go_on(end, hopeless=single.hopeless)
         self.spawn_missing()
 
     def kill_hung(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from llmcore.models import AttnSpec
-from llmcore.ops.attention import Uploads
+from llmcore.ops.attention_cases import Uploads
 from llmcore.protocols import AttnRows
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import prefill

@@ -27,7 +27,7 @@ from llmcore.ops import (
     rope_angles,
     size,
 )
-from llmcore.ops.attention import AttnCase, Uploads, case
+from llmcore.ops.attention_cases import AttnCase, Uploads, case
 from llmcore.ops.check import moved
 from llmcore.ops.sample import plain_rows
 from llmcore.plugins import load

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from llmcore.models import AttnSpec
-from llmcore.ops import attention, attn_gqa_decode
+from llmcore.ops import attention, attention_cases, attn_gqa_decode
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import DeviceInfo, OpContext
@@ -53,7 +53,7 @@ def test_against_the_reference(name: str, case: str) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case != "groups of 3"])
 @pytest.mark.parametrize("name", ["gqa_flashdecoding", "flashdecoding"])
 def test_split_rows_of_uneven_lengths(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "decode_cases", uneven)
+    monkeypatch.setattr(attention_cases, "decode_cases", uneven)
     where = context(**CASES[case])
     kernel = MODULES[name].make_with(where, SPLITTING)
     plan = kernel.plan
@@ -65,9 +65,9 @@ def test_split_rows_of_uneven_lengths(name: str, case: str, monkeypatch: pytest.
     assert check(attn_gqa_decode, kernel, where) == 1
 
 
-def uneven(where: OpContext) -> Iterator[attention.AttnCase]:
+def uneven(where: OpContext) -> Iterator[attention_cases.AttnCase]:
     """Rows of one chunk, of several, and of none."""
-    yield attention.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
+    yield attention_cases.case(where, [1, 1, 1, 1, 1, 0], [150, 16, 17, 1, 70, 0])
 
 
 def test_what_a_step_uploads_is_determined_by_its_key() -> None:

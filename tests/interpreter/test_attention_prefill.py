@@ -10,7 +10,8 @@ import pytest
 import torch
 from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_prefill
-from llmcore.ops.attention import AttnCase, Uploads, case, reference, shape_of
+from llmcore.ops.attention import shape_of
+from llmcore.ops.attention_cases import AttnCase, Uploads, case, reference
 from llmcore.ops.check import check
 from llmcore.protocols import AttnLimits, AttnRows
 from llmcore.specs import DeviceInfo, OpContext

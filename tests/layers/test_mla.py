@@ -15,7 +15,7 @@ from llmcore.layers import MLA, MLA_FUSE, Build, KVStep, LatentSpec, Linear, Mes
 from llmcore.layers.latent import LatentSizes, Room
 from llmcore.models import KVGroupSpec, ModelConfig
 from llmcore.modes import Pins
-from llmcore.ops.attention import Uploads
+from llmcore.ops.attention_cases import Uploads
 from llmcore.protocols import AttnLimits, AttnRows
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of

@@ -14,7 +14,8 @@
   draws; without it, the first of `samples` whose tokens are as many as SAMPLE_TOKENS then says;
 - for a composite, `expand(context, part) -> callable`, where `part(op, **shape)` gives the op's chosen kernel.
 
-Attention ops make `protocols.AttentionKernel`s; their `reference` and samples are in `llmcore.ops.attention`.
+Attention ops make `protocols.AttentionKernel`s: what they mean is in `llmcore.ops.attention`, their `reference` and
+samples are in `llmcore.ops.attention_cases`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""What the attention ops share: their meaning in torch, a kernel made of it, and cases to test kernels with."""
+"""What the attention ops share: their meaning in torch, and a kernel made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 
 from llmcore.errors import ConfigError
 from llmcore.models import AttnSpec
-from llmcore.ops import DTYPES, Shape, draw, draws_on, size
+from llmcore.ops import Shape, size
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import OpContext
 
@@ -63,6 +62,14 @@ def token_slots(table: torch.Tensor, first: int, last: int, granule: int) -> tor
     if granule == 1:
         return table[first:last].long()
     return table[tokens // granule].long() * granule + tokens % granule
+
+
+def cost(shape: Shape) -> tuple[float, float]:
+    """KV of `kv_len` tokens is read once for `tokens` queries."""
+    kv_len, tokens, element = size(shape, "kv_len"), size(shape, "tokens"), size(shape, "element", 2)
+    width = size(shape, "key_size") + size(shape, "value_size")
+    moved = kv_len * size(shape, "kv_heads") * width + tokens * size(shape, "heads") * width
+    return float(moved * element), 2.0 * tokens * kv_len * size(shape, "heads") * width
 
 
 GQA_LAYOUTS = ("token",)
@@ -118,170 +125,3 @@ class ReferenceAttention:
             if lse is not None:
                 lse[first:last] = part_lse
         return out
-
-
-# --- cases to test kernels with --------------------------------------------------------------------------------
-
-
-@dataclass
-class AttnCase:
-    """One call of an attention kernel: `run`'s arguments, and the rows for `plan`."""
-
-    context: OpContext
-    q: torch.Tensor
-    k_new: torch.Tensor
-    v_new: torch.Tensor | None
-    kv: tuple[torch.Tensor, ...]
-    meta: dict[str, torch.Tensor]
-    rows: AttnRows
-
-    def out(self) -> torch.Tensor:
-        """A fresh output, full of NaN."""
-        return self.q.new_full((*self.q.shape[:2], size(self.context.shape, "value_size")), torch.nan)
-
-
-class Uploads:
-    """A MetaWriter that hands what `plan` writes straight to `run`."""
-
-    def __init__(self, meta: dict[str, torch.Tensor]) -> None:
-        self.meta = meta
-
-    def put(self, name: str, values: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        """Keep it as a tensor."""
-        self.meta[name] = torch.from_numpy(values).to(self.meta["table"].device)
-
-
-def case(
-    context: OpContext, n_query: Sequence[int], kv_len: Sequence[int], seed: int = 0, sharpness: float = 1.0
-) -> AttnCase:
-    """Rows of these lengths over scattered granules of the context's layout, where `draw` draws.
-
-    Slots that no row holds, and the rest of each row's last granule, are NaN; table entries past a row's end point
-    at them. `sharpness` stretches every other query: over long contexts few keys then decide, instead of an average.
-    """
-    where = draws_on()
-    spec, granule, dtype = spec_of(context), context.granule, DTYPES[context.dtype]
-    random = np.random.default_rng(seed)
-    needed = [-(-length // granule) for length in kv_len]
-    granules = random.permutation(np.arange(1, sum(needed) + 3))
-    table = np.full((len(kv_len) + 2, max(needed) + 1), granules[-1], dtype=np.int32)
-    request = random.permutation(len(kv_len) + 2)[: len(kv_len)].astype(np.int32)
-    slots = (len(granules) + 1) * granule
-    keys = torch.full((slots, spec.kv_heads, spec.key_size), torch.nan, dtype=dtype, device=where)
-    values = torch.full((slots, spec.kv_heads, spec.value_size), torch.nan, dtype=dtype, device=where)
-    taken = 0
-    new: list[torch.Tensor] = []
-    for row, (n, length) in enumerate(zip(n_query, kv_len, strict=True)):
-        table[request[row], : needed[row]] = granules[taken : taken + needed[row]]
-        taken += needed[row]
-        own = token_slots(torch.from_numpy(table[request[row]]), 0, length, granule).to(where)
-        keys[own] = draw(context, length, spec.kv_heads, spec.key_size, seed=seed + 2 * row + 1)
-        values[own] = draw(context, length, spec.kv_heads, spec.value_size, seed=seed + 2 * row + 2)
-        new.append(own[length - n :])
-    borders = np.cumsum([0, *n_query], dtype=np.int32)
-    meta = {
-        "table": torch.from_numpy(table).to(where),
-        "request": torch.from_numpy(request).to(where),
-        "q_start": torch.from_numpy(borders).to(where),
-        "kv_len": torch.tensor(kv_len, dtype=torch.int32, device=where),
-    }
-    rows = AttnRows(n_query=np.asarray(n_query, np.int32), kv_len=np.asarray(kv_len, np.int32))
-    q = draw(context, int(borders[-1]), spec.heads, spec.key_size, seed=seed)
-    q[1::2] *= sharpness
-    own = torch.cat(new)
-    if context.layout == "mla-latent":
-        return AttnCase(context, q, keys[own], None, (keys,), meta, rows)
-    return AttnCase(context, q, keys[own], values[own], (keys, values), meta, rows)
-
-
-def reference(case: AttnCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of a case, f32, computed where its tensors are: a block of queries at a time, to bound the scores."""
-    spec, granule = spec_of(case.context), case.context.granule
-    out, lse = case.out().float(), case.q.new_empty(case.q.shape[:2]).float()
-    first = 0
-    for request, n, length in zip(case.meta["request"].tolist(), case.rows.n_query, case.rows.kv_len, strict=True):
-        slots = token_slots(case.meta["table"][request], 0, int(length), granule)
-        keys, values = case.kv[0][slots], case.kv[-1][slots, :, : spec.value_size]
-        for start in range(0, int(n), _BLOCK):
-            count = min(_BLOCK, int(n) - start)
-            # `attend` takes the last tokens for the queries, so the keys end with this block's.
-            end = int(length - n) + start + count if spec.mask == "causal" else int(length)
-            rows = slice(first + start, first + start + count)
-            out[rows], lse[rows] = attend(case.q[rows], keys[:end], values[:end], spec)
-        first += int(n)
-    return out, lse
-
-
-_BLOCK = 64
-
-
-SHAPES: tuple[Shape, ...] = tuple(
-    shape_of(spec)
-    for spec in (
-        AttnSpec(heads=9, kv_heads=3, key_size=16, value_size=16, scale=0.25),
-        AttnSpec(heads=5, kv_heads=1, key_size=8, value_size=8, scale=0.3),
-        AttnSpec(heads=4, kv_heads=4, key_size=16, value_size=16, scale=0.25, window=5),
-    )
-)
-"""Odd groups, one head, a window."""
-
-
-def with_spec(context: OpContext) -> OpContext:
-    """`context` with a small odd AttnSpec where it has none."""
-    if context.shape:
-        return context
-    spec = AttnSpec(heads=9, kv_heads=3, key_size=16, value_size=16, scale=0.25)
-    return replace(context, layout=context.layout or "token", shape=shape_of(spec))
-
-
-def cost(shape: Shape) -> tuple[float, float]:
-    """KV of `kv_len` tokens is read once for `tokens` queries."""
-    kv_len, tokens, element = size(shape, "kv_len"), size(shape, "tokens"), size(shape, "element", 2)
-    width = size(shape, "key_size") + size(shape, "value_size")
-    moved = kv_len * size(shape, "kv_heads") * width + tokens * size(shape, "heads") * width
-    return float(moved * element), 2.0 * tokens * kv_len * size(shape, "heads") * width
-
-
-_TIMED_KV = (512, 8192)
-"""Tokens of KV per row in what is timed; the longer only where few rows read it."""
-
-
-def decode_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """Rows of one token, all as long."""
-    for kv_len in _TIMED_KV[: 2 if tokens <= 16 else 1]:
-        yield (case(with_spec(context), [1] * tokens, [kv_len] * tokens),)
-
-
-def prefill_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """One whole prompt, and as long a chunk over a prefix."""
-    for prefix in (0, _TIMED_KV[0]):
-        yield (case(with_spec(context), [tokens], [prefix + tokens]),)
-
-
-def mixed_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """Half of the tokens decode, the others are a chunk of a prompt."""
-    decode, kv_len = tokens // 2, _TIMED_KV[0]
-    chunk = tokens - decode
-    yield (case(with_spec(context), [1] * decode + [chunk], [kv_len] * decode + [kv_len + chunk]),)
-
-
-def decode_cases(context: OpContext) -> Iterator[AttnCase]:
-    """Rows of one query token: lengths 1, around a granule, and long beside short."""
-    for lengths in ((1,), (37,), (1, 16, 17, 200), tuple(range(3, 18))):
-        yield case(context, [1] * len(lengths), lengths)
-
-
-def prefill_cases(context: OpContext) -> Iterator[AttnCase]:
-    """Whole prompts, chunks over a prefix, single tokens, and all of them together."""
-    for n_query, kv_len in (((5,), (5,)), ((7,), (40,)), ((1,), (9,)), ((1, 4, 33, 2), (1, 50, 33, 130))):
-        yield case(context, n_query, kv_len)
-
-
-def mixed_cases(context: OpContext) -> Iterator[AttnCase]:
-    """Decode rows, chunks and padding rows in one step."""
-    for n_query, kv_len in (
-        ((1,), (33,)),
-        ((1, 1, 5, 0), (70, 3, 5, 0)),
-        ((1, 1, 4, 33, 0, 0), (1, 50, 90, 33, 0, 0)),
-    ):
-        yield case(context, n_query, kv_len)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from llmcore.ops import size
-from llmcore.ops.attention import AttnCase, case, with_spec
+from llmcore.ops.attention_cases import AttnCase, case, with_spec
 from llmcore.specs import OpContext
 
 Rows = tuple[Sequence[int], Sequence[int]]

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from llmcore.models import KVGroupSpec
-from llmcore.ops.attention import AttnCase, spec_of, token_slots
+from llmcore.ops.attention import spec_of, token_slots
+from llmcore.ops.attention_cases import AttnCase
 from llmcore.plugins import load
 from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows, MetaWriter
 from llmcore.registry import Registry

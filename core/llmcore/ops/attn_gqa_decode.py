@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.ops import attention, attention_long
+from llmcore.ops import attention_cases, attention_long
 from llmcore.ops.attention import GQA_LAYOUTS as LAYOUTS
-from llmcore.ops.attention import SHAPES, TOLERANCE, AttnCase, ReferenceAttention, cost, reference
-from llmcore.ops.attention import decode_timed as timed
+from llmcore.ops.attention import TOLERANCE, ReferenceAttention, cost
+from llmcore.ops.attention_cases import SHAPES, AttnCase, reference
+from llmcore.ops.attention_cases import decode_timed as timed
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
 
@@ -21,7 +22,7 @@ def make(context: OpContext) -> AttentionKernel:
 
 def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Steps of one row and of many."""
-    for case in attention.decode_cases(attention.with_spec(context)):
+    for case in attention_cases.decode_cases(attention_cases.with_spec(context)):
         yield (case,)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.ops import attention, attention_long
+from llmcore.ops import attention_cases, attention_long
 from llmcore.ops.attention import GQA_LAYOUTS as LAYOUTS
-from llmcore.ops.attention import SHAPES, TOLERANCE, AttnCase, ReferenceAttention, cost, reference
-from llmcore.ops.attention import mixed_timed as timed
+from llmcore.ops.attention import TOLERANCE, ReferenceAttention, cost
+from llmcore.ops.attention_cases import SHAPES, AttnCase, reference
+from llmcore.ops.attention_cases import mixed_timed as timed
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
 
@@ -24,7 +25,7 @@ def make(context: OpContext) -> AttentionKernel:
 
 def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Prompts, chunks and single tokens beside padding."""
-    for case in attention.mixed_cases(attention.with_spec(context)):
+    for case in attention_cases.mixed_cases(attention_cases.with_spec(context)):
         yield (case,)
 
 

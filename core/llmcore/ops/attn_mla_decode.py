@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.ops import attention, attention_long, mla
-from llmcore.ops.attention import TOLERANCE, AttnCase, ReferenceAttention, reference
+from llmcore.ops import attention_cases, attention_long, mla
+from llmcore.ops.attention import TOLERANCE, ReferenceAttention
+from llmcore.ops.attention_cases import AttnCase, reference
 from llmcore.ops.mla import LAYOUTS, SHAPES, cost
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
@@ -20,7 +21,7 @@ def make(context: OpContext) -> AttentionKernel:
 
 def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Steps of one row and of many."""
-    yield from mla.cases(attention.decode_cases(mla.with_spec(context)))
+    yield from mla.cases(attention_cases.decode_cases(mla.with_spec(context)))
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
@@ -31,4 +32,4 @@ def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
     """As attn.gqa.decode."""
-    yield from attention.decode_timed(mla.with_spec(context), tokens)
+    yield from attention_cases.decode_timed(mla.with_spec(context), tokens)

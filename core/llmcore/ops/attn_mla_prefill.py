@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.ops import attention, attention_long, mla
-from llmcore.ops.attention import TOLERANCE, AttnCase, ReferenceAttention, reference
+from llmcore.ops import attention_cases, attention_long, mla
+from llmcore.ops.attention import TOLERANCE, ReferenceAttention
+from llmcore.ops.attention_cases import AttnCase, reference
 from llmcore.ops.mla import LAYOUTS, SHAPES, cost
 from llmcore.protocols import AttentionKernel
 from llmcore.specs import OpContext
@@ -23,7 +24,7 @@ def make(context: OpContext) -> AttentionKernel:
 
 def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Whole prompts and chunks."""
-    yield from mla.cases(attention.prefill_cases(mla.with_spec(context)))
+    yield from mla.cases(attention_cases.prefill_cases(mla.with_spec(context)))
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
@@ -34,4 +35,4 @@ def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
     """As attn.gqa.prefill."""
-    yield from attention.prefill_timed(mla.with_spec(context), tokens)
+    yield from attention_cases.prefill_timed(mla.with_spec(context), tokens)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llmcore.ops import Bound, Op, OpModule
-from llmcore.ops.attention import AttnCase, Uploads, reference
+from llmcore.ops.attention_cases import AttnCase, Uploads, reference
 from llmcore.protocols import AttentionKernel, AttnLimits
 from llmcore.specs import OpContext
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmcore.ops.attention import AttnCase, Uploads
+from llmcore.ops.attention_cases import AttnCase, Uploads
 from llmcore.ops.check import moved
 from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from llmcore.models import AttnSpec
 from llmcore.ops import Shape, size
-from llmcore.ops.attention import AttnCase, shape_of
+from llmcore.ops.attention import shape_of
+from llmcore.ops.attention_cases import AttnCase
 from llmcore.specs import OpContext
 
 LAYOUTS = ("mla-latent",)

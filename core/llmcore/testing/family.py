@@ -21,7 +21,7 @@ from llmcore.config import Config
 from llmcore.layers.build import Build
 from llmcore.layers.step import KVStep, Step
 from llmcore.modes import Pins
-from llmcore.ops.attention import Uploads
+from llmcore.ops.attention_cases import Uploads
 from llmcore.plugins import build_registry, discover, load
 from llmcore.protocols import AttnLimits, AttnRows, Device
 from llmcore.registry import Registry

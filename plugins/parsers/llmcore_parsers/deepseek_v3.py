@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
+from llmcore.api.text import TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
+from llmcore_parsers.sampled import Sample, called, with_tools
 
 if TYPE_CHECKING:
     from llmcore.testing import ParserSample
@@ -55,35 +56,29 @@ class DeepSeekV3ToolParser(JsonCalls):
 
 def samples() -> Iterable[ParserSample]:
     """Outputs for the conformance check."""
-    from llmcore.testing import ParserSample
-
-    context = ParserContext(tools={"weather": {}, "add": {}})
-    for text, events in _SAMPLES:
-        yield ParserSample(text=text, context=context, events=events)
-
-
-def _called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
-    return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
+    return with_tools(_SAMPLES)
 
 
 def _written(name: str, arguments: str) -> str:
     return f"{CALL}function{SEPARATOR}{name}\n```json\n{arguments}\n```{CALL_END}"
 
 
-_PLACE = '{"place": "R ``` {m \\"", "days": [1, {"n": [2]}]}'
-_UNKNOWN = f"{CALLS}{_written('no', '{}')}\n{CALLS_END} b"
+def shared_samples(written: Callable[[str, str], str], gap: str, place: str) -> Iterable[Sample]:
+    """Samples in which `gap` lies between calls, and `place` holds what could be taken for their end."""
+    known, unknown = written("add", "{}"), f"{CALLS}{written('no', '{}')}"
+    yield (
+        f"Let me see.\n{CALLS}{written('weather', place)}{gap}{known}{CALLS_END}{gap}",
+        (TextDelta("Let me see."), *called(0, "weather", place), *called(1, "add", "{}")),
+    )
+    yield f"{known} Done", (*called(0, "add", "{}"), TextDelta(" Done"))
+    yield f"{unknown}{gap}{known}", (TextDelta(unknown), *called(0, "add", "{}"))
+    yield f"{unknown}{gap}{CALLS_END} b", (TextDelta(f"{unknown}{gap}{CALLS_END} b"),)
 
-_SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
-    (
-        f"Let me see.\n{CALLS}{_written('weather', _PLACE)}\n{_written('add', '{}')}{CALLS_END}\n",
-        (TextDelta("Let me see."), *_called(0, "weather", _PLACE), *_called(1, "add", "{}")),
-    ),
-    (f"{_written('add', '{}')} Done", (*_called(0, "add", "{}"), TextDelta(" Done"))),
-    (
-        f"{CALLS}{_written('no', '{}')}\n{_written('add', '{}')}",
-        (TextDelta(f"{CALLS}{_written('no', '{}')}"), *_called(0, "add", "{}")),
-    ),
-    (_UNKNOWN, (TextDelta(_UNKNOWN),)),
-    (f"{CALLS} and {CALL}function{SEPARATOR}add\n", (TextDelta(f"{CALLS} and {CALL}function{SEPARATOR}add\n"),)),
+
+_HALF = f"{CALLS} and {CALL}function{SEPARATOR}add\n"
+
+_SAMPLES: tuple[Sample, ...] = (
+    *shared_samples(_written, "\n", '{"place": "R ``` {m \\"", "days": [1, {"n": [2]}]}'),
+    (_HALF, (TextDelta(_HALF),)),
     (f"{_written('add', '{')[:-20]}", (ToolCallBegun(0, "add"), ToolCallDelta(0, "{\n"))),
 )

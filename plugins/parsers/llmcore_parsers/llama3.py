@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
+from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
+from llmcore_parsers.sampled import Sample, called, with_tools
 
 if TYPE_CHECKING:
     from llmcore.testing import ParserSample
@@ -70,37 +71,29 @@ class Llama3ToolParser(JsonCalls):
 
 def samples() -> Iterable[ParserSample]:
     """Outputs for the conformance check."""
-    from llmcore.testing import ParserSample
-
-    context = ParserContext(tools={"weather": {}, "add": {}})
-    for text, events in _SAMPLES:
-        yield ParserSample(text=text, context=context, events=events)
-
-
-def _called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
-    return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
+    return with_tools(_SAMPLES)
 
 
 _PLACE = '{"place": "R; {m \\"", "days": [1, {"n": 2}]}'
 
-_SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
-    ('{"name": "weather", "parameters": ' + _PLACE + "}", _called(0, "weather", _PLACE)),
+_SAMPLES: tuple[Sample, ...] = (
+    ('{"name": "weather", "parameters": ' + _PLACE + "}", called(0, "weather", _PLACE)),
     (
         f'Let me see. {TAG}{{"name": "weather", "parameters": {_PLACE}}}; {{"name": "add", "parameters": {{}}}}\n',
-        (TextDelta("Let me see."), *_called(0, "weather", _PLACE), *_called(1, "add", "{}")),
+        (TextDelta("Let me see."), *called(0, "weather", _PLACE), *called(1, "add", "{}")),
     ),
     (
         f'{TAG}{{"type": "function", "name": "add", "arguments": {{"a": 1}}}}'
         f'{TAG}{{"parameters": {{"é": 2}}, "name": "add"}}',
-        (*_called(0, "add", '{"a": 1}'), *_called(1, "add", '{"é": 2}')),
+        (*called(0, "add", '{"a": 1}'), *called(1, "add", '{"é": 2}')),
     ),
     (
         '{"type": "function", "function": {"name": "add", "parameters": {}}} Done',
-        (*_called(0, "add", "{}"), TextDelta(" Done")),
+        (*called(0, "add", "{}"), TextDelta(" Done")),
     ),
     (
         f'{TAG}{{"name": "no", "parameters": {{}}}}; {{"name": "add", "parameters": {{}}}};',
-        (TextDelta(f'{TAG}{{"name": "no", "parameters": {{}}}}'), *_called(0, "add", "{}"), TextDelta(";")),
+        (TextDelta(f'{TAG}{{"name": "no", "parameters": {{}}}}'), *called(0, "add", "{}"), TextDelta(";")),
     ),
     (f'{TAG}add.call(a="1")', (TextDelta(f'{TAG}add.call(a="1")'),)),
     (' {"temperature": [3, {"name": "add"}]} ', (TextDelta(' {"temperature": [3, {"name": "add"}]} '),)),

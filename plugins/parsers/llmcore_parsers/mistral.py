@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
+from llmcore.api.text import TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
+from llmcore_parsers.sampled import Sample, called, with_tools
 
 if TYPE_CHECKING:
     from llmcore.testing import ParserSample
@@ -95,33 +96,25 @@ class MistralToolParser(JsonCalls):
 
 def samples() -> Iterable[ParserSample]:
     """Outputs for the conformance check."""
-    from llmcore.testing import ParserSample
-
-    context = ParserContext(tools={"weather": {}, "add": {}})
-    for text, events in _SAMPLES:
-        yield ParserSample(text=text, context=context, events=events)
-
-
-def _called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
-    return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
+    return with_tools(_SAMPLES)
 
 
 _PLACE = '{"place": "R] {m \\"", "days": [1, {"n": [2]}]}'
 
-_SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
+_SAMPLES: tuple[Sample, ...] = (
     (
         f'Let me see.[TOOL_CALLS] [{{"name": "weather", "arguments": {_PLACE}}}, '
         '{"name": "add", "arguments": {}, "id": "abc}12345"}] ',
-        (TextDelta("Let me see."), *_called(0, "weather", _PLACE), *_called(1, "add", "{}")),
+        (TextDelta("Let me see."), *called(0, "weather", _PLACE), *called(1, "add", "{}")),
     ),
     (
         f"[TOOL_CALLS]weather[ARGS]{_PLACE}[TOOL_CALLS]add[CALL_ID]abc123456[ARGS] {{}} Done",
-        (*_called(0, "weather", _PLACE), *_called(1, "add", "{}"), TextDelta(" Done")),
+        (*called(0, "weather", _PLACE), *called(1, "add", "{}"), TextDelta(" Done")),
     ),
-    ('[TOOL_CALLS]{"arguments": {"é": 1}, "name": "add"}', _called(0, "add", '{"é": 1}')),
+    ('[TOOL_CALLS]{"arguments": {"é": 1}, "name": "add"}', called(0, "add", '{"é": 1}')),
     (
         '[TOOL_CALLS][{"name": "no", "arguments": {}}, {"name": "add", "arguments": {}}]',
-        (TextDelta('[TOOL_CALLS][{"name": "no", "arguments": {}}'), *_called(0, "add", "{}")),
+        (TextDelta('[TOOL_CALLS][{"name": "no", "arguments": {}}'), *called(0, "add", "{}")),
     ),
     ("[TOOL_CALLS]no[ARGS]{}", (TextDelta("[TOOL_CALLS]no[ARGS]{}"),)),
     ("[TOOL_CALLS]add[NO]{}", (TextDelta("[TOOL_CALLS]add[NO]{}"),)),

@@ -7,17 +7,10 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from llmcore.api.text import (
-    Event,
-    ParserContext,
-    TextDelta,
-    ToolCallBegun,
-    ToolCallDelta,
-    ToolCallEnded,
-    before_tag,
-)
+from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded, before_tag
 
 from llmcore_parsers.brackets import Brackets
+from llmcore_parsers.sampled import Sample, called, with_tools
 
 if TYPE_CHECKING:
     from llmcore.testing import ParserSample
@@ -149,33 +142,25 @@ def _decoded(text: str) -> Any:
 
 def samples() -> Iterable[ParserSample]:
     """Outputs for the conformance check."""
-    from llmcore.testing import ParserSample
-
-    context = ParserContext(tools={"weather": {}, "add": {}})
-    for text, events in _SAMPLES:
-        yield ParserSample(text=text, context=context, events=events)
-
-
-def _called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
-    return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
+    return with_tools(_SAMPLES)
 
 
 _PLACE = '{"place": "Rom }\\"\\\\", "days": [1, {"n": 2}]}'
 _UNKNOWN = 'a <tool_call>\n{"name": "no", "arguments": {}}\n</tool_call> b '
 
-_SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
+_SAMPLES: tuple[Sample, ...] = (
     (
         f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {_PLACE}}}\n</tool_call>\n'
         '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>\n',
-        (TextDelta("Let me see."), *_called(0, "weather", _PLACE), *_called(1, "add", "{}")),
+        (TextDelta("Let me see."), *called(0, "weather", _PLACE), *called(1, "add", "{}")),
     ),
     (
         '<tool_call>{"arguments": {"a": "é"}, "name": "add"}</tool_call> Done.',
-        (*_called(0, "add", '{"a": "\\u00e9"}'), TextDelta(" Done.")),
+        (*called(0, "add", '{"a": "\\u00e9"}'), TextDelta(" Done.")),
     ),
-    ('<tool_call>{"name": "add"}</tool_call>', _called(0, "add", "{}")),
-    ('<tool_call>{"name": "add", "arguments": {"a": 1}\n</tool_call>', _called(0, "add", '{"a": 1}')),
-    ('<tool_call>{"name": "add", "arguments": {}} <', (*_called(0, "add", "{}"),)),
+    ('<tool_call>{"name": "add"}</tool_call>', called(0, "add", "{}")),
+    ('<tool_call>{"name": "add", "arguments": {"a": 1}\n</tool_call>', called(0, "add", '{"a": 1}')),
+    ('<tool_call>{"name": "add", "arguments": {}} <', (*called(0, "add", "{}"),)),
     (_UNKNOWN, (TextDelta(_UNKNOWN),)),
     ("use <tool_call> or <tool_", (TextDelta("use <tool_call> or <tool_"),)),
     (

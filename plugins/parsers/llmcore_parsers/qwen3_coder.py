@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
+from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta
 
 from llmcore_parsers.json_calls import JsonCalls
 from llmcore_parsers.machine import first_tag
+from llmcore_parsers.sampled import Sample, called, with_tools
 from llmcore_parsers.schema_types import as_json, types_of
 
 if TYPE_CHECKING:
@@ -132,15 +133,7 @@ def _escaped(text: str) -> str:
 
 def samples() -> Iterable[ParserSample]:
     """Outputs for the conformance check."""
-    from llmcore.testing import ParserSample
-
-    context = ParserContext(tools={"weather": {"parameters": _SCHEMA}, "add": {}})
-    for text, events in _SAMPLES:
-        yield ParserSample(text=text, context=context, events=events)
-
-
-def _called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
-    return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
+    return with_tools(_SAMPLES, {"parameters": _SCHEMA})
 
 
 def _written(name: str, *arguments: tuple[str, str]) -> str:
@@ -170,20 +163,20 @@ _ALL_ARGUMENTS = (
 )
 _UNKNOWN = f"a {_written('no', ('a', '1'))} b "
 
-_SAMPLES: tuple[tuple[str, tuple[Event, ...]], ...] = (
+_SAMPLES: tuple[Sample, ...] = (
     (
         f"Let me see.\n{_ALL}\n{_written('add')}\n",
-        (TextDelta("Let me see."), *_called(0, "weather", _ALL_ARGUMENTS), *_called(1, "add", "{}")),
+        (TextDelta("Let me see."), *called(0, "weather", _ALL_ARGUMENTS), *called(1, "add", "{}")),
     ),
     (
         "<function=add>\n<parameter=a>\n1\n<parameter=b>2\n</function> Done",
-        (*_called(0, "add", '{"a": "1", "b": "2"}'), TextDelta(" Done")),
+        (*called(0, "add", '{"a": "1", "b": "2"}'), TextDelta(" Done")),
     ),
     (
         _written("weather", ("days", "soon"), ("count", "1.5")),
-        _called(0, "weather", '{"days": "soon", "count": "1.5"}'),
+        called(0, "weather", '{"days": "soon", "count": "1.5"}'),
     ),
-    ('<tool_call>{"name": "add", "arguments": {"a": 1}}\n</tool_call>', _called(0, "add", '{"a": 1}')),
+    ('<tool_call>{"name": "add", "arguments": {"a": 1}}\n</tool_call>', called(0, "add", '{"a": 1}')),
     (_UNKNOWN, (TextDelta(_UNKNOWN),)),
     ("use <tool_call> or <function=no or <tool_", (TextDelta("use <tool_call> or <function=no or <tool_"),)),
     ("<function=add><parameter=a>\nx\n</para", (ToolCallBegun(0, "add"), ToolCallDelta(0, '{"a": "x\\n</para'))),

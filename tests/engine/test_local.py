@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from llmcore.bridge import ChoiceEvent, Finish, SamplingParams, Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
-from llmcore.testing import fake_answer
+from llmcore.testing import fake_answer, write_fake_model
 from llmcore.text.stream import ChoiceText
 
 MakeLLM = Callable[..., LLM]
@@ -81,3 +84,21 @@ def test_whoever_submits_while_the_engine_closes_hears_of_it(make_llm: MakeLLM) 
     thread.join(10)
     assert len(ended) == len(accepted)
     assert llm.load().kv_total == 2000, "a closed engine still has figures"
+
+
+AT_EXIT = """
+import sys
+from llmcore import LLM
+from llmcore.bridge import SamplingParams, Submit
+
+llm = LLM(sys.argv[1], device="cpu", max_total_token_num=2000)
+request = Submit(id=1, prompt=bytes(4), max_new_tokens=1500, sampling=SamplingParams(temperature=0.0))
+llm._bridge.submit(request, lambda event: event.error and print(event.error, flush=True))
+"""
+
+
+def test_python_ends_the_engine_at_its_exit(tmp_path: Path) -> None:
+    """Or it would end its thread within torch, which is a crash."""
+    model = write_fake_model(tmp_path / "model")
+    done = subprocess.run([sys.executable, "-c", AT_EXIT, str(model)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "('engine_failed', 'the engine was closed')\n"), done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -81,3 +83,25 @@ def test_who_cannot_make_ready_is_told_of(monkeypatch: pytest.MonkeyPatch, caplo
         if thread.name == "processors-warm":
             thread.join(60)
     assert [record.getMessage() for record in caplog.records] == ["logits processor x failed before the first request"]
+
+
+AT_EXIT = """
+import threading, time
+from llmcore.engine.threads import Threads, apart
+
+def call(name):
+    began.set()
+    time.sleep(0.3)
+    print(name, "is over", flush=True)
+
+began = threading.Event()
+{start}
+began.wait()
+"""
+
+
+@pytest.mark.parametrize("start", ["apart('it', lambda: call('it'))", "Threads('some', 2).run(lambda: call('it'))"])
+def test_python_waits_at_its_exit_for_calls_under_way(start: str) -> None:
+    """Or it would end their threads within a native library, which is a crash."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT.format(start=start)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it is over\n", "")

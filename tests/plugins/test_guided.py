@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -396,3 +398,22 @@ def test_who_takes_too_long_to_compile_is_refused_and_holds_up_nobody(
     patience(60)
     one(context, regex="z")
     hang.set()
+
+
+AT_EXIT = """
+import time
+from llmcore_guided.compiler import _within
+
+def work():
+    time.sleep(0.5)
+    print("compiled", flush=True)
+
+print(_within(0.01, work))
+"""
+
+
+def test_python_waits_at_its_exit_for_what_was_given_up() -> None:
+    """Or it would end the thread within the library, which is a crash."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "it takes longer than 0.01 s to compile\ncompiled\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -10,6 +11,7 @@ from queue import SimpleQueue
 from llmcore.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, explode
 from llmcore.engine.engine import Engine
 from llmcore.engine.refusals import refusal
+from llmcore.engine.threads import EXIT_SECONDS
 from llmcore.errors import RequestError, text_of
 from llmcore.subscribers import Subscribers
 
@@ -37,6 +39,7 @@ class LocalBridge:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        atexit.register(self._leave)
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Queue `request`. What is wrong with it comes as an event; RequestError (503) when the engine is gone."""
@@ -62,9 +65,16 @@ class LocalBridge:
 
     def close(self) -> None:
         """End the thread; what is open gets an error."""
+        atexit.unregister(self._leave)
         self._closing = True
         self._wake.set()
         self._thread.join()
+
+    def _leave(self) -> None:
+        """Python exits: see EXIT_SECONDS."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(EXIT_SECONDS)
 
     def _post(self, message: Message) -> bool:
         """False where the thread is over and nobody will read it."""

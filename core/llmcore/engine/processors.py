@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -16,7 +15,7 @@ import numpy as np
 
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
-from llmcore.engine.threads import Threads
+from llmcore.engine.threads import Threads, apart
 from llmcore.errors import LlmcoreError, RequestError, did_you_mean, reraise_if_stopping, text_of
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
@@ -72,8 +71,7 @@ class Processors:
         """Have what plugins need for every request made ready in the background, for as long as it takes."""
         for spec in self._specs.values():
             if spec.warm is not None:
-                call = partial(self._warm, spec.name, spec.warm)
-                threading.Thread(target=call, name="processors-warm", daemon=True).start()
+                apart("processors-warm", partial(self._warm, spec.name, spec.warm))
 
     def check(self, request: Submit) -> None:
         """Raise RequestError for a name nobody has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -16,9 +17,21 @@ HUNG_SECONDS = 1.0
 MOST_LOST = 64
 """Threads that are replaced at most; they hold memory as long as they hang."""
 
+EXIT_SECONDS = 5.0
+"""How long Python waits for a thread when it exits. It ends daemon threads wherever they are, and within a native
+library that is a crash."""
+
+
+def apart(name: str, call: Callable[[], None]) -> None:
+    """Have `call` run on a thread of its own, for as long as it takes."""
+    thread = threading.Thread(target=call, name=name, daemon=True)
+    thread.start()
+    atexit.register(thread.join, EXIT_SECONDS)
+
 
 class Threads:
-    """`count` threads that call functions, started with the first one. They end with the process, whatever they do.
+    """`count` threads that call functions, started with the first one. They end with the process, which waits for
+    calls that do not hang (see EXIT_SECONDS).
 
     While some hang in a call there are others in their place, so that calls that hang do not hold up the rest. Every
     method may be called from any thread.
@@ -36,6 +49,7 @@ class Threads:
         """Have `work` called soon; it must not raise."""
         if not self._since:
             self.tend()
+            atexit.register(self._settle)
         self._work.put(work)
 
     def tend(self) -> None:
@@ -51,6 +65,11 @@ class Threads:
             if lost and missing > 0:
                 text = "%d calls of plugins have taken more than %g s; %d more threads serve the others"
                 logger.warning(text, lost, HUNG_SECONDS, missing)
+
+    def _settle(self) -> None:
+        until = time.monotonic() + HUNG_SECONDS
+        while any(list(self._since.values())) and time.monotonic() < until:
+            time.sleep(0.01)
 
     def _lost(self) -> int:
         late = time.monotonic() - HUNG_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import re
 import threading
@@ -10,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -18,6 +20,10 @@ from llmcore.api import RequestError
 COMPILE_SECONDS = 0.8
 MOST_COMPILING = 4
 """Grammars that are compiled at once, those included that were given up: their threads go on until they are done."""
+
+EXIT_SECONDS = 5.0
+"""How long Python waits for them when it exits: it ends threads wherever they are, and within the library that is a
+crash."""
 
 KEPT = 256
 KEPT_CHARACTERS = 16 << 20
@@ -186,8 +192,17 @@ def _within(seconds: float, work: Callable[[], Any], after: Callable[[], object]
             thread.start()
         finally:
             threading.stack_size(before)
+    _STARTED.add(thread)
     thread.join(seconds)
     return result[0] if result else f"it takes longer than {seconds:g} s to compile"
 
 
+@atexit.register
+def _settle() -> None:
+    until = time.monotonic() + EXIT_SECONDS
+    for thread in list(_STARTED):
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+_STARTED: WeakSet[threading.Thread] = WeakSet()
 _STARTING = threading.Lock()

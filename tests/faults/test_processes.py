@@ -25,6 +25,8 @@ from llmcore.testing.server import ENGINE_MODULE
 WORKER = "llmcore.http.worker"
 PROMPT = [5, 6, 7]
 REVIVED = {"health_monitor": True, "restart_pause": 0.1, "restart_limit": 0}
+ROOM = {"max_total_token_num": 60_000}
+"""KV for a dozen whole answers: whether fewer places are enough depends on how far those before have come."""
 
 
 AT_ONCE = 8.0
@@ -93,7 +95,7 @@ def is_ready(house: House) -> bool:
 
 
 def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse) -> None:  # row 59
-    with make_house(settled=False, httpserver_workers=2) as house, ExitStack() as stack:
+    with make_house(settled=False, httpserver_workers=2, **ROOM) as house, ExitStack() as stack:
         before = house.server.children()
         with stopped(before[WORKER]):
             others = stack.enter_context(streams(house, 6))
@@ -121,7 +123,7 @@ def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse
 
 
 def test_a_killed_engine_ends_streams_with_an_error_and_is_replaced(make_house: MakeHouse) -> None:  # row 59
-    with make_house(httpserver_workers=2, **REVIVED) as house:
+    with make_house(httpserver_workers=2, **ROOM, **REVIVED) as house:
         children = house.server.children()
         with streams(house, 6) as socks, sockets.connect(house.port) as whole:
             whole.sendall(house.request("/v1/completions", {"prompt": PROMPT, "max_tokens": 4000}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import SECRET, House, expected
+from harness import SECRET, House, expected, until
 from llmcore.testing import sockets
 from llmcore.testing.fault_names import fault
 
@@ -26,6 +26,7 @@ def test_kv_that_is_held_is_noticed(house: House) -> None:
     with sockets.connect(house.port) as sock:
         sock.sendall(house.request("/v1/completions", {"prompt": [1], "max_tokens": 4000, "stream": True}))
         sockets.read_head(sock)
+        until(lambda: house.figures()["batch_current_size"], "figures from after its begin")
         with pytest.raises(AssertionError, match="batch_current_size"):
             house.is_whole(0.5)
 

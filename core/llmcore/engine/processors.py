@@ -16,7 +16,7 @@ import numpy as np
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.threads import Threads, apart
-from llmcore.errors import LlmcoreError, RequestError, did_you_mean, reraise_if_stopping, text_of
+from llmcore.errors import ConfigError, LlmcoreError, RequestError, did_you_mean, reraise_if_stopping, text_of
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext
@@ -99,6 +99,8 @@ class Processors:
     def _warm(self, name: str, warm: str) -> None:
         try:
             load(warm)(self._context)
+        except ConfigError as error:  # the model's, such as its tokenizer's: who needs it is told then, if not before
+            logger.debug("logits processor %s is not made ready: %s", name, error)
         except BaseException as error:
             reraise_if_stopping(error)
             logger.error("logits processor %s failed before the first request", name, exc_info=error)

@@ -30,6 +30,7 @@ _NAME = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]+")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _MOST_PORT = 65535
 _GUESSED = 8 << 10
+_SHORT = 128
 
 
 @dataclass(slots=True)
@@ -60,7 +61,11 @@ class Head(Line):
 
 
 def parse_line(text: str) -> Line:
-    """The first line, without its end. RequestError where it is none."""
+    """The first line, without its end. RequestError where it is none. Nobody changes it: most are the same few."""
+    return _known_line(text) if len(text) < _SHORT else _parse_line(text)
+
+
+def _parse_line(text: str) -> Line:
     match = _LINE.fullmatch(text)
     if match is None or match[1] not in METHODS:
         raise _bad_line()
@@ -70,6 +75,9 @@ def parse_line(text: str) -> Line:
     if not line.target.startswith("/") and (line.method, line.target) != ("OPTIONS", "*"):
         raise _bad_line()
     return line
+
+
+_known_line = lru_cache(maxsize=256)(_parse_line)
 
 
 def guess_line(data: bytes | bytearray) -> Line:
@@ -122,6 +130,7 @@ def _line(method: str, target: str, minor: str) -> Line:
     return Line(method, target, path, query, f"1.{minor}", authority)
 
 
+@lru_cache(maxsize=64)
 def _is_host(text: str) -> bool:
     match = _HOST.fullmatch(text)
     return match is not None and int(match[1] or 0) <= _MOST_PORT

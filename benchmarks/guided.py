@@ -201,6 +201,9 @@ def in_steps(directory: Path, rows: int, steps: int, forward_ms: float) -> None:
         timed_device().seconds = forward_ms / 1e3
         print(f"\nper step of {rows} rows, forward {forward_ms:g} ms; ms, mean / p95")
         print(f"{'':16} {'accept':>14} {'masks: cpu':>14} {'masks: wall':>14} {'pack':>14} {'in series':>14}  late")
+        # a server has the vocabulary ready before it is asked
+        one = [{"name": "guided", "args": GRAMMARS["json_object"]}]
+        llm.generate([[1, 2, 3]], max_new_tokens=2, logits_processors=one, ignore_eos=True)
         again = [(f"{name} again", args) for name, args in GRAMMARS.items() if "regex" in args]
         for name, args in [*GRAMMARS.items(), *again]:
             asked = {"logits_processors": [{"name": "guided", "args": args}], "ignore_eos": True, "temperature": 1.0}

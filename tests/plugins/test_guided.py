@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -52,6 +52,18 @@ def context(tokenizer: Tokenizer) -> ProcessorContext:
         return tokenizer
 
     return ProcessorContext(VOCAB, (EOS,), opened, stop_ids=(EOS,))
+
+
+PATIENCE = compiler.COMPILE_SECONDS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patient() -> Iterator[None]:
+    """What is compiled or found wrong does not depend on how busy the machine is, but where a test says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "COMPILE_SECONDS", 60.0)
+        patch.setattr(compiler, "TRIED_SECONDS", 60.0)
+        yield
 
 
 def one(context: ProcessorContext, **args: Any) -> Guided:
@@ -238,10 +250,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_meant_is_refused_within_a_second(
     context: ProcessorContext, args: dict[str, Any], words: str
 ) -> None:
-    began = time.monotonic()
+    """Of processor time: most take a millisecond, and what else the machine does is not theirs."""
+    began = time.process_time()
     with pytest.raises(ValueError, match=re.escape(words)):
         one(context, **args)
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 MANY = " | ".join(f'"y{i}z" "q"' for i in range(2500))
@@ -262,10 +275,7 @@ MANY = " | ".join(f'"y{i}z" "q"' for i in range(2500))
         },
     ],
 )
-def test_too_many_ways_to_go_on_are_found_when_compiling(
-    context: ProcessorContext, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 60.0)  # however busy the machine is
+def test_too_many_ways_to_go_on_are_found_when_compiling(context: ProcessorContext, args: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="more than 2,000 ways to go on"):
         one(context, **args)
 
@@ -311,8 +321,9 @@ def deepest() -> list[dict[str, Any]]:
     return found
 
 
-def test_the_most_that_is_allowed_harms_nobody(context: ProcessorContext) -> None:
+def test_the_most_that_is_allowed_harms_nobody(context: ProcessorContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled or refused, but in time; masks of what was compiled work on a thread with an ordinary stack."""
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", PATIENCE)
     for args in deepest():
         began, computed = time.monotonic(), time.thread_time()
         processor: Guided | None = None

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, and no opinion on how fast the machine is that makes them.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
+
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     # Shells' `&` and nohup have this process ignore them, and then so would every server under test. A handler that
     # does nothing is not inherited.

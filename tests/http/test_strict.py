@@ -367,11 +367,11 @@ def test_chunks_that_are_refused(body: bytes, status: int) -> None:
 def test_three_million_chunks_of_a_byte_are_refused_early() -> None:  # row 5
     data = CHUNKED + b"1\r\nx\r\n" * 100_000
     reader = RequestReader(Bounds(), Pool(1 << 30))
-    start = time.process_time()
+    start = time.thread_time()
     while data and not reader.done:
         data = data[reader.feed(data[:65536]) :]
     assert reader.error is not None and reader.error.status == 400
-    assert time.process_time() - start < 0.5
+    assert time.thread_time() - start < 0.5  # a hundredth of it
     assert len(data) > 500_000
 
 
@@ -389,9 +389,9 @@ def test_an_endless_line_is_refused_where_its_bound_is() -> None:  # row 4
 
 def test_a_header_that_comes_byte_by_byte_costs_little() -> None:
     data = head(b"X: " + b"y" * 30_000)
-    start = time.process_time()
+    start = time.thread_time()
     assert read(data, 1, Bounds()).error is None
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < 1.0  # a thirtieth of it
 
 
 def test_bodies_share_a_pool() -> None:

@@ -26,6 +26,7 @@ from llmcore.wire import (
     ToSupervisor,
     WorkerLaunch,
 )
+from served import PATIENCE
 
 FACTS = ModelFacts(architecture="A", vocab_size=9, max_input_len=9, max_total_len=9, kv_tokens=9, max_running=9)
 
@@ -79,7 +80,7 @@ class Engine:
                 if not isinstance(message.body, Heartbeat):
                     assert message.sender == 4
                     return message.body
-            assert self.inbox.wait(5)
+            assert self.inbox.wait(PATIENCE)
             self.heard += self.inbox.drain()
 
 
@@ -90,7 +91,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     assert isinstance(engine.next(), Hello)
     yield engine
     engine.bridge.stop()
-    engine.hub.join(5)
+    engine.hub.join(PATIENCE)
     engine.outlet.close(0)
     engine.inbox.close()
     engine.control.close()
@@ -100,7 +101,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 def until(condition: Callable[[], object]) -> None:
     start = time.monotonic()
     while not condition():
-        assert time.monotonic() - start < 5, "did not happen"
+        assert time.monotonic() - start < PATIENCE, "did not happen"
         time.sleep(0.002)
 
 
@@ -191,12 +192,10 @@ def test_end_all_ends_what_is_open_and_frees_it(engine: Engine) -> None:
 
 def test_heartbeats_say_which_step_was_handled(engine: Engine) -> None:
     engine.outlet.send(events((1, 0, [5], RUNNING), stamp=42.5))
-    start = time.monotonic()
     while True:
-        assert engine.inbox.wait(2)
+        assert engine.inbox.wait(PATIENCE)
         if any(message.body == Heartbeat(42.5) for message in engine.inbox.drain()):
             break
-    assert time.monotonic() - start < 1.0
 
 
 def test_state_and_shutdown_arrive(engine: Engine) -> None:

@@ -320,7 +320,7 @@ def test_stop_lets_streams_finish_and_answers_who_comes_meanwhile(served: Served
         sock.sendall(POST)
         (reply,) = served.detached.wait(1)
         reply.stream(b"1")
-        served.server.stop(10)
+        served.server.stop(PATIENCE)
         assert idle.recv(1) == b""
         status, headers, _ = raw.call(served.port, "GET", "/plain")
         assert (status, headers["connection"]) == (200, "close")

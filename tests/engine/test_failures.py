@@ -70,7 +70,7 @@ def ask_raw(llm: LLM, prompt: list[int], fields: dict[str, Any]) -> Any:
             done.set()
 
     llm._bridge.submit(submit, take)
-    assert done.wait(20)
+    assert done.wait(60)
     return [
         ([token for event in mine for token in event.tokens], mine[-1].finish, mine[-1].pooled)
         for _, mine in sorted(events.items())

@@ -43,7 +43,7 @@ class Rig:
             self.workers.drop_late(self.abort)
 
     def received(self, owner: int) -> list[StepEvents]:
-        assert self.boxes[owner].wait(2.0)
+        assert self.boxes[owner].wait(30)
         return [message for message in self.boxes[owner].drain() if isinstance(message, StepEvents)]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,22 @@ def name_of(file: Path) -> str:
 MODULES = {name_of(file): file for file in sorted(CORE.rglob("*.py")) if file.name != "__main__.py"}
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    """A file's tree; most rules look at each."""
+    return ast.parse(file.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """All trees, once the rules have been looked after."""
+    yield
+    parsed.cache_clear()
+
+
 def imports(file: Path, package: str | None = None) -> Iterator[tuple[int, str]]:
     """(line, module) of every import of a file, those inside functions and TYPE_CHECKING included."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -110,26 +124,36 @@ def allowed(importer: str, imported: str) -> bool:
     return its is not None and its <= mine
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if top(name) != "builtin"])
-def test_imports_point_one_way(name: str) -> None:
-    wrong = [f"line {line} imports llmcore.{other}" for line, other in ours(MODULES[name]) if not allowed(name, other)]
-    assert not wrong, f"llmcore.{name}: {'; '.join(wrong)}"
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if top(name) == "builtin"])
-def test_built_ins_have_no_privilege(name: str) -> None:
+def test_imports_point_one_way() -> None:
     wrong = [
-        f"line {line} imports llmcore.{other}"
+        f"llmcore.{name}:{line} imports llmcore.{other}"
+        for name in MODULES
+        if top(name) != "builtin"
+        for line, other in ours(MODULES[name])
+        if not allowed(name, other)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_built_ins_have_no_privilege() -> None:
+    wrong = [
+        f"llmcore.{name}:{line} imports llmcore.{other}"
+        for name in MODULES
+        if top(name) == "builtin"
         for line, other in ours(MODULES[name])
         if top(other) not in (*PUBLIC, "builtin")
     ]
-    assert not wrong, f"llmcore.{name}: {'; '.join(wrong)}"
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("file", PLUGINS, ids=lambda file: str(file.relative_to(ROOT)))
-def test_plugins_import_public_modules_only(file: Path) -> None:
-    wrong = [f"line {line} imports llmcore.{other}" for line, other in ours(file) if top(other) not in PUBLIC]
-    assert not wrong, "; ".join(wrong)
+def test_plugins_import_public_modules_only() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports llmcore.{other}"
+        for file in PLUGINS
+        for line, other in ours(file)
+        if top(other) not in PUBLIC
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_core_imports_no_plugin() -> None:
@@ -196,15 +220,21 @@ CALLS_NEVER = {
 def calls(tree: ast.AST) -> Iterator[tuple[int, str, ast.Call]]:
     """(line, dotted name, node) of every call by name."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if re.fullmatch(r"[\w.]+", name):
-                yield node.lineno, name, node
+        if isinstance(node, ast.Call) and (name := dotted(node.func)):
+            yield node.lineno, name, node
 
 
-def offences(source: str) -> list[str]:
+def dotted(node: ast.expr) -> str:
+    """ "a.b.c" of such an expression, "" of another."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def offences(tree: ast.Module) -> list[str]:
     """What a file does that nobody may."""
-    tree = ast.parse(source)
     found = []
     for node in ast.walk(tree):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -238,17 +268,18 @@ def compared_secrets(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_nothing_is_unpickled_or_evaluated(file: Path) -> None:
-    assert not offences(file.read_text())
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    wrong = [f"{file.relative_to(ROOT)}, {offence}" for file in SOURCES for offence in offences(parsed(file))]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_that_rule_can_fail() -> None:
     wrong = ("import pickle", "from multiprocessing import Queue", "eval('1')", "torch.load(p)", "yaml.load(f)")
     wrong += ("dist.all_gather_object(a, b)", "np.load(p, allow_pickle=True)", "from torch import load")
     wrong += ("sock.recv_pyobj()", "load(x, trust_remote_code=True)", "given == self.api_key", "a in digests")
-    assert all(offences(source) for source in wrong)
-    assert not offences("model.eval()\nyaml.safe_load(f)\nspec.loader.exec_module(m)\nnp.load(p)\nre.compile('x')")
+    assert all(offences(ast.parse(source)) for source in wrong)
+    right = "model.eval()\nyaml.safe_load(f)\nspec.loader.exec_module(m)\nnp.load(p)\nre.compile('x')"
+    assert not offences(ast.parse(right))
 
 
 # --- what -O takes away, and what a clock that is set turns around ---------------------------------------------
@@ -268,18 +299,23 @@ def narrows(test: ast.expr) -> bool:
 SHIPPED = [file for file in SOURCES if file.is_relative_to(ROOT / "core") or file in PLUGINS]
 
 
-@pytest.mark.parametrize(
-    "file",
-    [file for file in SHIPPED if not {"testing", "examples", "tests"} & set(file.parts)],
-    ids=lambda file: str(file.relative_to(ROOT)),
-)
-def test_nothing_is_checked_by_assert(file: Path) -> None:
-    tree = ast.parse(file.read_text())
-    # An invariant that only tests ask for, by a method of that name, may be told by asserts.
+def asserted(tree: ast.Module) -> Iterator[ast.Assert]:
+    """What a file checks by assert. An invariant that only tests ask for, by a method of that name, may be."""
     asked = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "check"]
     aside = {id(node) for function in asked for node in ast.walk(function)}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) and id(node) not in aside]
-    assert not [f"line {node.lineno}: {ast.unparse(node)}" for node in found if not narrows(node.test)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and id(node) not in aside and not narrows(node.test):
+            yield node
+
+
+def test_nothing_is_checked_by_assert() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for file in SHIPPED
+        if not {"testing", "examples", "tests"} & set(file.parts)
+        for node in asserted(parsed(file))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now"}
@@ -298,7 +334,7 @@ def test_timers_are_monotonic() -> None:
         f"{file.relative_to(ROOT)}:{line}"
         for file in SHIPPED
         if not any(str(file.relative_to(ROOT)).startswith(place) for place in STAMPS)
-        for line, name, _ in calls(ast.parse(file.read_text()))
+        for line, name, _ in calls(parsed(file))
         if name in WALL_CLOCK
     ]
     assert not wrong
@@ -328,7 +364,7 @@ GIVEN_NAMES = {
 
 def code_words(file: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of a file's names and strings, without comments and docstrings."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     docs = {
         node.body[0].lineno
         for node in ast.walk(tree)
@@ -371,22 +407,24 @@ def broad_handlers(tree: ast.Module, caught: str) -> Iterator[ast.ExceptHandler]
             yield node
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name not in OWN_WAYS])
-def test_who_goes_on_after_a_plugins_failure_asks_the_one_place_that_knows_one(name: str) -> None:
-    """errors.reraise_if_stopping; `except Exception` around foreign code would let a native library's panic by."""
-    tree = ast.parse(MODULES[name].read_text())
+ANY_FAILURE = {
+    *("http.app", "supervisor.push", "http.streaming.channel", "http.tls", "cli"),
+    *("testing.fake_engine", "testing.clock_engine"),
+}
+"""Who may catch Exception: no plugin's code is called there."""
+
+
+def unguarded(name: str) -> Iterator[str]:
+    """Handlers of a module that let a native library's panic by, or keep the end of the process."""
+    tree = parsed(MODULES[name])
     for node in broad_handlers(tree, "BaseException"):
         bare = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
-        asks = any(called.rpartition(".")[2] in GUARDS for _, called, _ in calls(node))
-        assert bare or asks, f"line {node.lineno} of llmcore.{name}: call reraise_if_stopping first"
-    own = {
-        "http.app",
-        "supervisor.push",
-        "http.streaming.channel",
-        "http.tls",
-        "cli",
-        "testing.fake_engine",
-        "testing.clock_engine",
-    }
-    narrow = [node.lineno for node in broad_handlers(tree, "Exception")]
-    assert name in own or not narrow, f"llmcore.{name}:{narrow}: catch BaseException, and call reraise_if_stopping"
+        if not bare and not any(called.rpartition(".")[2] in GUARDS for _, called, _ in calls(node)):
+            yield f"llmcore.{name}:{node.lineno}: call reraise_if_stopping first"
+    for node in () if name in ANY_FAILURE else broad_handlers(tree, "Exception"):
+        yield f"llmcore.{name}:{node.lineno}: catch BaseException, and call reraise_if_stopping"
+
+
+def test_who_goes_on_after_a_plugins_failure_asks_the_one_place_that_knows_one() -> None:
+    wrong = [line for name in MODULES if name not in OWN_WAYS for line in unguarded(name)]
+    assert not wrong, "\n".join(wrong)

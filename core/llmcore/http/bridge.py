@@ -20,6 +20,7 @@ from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink,
 from llmcore.errors import RequestError
 from llmcore.http.admission import Gate
 from llmcore.http.deadlines import Deadlines
+from llmcore.http.outbox import Outbox
 from llmcore.overview import rows
 from llmcore.protocols import RequestRecord
 from llmcore.subscribers import Subscribers
@@ -73,6 +74,7 @@ class WireBridge:
         limits = bounds(launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
         self.gate = Gate(limits, self._unready)
         self.deadlines = Deadlines()
+        self.outbox = Outbox()
         self._informed = threading.Event()
         self.state = State(ready=True)
         self._to_engine(Hello(launch.mailbox))
@@ -202,8 +204,9 @@ class WireBridge:
                 case Shutdown():
                     self._on_shutdown(message.grace)
         if steps:
-            for request, event in merge(steps):
-                self._requests.deliver(request, event)
+            with self.outbox:
+                for request, event in merge(steps):
+                    self._requests.deliver(request, event)
             self._seen = steps[-1].stamp
 
 

@@ -100,6 +100,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         admit=doorman.admit,
         encoder=app.encoder,
         limits=Limits(per_address=launch.config.server.max_connections_per_address),
+        outbox=bridge.outbox,
     )
     signal.signal(child.STOP, lambda *_: server.stop(launch.config.server.drain_timeout))
     deaf = threading.Event()

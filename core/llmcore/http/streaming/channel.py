@@ -9,40 +9,19 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from waitress.channel import HTTPChannel
 
 from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.http.bodies import Pool
-from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
-from llmcore.http.streaming.limits import Limits
-from llmcore.http.streaming.loop import GONE, READ, WRITE, Loop
+from llmcore.http.streaming.limits import FRESH_SECONDS
+from llmcore.http.streaming.loop import GONE, READ, WRITE
+from llmcore.http.streaming.owner import Owner
 from llmcore.http.streaming.refusal import refusal
 from llmcore.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
-from llmcore.http.strict import Head
 
 logger = logging.getLogger(__name__)
-
-FRESH_SECONDS = 0.3
-"""How long a server that ends waits for the first request of who has connected: closed at once, it would be reset."""
-
-
-class Owner(Protocol):
-    """What a channel needs of its server."""
-
-    limits: Limits
-    pool: Pool
-    loop: Loop
-    encoder: Callable[[str], EncodeError]
-    """How the dialect of a path writes errors."""
-
-    def judge(self, head: Head) -> RequestError | None:
-        """Why a request may not come in, if so."""
-
-    def forget(self, channel: StreamChannel) -> None:
-        """`channel` is closing."""
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
@@ -339,6 +318,21 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     # --- whoever holds the reply
 
+    def post(self, data: bytes) -> None:
+        """Send a piece of a stream, which may wait for those of other streams: see Outbox."""
+        self._owner.outbox.post(self._deliver, data)
+
+    def _deliver(self, data: bytes) -> None:
+        try:
+            self.push(data)
+        except BaseException as error:
+            reraise_if_stopping(error)
+            logger.exception("a piece of a stream is lost, and its connection closes")
+            if self._reply is not None:
+                self._reply.why_closed = "failure"
+            self.will_close = True
+            self._ask()
+
     def push(self, data: bytes, allowance: float = 0.0) -> None:
         """Send what the socket takes now and leave the rest to the main loop; cuts off a client that is too slow.
 
@@ -365,6 +359,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def finish(self, task: StreamTask, build: Callable[[bool], bytes], *, close: bool) -> None:
         """Send the last bytes, `build(closes)`, and take the next request, or close."""
+        self._owner.outbox.flush()
         with self.requests_lock:
             self._reply = None
             whole = not close

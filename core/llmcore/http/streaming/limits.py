@@ -18,6 +18,9 @@ SPARE_CONNECTIONS = 256
 REFUSALS = 512
 """Connections beyond the limit that are told so at one time; further ones are closed without a word."""
 
+FRESH_SECONDS = 0.3
+"""How long a server that ends waits for the first request of who has connected: closed at once, it would be reset."""
+
 SPARE_FILES = 128
 """Open files a process needs beside its connections."""
 

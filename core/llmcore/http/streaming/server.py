@@ -13,6 +13,7 @@ from waitress.server import create_server
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
 from llmcore.http.errors import EncodeError, openai_error
+from llmcore.http.outbox import Outbox
 from llmcore.http.streaming.channel import StreamChannel
 from llmcore.http.streaming.limits import (
     REFUSALS,
@@ -43,7 +44,8 @@ class HttpServer:
     """waitress on an inherited listening socket, with every default that hurts replaced.
 
     `connections`: most at a time; who comes then gets a 503. `admit` is asked about every request whose header was
-    read; its error is the answer. `encoder`: how errors are written on a path.
+    read; its error is the answer. `encoder`: how errors are written on a path. `outbox`: what pieces of streams go
+    through.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class HttpServer:
         admit: Admit | None = None,
         encoder: Callable[[str], EncodeError] = lambda path: openai_error,
         limits: Limits | None = None,
+        outbox: Outbox | None = None,
         threads: int = 16,
     ) -> None:
         raise_open_files(connections + REFUSALS + SPARE_FILES)
         self.limits = limits or Limits()
         self.pool = Pool(self.limits.bodies)
+        self.outbox = outbox or Outbox()
         self.turned = time.monotonic()
         self._connections = connections
         self._admit = admit

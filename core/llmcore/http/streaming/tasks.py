@@ -143,7 +143,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
     def send_part(self, data: bytes) -> None:
         """Frame and send a piece of the body."""
         head = b"" if self.wrote_header else self._stream_header()
-        self.channel.push(head + self._frame(data) if data else head)
+        self.channel.post(head + self._frame(data) if data else head)
 
     def send_end(self) -> None:
         """Send the last chunk and hand the channel back, to be closed."""
@@ -166,7 +166,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         In a stream of events that is a comment, in one of JSON a space.
         """
         ignored = b":\n\n" if self.stream_type == _EVENTS else b" "
-        self.channel.push(self._frame(ignored) if self.wrote_header else _CONTINUE)
+        self.channel.post(self._frame(ignored) if self.wrote_header else _CONTINUE)
 
     def build_response_header(self) -> bytes:
         """The header; a server that is about to end keeps no connection."""

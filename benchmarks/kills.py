@@ -1,12 +1,12 @@
 """Kills HTTP workers and the engine with SIGKILL while streams run, and looks at what that does to clients.
 
-    python benchmarks/kills.py [--kills 200] [--seed 1] [--streams 16] [--workers 2]
+    python benchmarks/kills.py [--kills 200] [--seed 1] [--streams 16] [--workers 2] [--patience 10]
 
 The server is the real one with the fake model and `--health_monitor`; what is killed and when is drawn from the seed.
 Clients stream greedy answers all the time, and ask again whatever happens to them. After every kill the server has to
 be ready with as many processes as before, and to answer, before the next. Printed:
 
-- hung: clients that waited for more than `PATIENCE` seconds for a byte, an end or a connection (0),
+- hung: clients that waited for more than `--patience` seconds for a byte, an end or a connection (0),
 - wrong: answers that ended as if whole and are not what the model says (0),
 - leaked: slots that are live when all clients have left, and processes or run directories that outlive the server (0),
 - ready: seconds from a kill until the server is whole again, by what was killed.
@@ -37,8 +37,6 @@ from llmcore.testing import fake_answer, sockets, write_fake_model
 from llmcore.testing.server import ENGINE_MODULE, RunningServer, serving
 
 WORKER = "llmcore.http.worker"
-PATIENCE = 10.0
-"""Seconds without a byte after which a client counts as hung."""
 RETRY_SECONDS = 0.25
 """What a client waits after anything but a whole answer."""
 READY_SECONDS = 60.0
@@ -59,6 +57,7 @@ class Client(threading.Thread):
     port: int
     prompt: tuple[int, ...]
     stopping: threading.Event
+    patience: float
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -78,7 +77,7 @@ class Client(threading.Thread):
 
     def _ask(self, request: bytes) -> str:
         try:
-            with sockets.connect(self.port, PATIENCE) as sock:
+            with sockets.connect(self.port, self.patience) as sock:
                 sock.sendall(request)
                 status, _, data = sockets.read_reply(sock)
         except TimeoutError:
@@ -128,7 +127,7 @@ class Findings:
         ]
 
 
-def measure(kills: int, seed: int, streams: int, workers: int) -> Findings:
+def measure(kills: int, seed: int, streams: int, workers: int, patience: float) -> Findings:
     """Kill and look."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory:
@@ -137,7 +136,7 @@ def measure(kills: int, seed: int, streams: int, workers: int) -> Findings:
         with serving(model, httpserver_workers=workers, pace=Pace(), **options) as server:
             seen: set[int] = set()
             stopping = threading.Event()
-            clients = [Client(server.port, (3 + i, 40 + i, 7), stopping) for i in range(streams)]
+            clients = [Client(server.port, (3 + i, 40 + i, 7), stopping, patience) for i in range(streams)]
             for client in clients:
                 client.start()
             killed: Counter[str] = Counter()
@@ -149,7 +148,7 @@ def measure(kills: int, seed: int, streams: int, workers: int) -> Findings:
                 ready.setdefault(what, []).append(took)
             stopping.set()
             for client in clients:
-                client.join(2 * PATIENCE)
+                client.join(2 * patience)
             outcomes = sum((client.outcomes for client in clients), Counter[str]())
             outcomes["hung"] += sum(client.is_alive() for client in clients)
             leaked, run_directory = live_slots(server), directory_of(server)
@@ -190,7 +189,7 @@ def whole(server: RunningServer, workers: int, victim: int) -> bool:
 
 def live_slots(server: RunningServer) -> int:
     """Slots in use when everybody has left; what is on its way has some seconds."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + READY_SECONDS
     while True:
         page = sockets.call(server.port, "GET", "/metrics")[2].decode()
         figures = {name: float(value) for name, value in re.findall(r"^llmcore_(\w+) (\S+)$", page, re.M)}
@@ -213,8 +212,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--patience", type=float, default=10.0)
     arguments = parser.parse_args()
-    findings = measure(arguments.kills, arguments.seed, arguments.streams, arguments.workers)
+    findings = measure(**vars(arguments))
     print("\n".join(findings.lines()))
     return 0 if findings.clean else 1
 

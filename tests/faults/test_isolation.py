@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeHouse
-from harness import House, expected, until
+from harness import PATIENCE, House, expected, until
 from llmcore.testing import sockets
 from llmcore.testing.fault_names import HOOK_REQUEST_ID, fault, later
 
@@ -54,7 +54,7 @@ def body_for(path: str, prompt: str, *, stream: bool = False, **more: Any) -> di
 def streamed(house: House, path: str, body: dict[str, Any], request_id: str) -> list[Any]:
     """Every event of a stream, up to its end."""
     events: list[Any] = []
-    with sockets.connect(house.port, 20) as sock:
+    with sockets.connect(house.port) as sock:
         sock.sendall(house.request(path, body, headers={"x-request-id": request_id}))
         status, _, data = sockets.read_reply(sock)
         assert status == 200, data
@@ -128,7 +128,7 @@ def test_row_58_a_crowd_in_a_step_that_finds_no_memory(undisturbed: House) -> No
     house = undisturbed
     prompts = [[5, 6, i] for i in range(12)]
     with ExitStack() as stack:
-        guilty, *others = (stack.enter_context(sockets.connect(house.port, 20)) for _ in range(13))
+        guilty, *others = (stack.enter_context(sockets.connect(house.port)) for _ in range(13))
         for prompt, sock in zip(prompts, others, strict=True):
             sock.sendall(house.request(COMPLETIONS, {"prompt": prompt, "max_tokens": 60, "temperature": 0}))
         guilty.sendall(house.request(COMPLETIONS, body_for(COMPLETIONS, fault("oom"))))
@@ -209,7 +209,7 @@ def test_failures_are_counted(house: House) -> None:
         assert house.post(COMPLETIONS, body_for(COMPLETIONS, fault(name)))[0] == 500
 
     def counted(name: str, n: int) -> bool:
-        return house.figures()[f"{name}_total"] == before[f"{name}_total"] + n
+        return house.figures()[f"{name}_total"] >= before[f"{name}_total"] + n
 
     until(lambda: counted("failed_choices", 2) and counted("failed_steps", 2), "they are counted")
 
@@ -218,7 +218,7 @@ def test_row_58_where_the_device_is_lost_every_stream_hears_of_it(make_house: Ma
     """It ends the engine, and without `--health_monitor` the server."""
     with make_house(httpserver_workers=2) as house, ExitStack() as stack:
         body = body_for(COMPLETIONS, "x", stream=True, max_tokens=3000)
-        streams = [stack.enter_context(sockets.connect(house.port, 20)) for _ in range(6)]
+        streams = [stack.enter_context(sockets.connect(house.port)) for _ in range(6)]
         for sock in streams:
             sock.sendall(house.request(COMPLETIONS, body))
             assert sockets.read_head(sock)[0] == 200
@@ -229,4 +229,4 @@ def test_row_58_where_the_device_is_lost_every_stream_hears_of_it(make_house: Ma
             while more := sock.recv(1 << 16):
                 data += more
             assert b"engine_failed" in data, data[-500:]
-        assert house.server.process.wait(10) != 0
+        assert house.server.process.wait(PATIENCE) != 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeHouse
-from harness import House
+from harness import PATIENCE, House
 from llmcore.testing.server import ENGINE_MODULE
 
 WORKER = "llmcore.http.worker"
@@ -42,7 +42,7 @@ def test_who_dies_after_the_run_directory_was_deleted_ends_the_server(
     with make_house(health_monitor=True, restart_pause=0.1, restart_limit=0) as house:
         delete_directory(house)
         os.kill(house.server.children()[module], signal.SIGKILL)
-        assert house.server.process.wait(10) == 1
+        assert house.server.process.wait(PATIENCE) == 1
         log = house.server.log.read_text()
     assert "was deleted: nothing that dies can be replaced any more" in log
     assert f"ServerError: {who} was ended by SIGKILL" in log and "; start the server again, and keep what" in log
@@ -87,7 +87,7 @@ def test_the_end_is_a_panel_on_a_terminal() -> None:
         (worker,) = (int(pid) for pid in children if WORKER in Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(worker, signal.SIGKILL)
         said = rest(terminal)
-        assert server.wait(10) == 1
+        assert server.wait(PATIENCE) == 1
     assert "llmcore failed" in said and "cause" in said and "fix" in said
     assert f"{directory} was deleted" in said and "start the server again" in said
     assert "Traceback" not in said
@@ -111,7 +111,7 @@ def test_workers_that_cannot_start_any_more_end_the_server(make_house: MakeHouse
         flag.touch()
         start = time.monotonic()
         os.kill(house.server.children()[WORKER], signal.SIGKILL)
-        assert house.server.process.wait(30) == 1
+        assert house.server.process.wait(PATIENCE) == 1
         log = house.server.log.read_text()
     assert time.monotonic() - start > 2.0, "they were started without a pause"
     assert log.count("starting another") == 3

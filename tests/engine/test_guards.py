@@ -49,9 +49,9 @@ class Bad:
 
 
 def check(llm: LLM) -> None:
-    """Four rounds of prompts that share a prefix, some of them in a row of two forks, in a pool that runs short."""
+    """Two rounds of prompts that share a prefix, some of them in a row of two forks, in a pool that runs short."""
     prompts = [[5] * 40 + [i, i + 1] for i in range(12)]
-    for _ in range(4):
+    for _ in range(2):
         results = llm.generate(prompts, temperature=0.0, max_new_tokens=20, n=2)
         for prompt, result in zip(prompts, results, strict=True):
             assert [answer.token_ids for answer in result.answers] == [fake_answer(prompt, 20)] * 2

@@ -150,7 +150,10 @@ def test_the_pool_can_be_measured(make_llm: MakeLLM) -> None:
         ({"device": "gpu9"}, "gpu9"),
         ({"kernel": ["sample=nope"]}, "nope"),
         ({"kernel": ["rms_norm=torch"]}, "does not use rms_norm"),
-        ({"mode": ["fast_mode"]}, "fast_mode"),
+        ({"kernel": ["rms_nrom=torch"]}, "there is no op 'rms_nrom'"),
+        ({"scheduler": "fcsf"}, "Did you mean fcfs"),
+        ({"length_estimator": "past_futur"}, "Did you mean past_future"),
+        ({"mode": ["fast_mode"]}, "there is no mode 'fast_mode'"),
         ({"max_req_total_len": 5000, "max_total_token_num": 9000}, "4096"),
         ({"max_req_total_len": 2500}, "2500"),
         ({"batch_max_tokens": 8, "chunked_prefill_size": 9}, "9"),
@@ -158,7 +161,7 @@ def test_the_pool_can_be_measured(make_llm: MakeLLM) -> None:
 )
 def test_settings_that_cannot_work(make_llm: MakeLLM, settings: dict[str, object], words: str) -> None:
     with pytest.raises((ConfigError, ResolveError), match=words):
-        make_llm(**settings)
+        make_llm(fake={"max_position": 4096}, **settings)
 
 
 def test_a_closed_engine_says_so(make_llm: MakeLLM) -> None:

@@ -47,7 +47,12 @@ def ranks(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
 def llm(request: pytest.FixtureRequest, oracle: tuple[Path, LlamaForCausalLM]) -> Iterator[LLM]:
     chunk, ahead = request.param
     device = {"plugins": ["llama", AHEAD], "device": "cpu-ahead"} if ahead else {"device": "cpu"}
-    settings = {"data_type": "fp32", "max_total_token_num": 600, "chunked_prefill_size": chunk}
+    settings = {
+        "data_type": "fp32",
+        "max_total_token_num": 600,
+        "running_max_req_size": 16,
+        "chunked_prefill_size": chunk,
+    }
     with LLM(oracle[0], **settings, **device) as made:
         yield made
 

@@ -38,7 +38,7 @@ def start(make_llm: MakeLLM) -> Callable[..., LLM]:
 
     def start(*plugins: str, **settings: Any) -> LLM:
         given = {"max_total_token_num": None, "device": "short", "plugins": [AHEAD, *plugins], **settings}
-        return make_llm(**given)
+        return make_llm(fake={"max_position": 4096}, **given)
 
     return start
 

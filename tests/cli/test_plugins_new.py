@@ -138,14 +138,14 @@ def test_a_kind_that_does_not_exist_lists_those_that_do() -> None:
     assert result.exit_code == 2 and "'kernel'" in result.output and "'weight-loader'" in result.output
 
 
-@pytest.mark.parametrize("kind", ["dialect", "logits-processor"])
-def test_the_request_of_the_readme_is_answered(kind: str, tmp_path: Path, llmcore_server: Any) -> None:
-    made = written(tmp_path, kind)
-    server = llmcore_server(plugins=(str(next(made.glob("llmcore_*.py"))),))
-    (request,) = [line for line in (made / "README.md").read_text().splitlines() if line.startswith("curl ")]
-    command = request.replace("curl ", "curl --fail -s ").replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "text" in json.loads(
-        done.stdout if kind == "dialect" else json.dumps(json.loads(done.stdout)["choices"][0])
-    )
+def test_the_requests_of_the_readmes_are_answered(tmp_path: Path, llmcore_server: Any) -> None:
+    made = [written(tmp_path, kind) for kind in ("dialect", "logits-processor")]
+    server = llmcore_server(plugins=tuple(str(next(folder.glob("llmcore_*.py"))) for folder in made))
+    answers = []
+    for folder in made:
+        (request,) = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("curl ")]
+        command = request.replace("curl ", "curl --fail -s ").replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stdout + done.stderr
+        answers.append(json.loads(done.stdout))
+    assert "text" in answers[0] and "text" in answers[1]["choices"][0]

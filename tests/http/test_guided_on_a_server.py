@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def ask(client: openai.OpenAI, text: str = "hello", **more: Any) -> Any:
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_refused_at_once(
 def test_a_server_without_the_plugin_says_what_is_missing(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = write_fake_model(tmp_path_factory.mktemp("models") / "fake")
     with serving(model, plugins=["parsers"], max_total_token_num=1000, device="cpu") as running:
-        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=20)
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60)
         with pytest.raises(openai.BadRequestError, match="pip install plugin-guided"):
             ask(client, response_format={"type": "json_object"})
 

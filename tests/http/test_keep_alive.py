@@ -61,7 +61,7 @@ def test_silence_is_filled_with_comments(server: RunningServer, path: str, body:
 
 
 def test_clients_do_not_see_them(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
     (model,) = client.models.list().data
     chunks = list(client.completions.create(model=model.id, prompt="abc", max_tokens=3, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == "abc"

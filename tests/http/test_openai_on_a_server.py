@@ -41,7 +41,7 @@ def server(model: tuple[Path, LlamaForCausalLM]) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def test_what_evaluations_ask_for(client: openai.OpenAI, model: tuple[Path, LlamaForCausalLM]) -> None:

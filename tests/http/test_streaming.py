@@ -276,7 +276,7 @@ def test_a_reader_that_stays_behind_is_cut_off(pushes: bool) -> None:
 
 def test_two_hundred_streams_at_once(served: Served) -> None:
     n, events = 200, 20
-    socks = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(n)]
+    socks = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(n)]
     try:
         for sock in socks:
             sock.sendall(POST)

@@ -62,7 +62,7 @@ def client(server: RunningServer) -> openai.OpenAI:
 
 
 def connect(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def said(text: str) -> list[Any]:

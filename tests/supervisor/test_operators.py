@@ -182,7 +182,7 @@ def guarded(model: Path) -> Iterator[RunningServer]:
 
 
 def connect(server: RunningServer, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 def test_a_client_without_a_key_is_told(guarded: RunningServer) -> None:
@@ -239,7 +239,7 @@ def trusting() -> ssl.SSLContext:
 
 @contextmanager
 def private(server: RunningServer) -> Iterator[ssl.SSLSocket]:
-    plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    plain = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     with trusting().wrap_socket(plain, server_hostname="localhost") as sock:
         yield sock
 
@@ -284,7 +284,7 @@ def test_a_client_that_leaves_is_noticed(secure: RunningServer) -> None:
 
 
 def test_what_is_no_tls_gets_nothing(secure: RunningServer) -> None:
-    with socket.create_connection(("127.0.0.1", secure.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", secure.port), timeout=60) as sock:
         sock.sendall(sockets.request("GET", "/health"))
         data = b""
         while more := sock.recv(1 << 16):

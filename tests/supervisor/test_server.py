@@ -53,7 +53,7 @@ def metric(server: RunningServer, name: str) -> float:
 
 
 def open_stream(server: RunningServer, n_tokens: int = 4000) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     sock.sendall(sockets.request("POST", "/echo", {"ids": [1, 2], "n_tokens": n_tokens, "stream": True}))
     assert sockets.read_head(sock)[0] == 200
     return sock

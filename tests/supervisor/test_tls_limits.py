@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def connect(port: int, stack: ExitStack) -> ssl.SSLSocket:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(TLS / "cert.pem")
-    bare = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+    bare = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
     return stack.enter_context(context.wrap_socket(bare, server_hostname="localhost"))
 
 
@@ -81,7 +81,7 @@ def test_it_answers_itself_where_it_may_take_no_more() -> None:
         server.close()
         return answer
 
-    answer = asyncio.run(asyncio.wait_for(ask(), 10))
+    answer = asyncio.run(asyncio.wait_for(ask(), 60))
     assert answer.startswith(b"HTTP/1.1 503 ") and b"\r\nConnection: close\r\n" in answer
 
 

@@ -182,7 +182,7 @@ def test_what_cannot_be_is_refused_at_once(
     began = time.monotonic()
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, extra_body=body, stream=stream)
-    assert time.monotonic() - began < 5.0  # a second is promised, and a busy machine has five
+    assert time.monotonic() - began < 10.0  # a second is promised, and a busy machine has ten
     assert words in caught.value.message
     assert caught.value.param == param
 

@@ -62,6 +62,7 @@ def _patient() -> Iterator[None]:
     """What is compiled or found wrong does not depend on how busy the machine is, but where a test says so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "COMPILE_SECONDS", 60.0)
+        patch.setattr(compiler, "PATIENCE_SECONDS", 60.0)
         patch.setattr(compiler, "TRIED_SECONDS", 60.0)
         yield
 
@@ -388,6 +389,7 @@ def test_who_takes_too_long_to_compile_is_refused_and_holds_up_nobody(
 ) -> None:
     def patience(seconds: float) -> None:
         monkeypatch.setattr(compiler, "COMPILE_SECONDS", seconds)
+        monkeypatch.setattr(compiler, "PATIENCE_SECONDS", seconds)
 
     context = ProcessorContext(VOCAB, (EOS,), cache(lambda: tokenizer))
     patience(60)
@@ -411,9 +413,33 @@ def test_who_takes_too_long_to_compile_is_refused_and_holds_up_nobody(
     hang.set()
 
 
+def test_what_others_take_of_the_processor_is_not_the_grammars(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sleeps, or waits for a busy machine, compiles nothing meanwhile; who compiles on and on is given up."""
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.3)
+    context = ProcessorContext(VOCAB, (EOS,), cache(lambda: tokenizer))
+    over, real = threading.Event(), compiler.compiled
+
+    def late(text: str, tokens: Any) -> Any:
+        while "endless" in text and not over.is_set():
+            pass
+        time.sleep(0.6)
+        return real(text, tokens)
+
+    monkeypatch.setattr(compiler, "compiled", late)
+    assert spell(one(context, regex="ab"), tokenizer, "ab")
+    with pytest.raises(ValueError, match=r"longer than 0\.3 s"):
+        one(context, regex="endless")
+    over.set()
+
+
 AT_EXIT = """
 import time
+from llmcore_guided import compiler
 from llmcore_guided.compiler import _within
+
+compiler.PATIENCE_SECONDS = 0.0
 
 def work():
     time.sleep(0.5)

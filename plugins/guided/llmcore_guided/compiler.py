@@ -18,6 +18,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llmcore.api import RequestError
 
 COMPILE_SECONDS = 0.8
+"""Of a processor, which a grammar may take to compile."""
+
+PATIENCE_SECONDS = 5.0
+"""How long that may last where others have the processors."""
+
 MOST_COMPILING = 4
 """Grammars that are compiled at once, those included that were given up: their threads go on until they are done."""
 
@@ -176,9 +181,11 @@ def _within(seconds: float, work: Callable[[], Any], after: Callable[[], object]
     """What `work` returns on a thread with a deep stack, or a text that says that it takes too long. `after`: called
     when `work` has ended, however late."""
     result: list[Any] = []
+    clock: list[int] = []
 
     def run() -> None:
         try:
+            clock.append(time.pthread_getcpuclockid(threading.get_ident()))
             result.append(work())
         except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
             result.append(f"it cannot be compiled: {type(error).__name__}")
@@ -193,8 +200,19 @@ def _within(seconds: float, work: Callable[[], Any], after: Callable[[], object]
         finally:
             threading.stack_size(before)
     _STARTED.add(thread)
+    until = time.monotonic() + PATIENCE_SECONDS
     thread.join(seconds)
+    while thread.is_alive() and time.monotonic() < until and (left := seconds - _spent(clock)) > 0:
+        thread.join(max(left, 0.01))
     return result[0] if result else f"it takes longer than {seconds:g} s to compile"
+
+
+def _spent(clock: list[int]) -> float:
+    """Seconds of a processor that the thread with this clock has had, which may not have begun, or may have ended."""
+    try:
+        return time.clock_gettime(clock[0]) if clock else 0.0
+    except OSError:
+        return 0.0
 
 
 @atexit.register

@@ -119,4 +119,7 @@ def test_who_cannot_be_started_now_is_started_later(tmp_path: Path) -> None:
             assert module not in server.children()
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
             until(lambda before=before: set(server.children()) == set(before) and ready(server))
+        children = server.children()
+        assert set(children) == {WORKER, TERMINATOR, ADMIN, FAKE_ENGINE}
         assert server.stop() == 0
+        assert not [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]

@@ -86,7 +86,7 @@ def test_every_token_of_a_real_server_is_counted(dialect: str, server: RunningSe
     assert [answer.tokens for answer in window.answers] == [output for _, output in lengths]
     for one in window.answers:
         assert one.sent < one.arrivals[0][0] <= one.arrivals[-1][0] <= one.ended
-    # a step of this engine takes 5 ms and gives one token; of some answers the first one may come late, and so too near
+    # a step of this engine takes 5 ms and gives one token; some first ones may come late, and so too near
     paces = [found["tpot"] for one in window.answers if (found := latencies(one))["tpot"] is not None]
     assert len(paces) == 8 and max(paces) > 4
 

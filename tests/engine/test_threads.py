@@ -20,8 +20,10 @@ class Call:
 
     def __init__(self) -> None:
         self._began, self._over = threading.Event(), threading.Event()
+        self.thread: int | None = None
 
     def __call__(self, *given: object) -> None:
+        self.thread = threading.get_ident()
         self._began.set()
         assert self._over.wait(60)
 
@@ -55,6 +57,37 @@ def test_a_call_that_takes_long_is_told_of_and_replaced(call: Call, caplog: pyte
     other.end()
     pool.run(other)
     other.wait()
+
+
+def test_two_threads_serve_calls_that_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More would spend their time on handing Python's lock to each other."""
+    monkeypatch.setattr(threads, "WAITED_SECONDS", float("inf"))
+    pool = Threads("test", 8)
+    calls = [Call() for _ in range(40)]
+    for call in calls:
+        pool.run(call)
+    calls[0].wait()
+    calls[1].wait()
+    for call in calls:
+        call.wait()
+        call.end()
+    assert len({call.thread for call in calls}) == threads.QUICK
+
+
+def test_where_calls_wait_all_threads_serve(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Those awake may be in calls that take long: whoever waits sees to it."""
+    monkeypatch.setattr(threads, "WAITED_SECONDS", 0.0)
+    pool = Threads("test", 4)
+    calls = [Call() for _ in range(5)]
+    for call in calls:
+        request.addfinalizer(call.end)
+        pool.run(call)
+    for call in calls[:4]:
+        pool.hurry()
+        call.wait()
+    assert calls[4].thread is None
+    calls[0].end()
+    calls[4].wait()
 
 
 def test_what_is_made_ready_in_advance_may_take_long(

@@ -151,6 +151,7 @@ class Engine:
 
     def _give_up(self) -> list[Events]:
         """Now and then: end those that wait for a processor without end."""
+        self._processors.hurry()
         now = time.monotonic()
         if now < self._looks_at:
             return []

@@ -31,8 +31,7 @@ from llmcore.text.source import open_tokenizer, prepare
 logger = logging.getLogger(__name__)
 
 _THREADS = min(16, max(2, len(os.sched_getaffinity(0)) // 2))
-"""A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them; where masks
-are short, more threads than cores spend their time on handing Python's lock to each other."""
+"""A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them."""
 
 Ids = tuple[int, ...]
 
@@ -91,6 +90,10 @@ class Processors:
         prompt = np.frombuffer(request.prompt, "<i4").astype(np.int32)
         banned = request.stop_ids if request.min_new_tokens else ()
         return [self._bound(starts, prompt, banned) for _ in range(request.n)]
+
+    def hurry(self) -> None:
+        """See that answers which are asked for are on their way; call it in every step."""
+        self._threads.hurry()
 
     def tend(self) -> None:
         """Replace threads that hang; call it now and then."""

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,15 +117,14 @@ class Started:
     """`llmcore ARGUMENTS` on a free port; its log goes to a pipe that is read up to the last line of the summary."""
 
     def __init__(self, *arguments: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = int(probe.getsockname()[1])
-        command = [sys.executable, "-m", "llmcore.cli", *arguments, "--port", str(self.port), "--disable_admin"]
+        command = [sys.executable, "-m", "llmcore.cli", *arguments, "--port", "0", "--disable_admin"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         said = b""
         while b"serving at" not in said:
             line = self.stderr.readline()
             assert line, said.decode()
             said += line
+        self.port = int(said.rstrip().rpartition(b":")[2])
 
     @property
     def stderr(self) -> IO[bytes]:

@@ -68,7 +68,7 @@ def idle(page: bytes) -> bool:
 
 
 def test_a_dead_engine_is_replaced(model: Path) -> None:
-    with fresh(model, health_monitor=True, httpserver_workers=2, restart_pause=4) as server:
+    with fresh(model, health_monitor=True, httpserver_workers=2, restart_pause=3) as server:
         victim = server.children()[FAKE_ENGINE]
         workers = {pid for name, pid in server.children().items() if name.startswith(WORKER)}
         with sockets.connect(server.port) as open_request:
@@ -88,7 +88,7 @@ def test_a_dead_engine_is_replaced(model: Path) -> None:
         until(lambda: idle(sockets.call(server.port, "GET", "/metrics")[2]))
         assert server.stop() == 0
         log = server.log.read_text()
-    assert "the engine was ended by SIGKILL" in log and "another starts in 4 s" in log
+    assert "the engine was ended by SIGKILL" in log and "another starts in 3 s" in log
     assert "Traceback" not in log
 
 
@@ -107,7 +107,7 @@ def test_whoever_dies_while_no_engine_is_there_is_replaced(model: Path) -> None:
 
 def test_a_hung_engine_is_replaced(model: Path) -> None:
     options = {"fake_hang_token": 13}
-    with fresh(model, health_monitor=True, restart_pause=0, watchdog_timeout=3, plugin_options=options) as server:
+    with fresh(model, health_monitor=True, restart_pause=0, watchdog_timeout=2, plugin_options=options) as server:
         with sockets.connect(server.port) as sock:
             sock.sendall(sockets.request("POST", "/echo", {"ids": [13]}))
             assert sockets.read_reply(sock)[0] == 503

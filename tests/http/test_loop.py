@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from llmcore.http.outbox import Outbox
 from llmcore.http.streaming.loop import GONE, READ, WRITE, Loop
 from llmcore.testing import sockets as raw
 from served import POST, Served, until
@@ -17,7 +18,7 @@ from served import POST, Served, until
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    loop = Loop()
+    loop = Loop(Outbox())
     yield loop
     loop.close()
 
@@ -83,7 +84,7 @@ def test_no_call_is_lost(loop: Loop) -> None:
 
 
 def test_a_call_wakes_it_and_after_the_end_it_does_nothing() -> None:
-    loop = Loop()
+    loop = Loop(Outbox())
     timer = threading.Timer(0.1, lambda: loop.call(lambda: None))
     timer.start()
     start = time.monotonic()

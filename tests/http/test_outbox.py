@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from llmcore.errors import RequestError
 from llmcore.http.outbox import MOST, Outbox
 from llmcore.http.streaming.channel import StreamChannel
 from llmcore.testing import sockets as raw
@@ -111,4 +113,37 @@ def test_a_piece_that_cannot_be_sent_ends_its_own_stream_only(
             reply.end()
         words = [last_word(sock) for sock in socks]
     assert b"data: 1\n\n" in words[0] and not words[1] and b"data: 3\n\n" in words[2]
-    assert "a piece of a stream is lost" in caplog.text
+    assert "an answer is lost" in caplog.text
+
+
+def test_an_answer_does_not_overtake_the_refusal_of_the_request_before_it() -> None:
+    def admit(method: str, path: str, headers: Mapping[str, str]) -> RequestError | None:
+        return RequestError("full", status=429) if path == "/detached" else None
+
+    expects = raw.request("POST", "/plain", headers="Content-Length: 2\r\nExpect: 100-continue\r\n")
+    for following, word in ((raw.request("GET", "/plain"), b"HTTP/1.1 200 OK"), (expects, b"HTTP/1.1 100 Continue")):
+        with serving(admit=admit) as served, raw.connect(served.port) as sock:
+            server = served.server._server
+            add = server.add_task
+
+            def add_and_wait(task: object, add: Callable[[object], None] = add, sock: socket.socket = sock) -> None:
+                add(task)
+                select.select([sock], [], [], PATIENCE)  # the main loop goes on when the client has heard something
+
+            server.add_task = add_and_wait
+            sock.sendall(POST + following)
+            words = b""
+            while word not in words:
+                words += sock.recv(65536)
+        assert b"HTTP/1.1 429" in words[: words.index(word)]
+
+
+def test_one_that_closes_sends_for_all() -> None:
+    outbox, sent = Outbox(), list[bytes]()
+    with outbox:
+        with outbox:
+            outbox.post(sent.append, b"1")
+        assert sent == [b"1"]
+        outbox.post(sent.append, b"2")
+        assert sent == [b"1"]
+    assert sent == [b"1", b"2"]

@@ -107,8 +107,8 @@ def parse_head(line: Line, data: bytes | bytearray, bounds: Bounds) -> Head:
     if line.authority:
         headers["HOST"] = line.authority  # as HTTP asks: the URL counts, so that no two readers see two hosts
     _frame(head, bounds)
-    options = {option.strip() for option in headers.get("CONNECTION", "").lower().split(",")}
-    if len(options) > 1:  # "TE, close" closes too; whoever asks later compares the whole value
+    if "," in headers.get("CONNECTION", ""):  # "TE, close" closes too; whoever asks later compares the whole value
+        options = {option.strip() for option in headers["CONNECTION"].lower().split(",")}
         headers["CONNECTION"] = next((option for option in ("close", "keep-alive") if option in options), "")
     expect = headers.get("EXPECT")
     if expect is not None and minor == "1":

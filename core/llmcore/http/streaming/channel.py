@@ -223,7 +223,14 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def send(self, data: bytes, do_close: bool = True) -> int:
         """Send what the socket takes. It never closes, as locks may be held: `handle_write` does, after this."""
-        return self._send_now(data)
+        try:
+            sent: int = self.socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.will_close = True
+            return len(data)
+        return sent
 
     def sweep(self, now: float) -> None:
         """Enforce the limits of time."""
@@ -259,9 +266,10 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         request.close()
         self.request = None
         answer, closes = refusal(request, close=close or self.server.draining)
-        self.push(answer)
+        self.post(answer)
         self.touch()
         if closes:
+            self._owner.outbox.flush()
             self._lingers_until = self._since + self._limits.linger_seconds
             if not self.total_outbufs_len:
                 self._shut_down()
@@ -289,6 +297,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self.request = None
             self.requests.append(request)
             if len(self.requests) == 1:
+                self._owner.outbox.flush()  # a refusal of the request before it comes first
                 self.server.add_task(self)
         return rest
 
@@ -296,7 +305,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         """Ask for the body."""
         if self.request is not None:
             self.request.expect_continue = False
-            self.push(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.post(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _end(self) -> None:
         """The client sends nothing more. Whether it still reads is found out by sending: see Reply.probe."""
@@ -316,10 +325,10 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
 
-    # --- whoever holds the reply
+    # --- whoever answers
 
     def post(self, data: bytes) -> None:
-        """Send a piece of a stream, which may wait for those of other streams: see Outbox."""
+        """Send `data`, which may wait for what goes to other clients: see Outbox."""
         self._owner.outbox.post(self._deliver, data)
 
     def _deliver(self, data: bytes) -> None:
@@ -327,7 +336,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self.push(data)
         except BaseException as error:
             reraise_if_stopping(error)
-            logger.exception("a piece of a stream is lost, and its connection closes")
+            logger.exception("an answer is lost, and its connection closes")
             if self._reply is not None:
                 self._reply.why_closed = "failure"
             self.will_close = True
@@ -343,7 +352,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 return
             sent = 0
             if not self.total_outbufs_len:
-                sent = self._send_now(data)
+                sent = self.send(data)
                 if sent == len(data) and not self.will_close:
                     return  # as nearly always
                 self._behind_since = None
@@ -373,16 +382,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             if close or task.close_on_finish:
                 self.close_when_flushed = True
                 self._ask()
-
-    def _send_now(self, data: bytes) -> int:
-        try:
-            sent: int = self.socket.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            self.will_close = True
-            return len(data)
-        return sent
 
     def _watch_backlog(self, now: float) -> None:
         if self._behind_since is None or not self.total_outbufs_len:

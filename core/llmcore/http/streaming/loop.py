@@ -7,6 +7,8 @@ import select
 from collections import deque
 from collections.abc import Callable
 
+from llmcore.http.outbox import Outbox
+
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
 GONE = select.EPOLLHUP | select.EPOLLERR
@@ -17,9 +19,10 @@ Handler = Callable[[int], None]
 
 
 class Loop:
-    """Watches descriptors. All but `call` is for the loop's own thread."""
+    """Watches descriptors. All but `call` is for the loop's own thread. `outbox` is open while handlers run."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rung = False
@@ -58,10 +61,12 @@ class Loop:
     def turn(self, seconds: float) -> None:
         """Handle what is ready, after waiting at most that long for it, and what was to be called."""
         handlers = self._handlers
-        for descriptor, events in self._epoll.poll(seconds):
-            handler = handlers.get(descriptor)
-            if handler is not None:
-                handler(events)
+        ready = self._epoll.poll(seconds)
+        with self._outbox:
+            for descriptor, events in ready:
+                handler = handlers.get(descriptor)
+                if handler is not None:
+                    handler(events)
         for _ in range(len(self._calls)):
             self._calls.popleft()()
 

@@ -44,8 +44,8 @@ class HttpServer:
     """waitress on an inherited listening socket, with every default that hurts replaced.
 
     `connections`: most at a time; who comes then gets a 503. `admit` is asked about every request whose header was
-    read; its error is the answer. `encoder`: how errors are written on a path. `outbox`: what pieces of streams go
-    through.
+    read; its error is the answer. `encoder`: how errors are written on a path. `outbox`: what pieces of streams
+    and refusals go through.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HttpServer:
         self._server.draining = False
         self._server.trigger.close()
         self._server.pull_trigger = lambda: None  # the loop is ours, and connections say themselves what they need
-        self.loop = Loop()
+        self.loop = Loop(self.outbox)
         self.loop.add(self._server.socket.fileno(), READ, self._knock)
         self._by_address: Counter[str] = Counter()
         self._swept = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import pytest
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Bounds
 from llmcore.testing import sockets as raw
-from served import POST, encoder, serving, until
+from served import PATIENCE, POST, encoder, serving, until
 
 CHUNKED = b"POST /detached HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 GET = raw.request("GET", "/plain")
@@ -103,6 +104,19 @@ def test_a_request_that_is_being_answered_may_take_any_time() -> None:
         time.sleep(1.8)
         reply.respond(200, b"{}")
         assert raw.read_reply(sock)[0] == 200
+
+
+def test_what_came_while_the_server_stood_still_came_in_time() -> None:
+    """With its machine, say: what lies there is read before anybody is late."""
+    stands, goes_on = threading.Event(), threading.Event()
+    with serving(head_seconds=0.5) as served, raw.connect(served.port) as sock:
+        until(lambda: served.server._channels())
+        served.server.loop.call(lambda: (stands.set(), goes_on.wait(PATIENCE)))
+        assert stands.wait(PATIENCE)
+        sock.sendall(GET)
+        time.sleep(1.1)
+        goes_on.set()
+        assert raw.read_reply(sock)[2] == b"plain"
 
 
 def test_clocks_that_jump_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:  # row 64

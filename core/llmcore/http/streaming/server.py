@@ -174,11 +174,11 @@ class HttpServer:
 
     def _turn(self, seconds: float) -> None:
         now = self.turned = time.monotonic()
+        self.loop.turn(seconds)  # reads what came before `now`, also while this process stood still
         if now >= self._swept + SWEEP_SECONDS:
             self._swept = now
             for channel in self._channels():
                 channel.sweep(now)
-        self.loop.turn(seconds)
 
     def _stop_accepting(self) -> None:
         if self._server.accepting:

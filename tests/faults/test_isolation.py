@@ -52,12 +52,14 @@ def body_for(path: str, prompt: str, *, stream: bool = False, **more: Any) -> di
 
 
 def streamed(house: House, path: str, body: dict[str, Any], request_id: str) -> list[Any]:
-    """Every event of a stream, up to its end."""
+    """Every event of a stream, up to its end; only the error where it came to the worker with the first token."""
     events: list[Any] = []
     with sockets.connect(house.port) as sock:
         sock.sendall(house.request(path, body, headers={"x-request-id": request_id}))
         status, _, data = sockets.read_reply(sock)
-        assert status == 200, data
+    if status in (500, 503):
+        return [json.loads(data)]
+    assert status == 200, data
     for event in data.split(b"\n\n"):
         _, found, payload = event.partition(b"data: ")
         if found:
@@ -102,7 +104,7 @@ def test_rows_56_57_58_in_a_stream(undisturbed: House) -> None:
         events = streamed(house, COMPLETIONS, body_for(COMPLETIONS, f"x{later(name)}", stream=True), request_id)
         *begun, last = [event for event in events if event != b"[DONE]"]
         text = "".join(event["choices"][0]["text"] for event in begun)
-        assert len(text) >= 7, "a character per token; who is slow gets several in one event"
+        assert not begun or len(text) >= 7, "a character per token; who is slow gets several in one event"
         assert last["error"]["type"] == "server_error", last
         is_blamed_once(house, request_id)
 

@@ -66,6 +66,7 @@ def stopped(pid: int) -> Iterator[None]:
     """A process that does nothing meanwhile: whoever connects gets another worker."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(), "it stands still")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -324,7 +324,7 @@ def test_a_late_stream_ends_with_an_error(strict: House, path: str) -> None:
 
 
 def test_a_client_cannot_have_longer(make_house: Any) -> None:
-    with make_house(request_timeout=4.0, first_token_timeout=3.0) as house:
+    with make_house(request_timeout=3.0, first_token_timeout=2.5) as house:
         long = {"x-request-timeout": "60"}
         status, _, answer = house.post("/v1/completions", body([6], 4000), headers=long)
         assert (status, code_of(answer)) == (504, "request_timeout")

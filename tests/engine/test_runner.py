@@ -295,3 +295,9 @@ def test_kernels_find_columns_at_multiples_of_sixteen_bytes() -> None:
     tables = Tables(CPU(), 5, MAX_LEN + 1, (1,))
     for column in (tables.lengths, tables.computed, tables.prompt_len, tables.history, *tables.granules):
         assert column.is_contiguous() and column.data_ptr() % 16 == 0
+    upload = Upload(CPU(), 16, 1)
+    for size in (3, 1, 17, 4):
+        upload.put(str(size), np.arange(size, dtype=np.int32))
+    upload.send()
+    assert [upload.get(name).data_ptr() % 16 for name in ("3", "1", "17", "4")] == [0, 0, 0, 0]
+    assert upload.get("17").tolist() == list(range(17)) and upload.get("3").tolist() == [0, 1, 2]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from llmcore.bridge import SamplingParams
+from llmcore.bridge import LengthDecay, SamplingParams
 from llmcore.engine.graphs import MIXED_TOKENS, padded
 from llmcore.engine.runner import Runner
 from llmcore.errors import PluginError, reraise_if_stopping
@@ -18,6 +18,12 @@ from llmcore.specs import TOKEN_BUCKETS
 
 _GREEDY = SamplingParams(temperature=0.0)
 _EVERYTHING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1, logprobs=20)
+_STEERED = SamplingParams(logit_bias={0: 1.0}, allowed_ids=(0,), length_decay=LengthDecay(0, 1.1, (0,)))
+"""Steps with these are not captured."""
+_WAYS = (SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(allowed_ids=(0,)))
+"""With _EVERYTHING and _STEERED all kernels by which tokens are drawn."""
+_LONG = 2 * MIXED_TOKENS
+"""Tokens of a step of the last bucket, which is not captured."""
 
 
 def take_workspaces(groups: Mapping[str, AttentionKernels], limits: SchedulerLimits) -> None:
@@ -80,24 +86,33 @@ def warm_up(runner: Runner, device: Device, limits: SchedulerLimits) -> None:
 
 
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
-    """Per token bucket: short and long rows that decode, a prompt, one after as many tokens that are cached, and a
-    prompt beside a row that decodes; greedy.
+    """Per token bucket: as few and as many rows as there can be that decode, short and long; a prompt, and one after
+    as many tokens that are cached, each in steps that are captured and that are not; a prompt beside a row that
+    decodes. Then a row for every way to draw. `benchmarks/variants.py` tells what is missing.
     """
     plans = []
     long = limits.max_total_len - 1
-    for _, last in TOKEN_BUCKETS:
-        tokens = min(last or 2 * MIXED_TOKENS, limits.batch_tokens)
+    for first, last in TOKEN_BUCKETS:
+        tokens = min(last or _LONG, limits.batch_tokens)
         rows = np.arange(min(tokens, limits.max_running), dtype=np.int32)
         ones, chunk = np.ones_like(rows), min(tokens, limits.max_input_len)
-        plans += [_plan(rows, ones, np.full_like(rows, start), rows.size, _GREEDY) for start in (0, long)]
-        plans.append(_plan(rows[:1], ones[:1] * chunk, ones[:1] * 0, 0, _GREEDY))
-        if half := min(tokens, limits.max_input_len // 2):
-            plans.append(_plan(rows[:1], ones[:1] * half, ones[:1] * half, 0, _GREEDY))
+        # kernels have tiles of powers of two, and work on few rows in more parts
+        for some in sorted({min(first, rows.size), rows.size}):
+            plans += [_plan(rows[:some], ones[:some], ones[:some] * start, some, _GREEDY) for start in (0, long)]
+        half = min(tokens, limits.max_input_len // 2)
+        for sampling in (_GREEDY, _STEERED):
+            plans += [_prompt(chunk, sampling), *([_prompt(half, sampling, cached=half)] if half else ())]
         if rows.size > 1 and chunk > 2:
             plans.append(
                 _plan(rows[:2], np.array([1, chunk - 1], np.int32), np.array([long, 0], np.int32), 1, _GREEDY)
             )
-    return plans
+    return [*plans, *(_prompt(1, way) for way in _WAYS)]
+
+
+def _prompt(tokens: int, sampling: SamplingParams, cached: int = 0) -> StepPlan:
+    """`tokens` of one row that does not decode, behind `cached` ones."""
+    none = np.zeros(1, np.int32)
+    return _plan(none, none + np.int32(tokens), none + np.int32(cached), 0, sampling)
 
 
 def decode_plan(limits: SchedulerLimits, most: int) -> StepPlan | None:

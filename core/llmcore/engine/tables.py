@@ -22,6 +22,8 @@ COLDEST = 1e-5
 
 _ALIGNED = 16
 """Numbers between the beginnings of two columns: kernels read faster from addresses that are multiples of 64 bytes."""
+_EVEN = 4
+"""The same for what is uploaded: kernels are compiled anew for addresses that are not multiples of 16 bytes."""
 
 
 class Upload:
@@ -62,11 +64,12 @@ class Upload:
 
     def put(self, name: str, values: Int32) -> None:
         """Add a column; a name is used once per step."""
-        end = self._used + values.size
+        start = -(-self._used // _EVEN) * _EVEN
+        end = start + values.size
         if end > self._remote.shape[0]:
             self._grow(end)
-        self._hosts[self._turn][1][self._used : end] = values
-        self._columns[name] = (self._used, end)
+        self._hosts[self._turn][1][start:end] = values
+        self._columns[name] = (start, end)
         self._used = end
 
     def send(self) -> None:

@@ -53,7 +53,7 @@ def _fold(  # type: ignore[no-untyped-def]
     return acc, total, now
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["request", "q_start", "kv_len", "tiles", "lse"])
 def flash(  # type: ignore[no-untyped-def]
     q, k_new, v_new, k_tiles, v_tiles, k_pool, v_pool, table, request, q_start, kv_len, tiles, out, lse,
     table_stride, q_stride, k_stride, v_stride, k_slot, v_slot, scale,

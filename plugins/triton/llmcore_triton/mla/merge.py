@@ -16,7 +16,7 @@ from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import choose, power, size, small
 
 
-@triton.jit(do_not_specialize_on_alignment=["lses", "lse"])
+@triton.jit(do_not_specialize=["lse_part"], do_not_specialize_on_alignment=["lses", "lse"])
 def joined(  # type: ignore[no-untyped-def]
     parts, lses, out, lse, part_stride, token_stride, head_stride, lse_part, lse_token, lse_head,
     COUNT: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_HEADS: tl.constexpr,

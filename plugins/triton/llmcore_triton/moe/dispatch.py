@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from llmcore.api import OpContext
+from llmcore.api import TOKEN_BUCKETS, OpContext
 from llmcore.layers import Dispatched, Op
 
 from llmcore_triton.launch import Bound, overlaps, release, wait
@@ -65,7 +65,9 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in `config`."""
     experts, pdl = size(context, "experts"), overlaps(context)
-    most = config["block"]
+    # of the bucket and not of the step: a size of its own would be compiled while requests wait
+    _, last = TOKEN_BUCKETS[context.bucket]
+    block = min(power_of_two(last * size(context, "top_k")), config["block"]) if last else config["block"]
     launch = Bound(_sort, EXPERTS=experts, PDL=pdl, launch_pdl=pdl, num_warps=config["num_warps"])
 
     def run(x: torch.Tensor, chosen: torch.Tensor) -> Dispatched:
@@ -73,7 +75,6 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
         count = chosen.numel()
         pairs = torch.empty(count, dtype=torch.int32, device=x.device)
         starts = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
-        block = min(power_of_two(count), most)
         launch.but(BLOCK=block, ONE=count <= block)((experts,), chosen, pairs, starts, count)
         return Dispatched(x, pairs, starts)
 

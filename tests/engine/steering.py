@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from llmcore.api import LogitsProcessorSpec, ProcessorContext, hookimpl, words_of
+from llmcore.api import LogitsProcessorSpec, ProcessorContext, RequestError, hookimpl, words_of
 from llmcore.api.sched import Int32
 
 TOLD: dict[str, list[list[int]]] = {}
@@ -61,7 +61,9 @@ class Listed:
 def lists(args: dict[str, Any], context: ProcessorContext) -> Any:
     """The listed tokens only, or all others."""
     CALLS.get(args.get("make_calls", ""), bool)()
-    _check(args, {"make_calls", "calls", "lists", "forbid", "tag", "raise_at", "raise_mask_at", "finish_at"})
+    _check(args, {"make_calls", "calls", "lists", "forbid", "tag", "raise_at", "raise_mask_at", "finish_at", "busy"})
+    if args.get("busy"):
+        raise RequestError("come back later", code="server_overloaded", status=503)
     return lambda prompt: Listed(args, prompt, context.vocab_size)
 
 

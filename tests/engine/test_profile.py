@@ -81,6 +81,17 @@ def test_warming_up_meets_every_bucket_in_every_kind_of_step() -> None:
         (4, LIMITS.max_input_len // 2),
     }
     assert {bucket for bucket, decodes, prefills, _ in kinds if not decodes and not prefills} == {1, 2, 3, 4}
+    # as few rows as a bucket has are worked on in other ways than as many
+    decoding = {plan.n_decode for plan in plans if plan.n_decode == plan.request.size}
+    assert {first for first, _ in TOKEN_BUCKETS if first <= LIMITS.max_running} <= decoding
+    drawn = [admitted.sampling for plan in plans for admitted in plan.admitted]
+    assert {(way.temperature > 0, way.top_p < 1, bool(way.logit_bias), bool(way.allowed_ids)) for way in drawn} >= {
+        (False, False, False, False),
+        (True, False, False, False),
+        (True, True, False, False),
+        (True, False, False, True),
+        (True, False, True, True),
+    }
     assert all(plan.n_tokens <= LIMITS.batch_tokens and plan.request.size <= LIMITS.max_running for plan in plans)
     assert all((plan.start + plan.n_query <= LIMITS.max_total_len).all() for plan in plans)
 

@@ -210,6 +210,13 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_a_processor_that_has_no_time_says_so_in_its_own_code(steered: MakeLLM) -> None:
+    """Whoever sends the request again is served: no 400."""
+    with pytest.raises(RequestError, match="come back later") as caught:
+        steered(1).generate([[1, 5]], max_new_tokens=2, **GREEDY, **use("lists", lists=[[1]], busy=True))
+    assert caught.value.code == "server_overloaded"
+
+
 @AHEAD
 def test_a_fault_ends_its_own_request(steered: MakeLLM, ahead: int) -> None:
     llm = steered(ahead)

@@ -406,8 +406,9 @@ def test_who_takes_too_long_to_compile_is_refused_and_holds_up_nobody(
             patience(60)
             one(context, regex="quick")
     patience(0.1)
-    with pytest.raises(ValueError, match="too many other grammars"):
+    with pytest.raises(RequestError, match="too many other grammars") as refused:
         one(context, regex="quick2")
+    assert (refused.value.code, refused.value.status) == ("server_overloaded", 503)
     patience(60)
     one(context, regex="z")
     hang.set()

@@ -146,11 +146,15 @@ class Processors:
 
 
 def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:
-    """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin."""
+    """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin. RequestErrors keep their
+    code and status."""
     if not isinstance(error, (ValueError, LlmcoreError)):
         TALLIES.count("plugin_failures", call.name, "logits_processor")
         text = f"{call.param}: {call.name!r} failed: {text_of(error)}"
         return RequestError(text[:500], param=call.param, code="internal_error", status=500)
     asked_by_name = call.param == LogitsProcessor("").param
     text = f"{call.param}: {call.name!r} refuses its arguments: " if asked_by_name else f"{call.param}: "
-    return RequestError((text + str(error))[:500], param=call.param, code="invalid_value")
+    said = (text + str(error))[:500]
+    if isinstance(error, RequestError):
+        return RequestError(said, param=call.param, code=error.code or "invalid_value", status=error.status)
+    return RequestError(said, param=call.param, code="invalid_value")

@@ -95,7 +95,8 @@ class Compiler:
 
     def _first(self, key: bytes, text: str) -> Compiled:
         if not self._places.acquire(timeout=COMPILE_SECONDS):
-            raise ValueError("too many other grammars are being compiled; send the request again")
+            text = "too many other grammars are being compiled; send the request again"
+            raise RequestError(text, code="server_overloaded", status=503)
         made = _checked(_within(COMPILE_SECONDS, lambda: compiled(text, self._tokens), self._places.release))
         with self._lock:
             self._keep(key, made)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run, and no opinion on how fast the machine is that makes them.
@@ -17,3 +19,12 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     # does nothing is not inherited.
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda number, frame: None)
+
+
+@pytest.fixture(scope="module")
+def forgotten() -> Iterator[None]:
+    """The trees of source.py, once the rules have been looked after."""
+    from source import parsed
+
+    yield
+    parsed.cache_clear()

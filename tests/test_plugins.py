@@ -12,19 +12,9 @@ from llmcore import plugins
 from llmcore.config import Config, Plugins
 from llmcore.errors import ConfigError, PluginError
 from llmcore.models import LayerInfo
-from llmcore.modes import apply_modes
 from llmcore.plugins import available, build_registry, collect, discover, load
 from llmcore.registry import Failure, Registry
-from llmcore.specs import (
-    DeviceInfo,
-    KernelSpec,
-    KVLayoutSpec,
-    ModeSpec,
-    OpSpec,
-    PluginInfo,
-    SchedulerSpec,
-    WeightLoaderSpec,
-)
+from llmcore.specs import DeviceInfo, KernelSpec, PluginInfo, SchedulerSpec, WeightLoaderSpec
 
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"
 SCHEDULER = HEAD + "@hookimpl\ndef register_schedulers():\n    yield SchedulerSpec(name='{name}', make='m:make')\n"
@@ -380,52 +370,3 @@ def test_layers_pass_through_every_plugin_in_the_order_of_names(site: Site) -> N
     site.install("bad", HEAD + "@hookimpl\ndef build_layer(layer):\n    raise ValueError('boom')\n")
     with pytest.raises(PluginError, match=r"plugin 'bad' failed in build_layer of 'layers.0': ValueError: boom"):
         build_registry(config()).wrap_layer(Layer("x"), info)
-
-
-# --- modes -----------------------------------------------------------------------------------------------------
-
-
-def modes_registry() -> Registry:
-    registry = Registry(())
-    mine = PluginInfo("mine", "mine", "1", "mine")
-    for spec in (
-        OpSpec(name="linear", module="m", signature=""),
-        KernelSpec(name="fast", op="linear", make="m:m"),
-        KVLayoutSpec(name="token-int8", make="m:m"),
-        ModeSpec(name="int8kv", layout="token-int8"),
-        ModeSpec(name="quick", kernels={"linear": "fast"}),
-        ModeSpec(name="plain", kernels={"linear": "torch"}),
-        ModeSpec(name="fp8kv", layout="token-fp8"),
-        ModeSpec(name="w4", quant="awq"),
-        ModeSpec(name="absent", kernels={"linear": "nobody"}),
-    ):
-        registry.take(spec, mine)
-    return registry
-
-
-def test_modes_and_pins_settle_layout_and_kernels() -> None:
-    pins = apply_modes(["int8kv", "quick"], modes_registry(), DeviceInfo("cpu"), ["linear=fast"])
-    assert (pins.kernels, pins.layout, pins.quant) == ({"linear": "fast"}, "token-int8", None)
-
-
-@pytest.mark.parametrize(
-    ("modes", "pins", "message"),
-    [
-        (["quick", "plain"], [], "--mode quick pins kernel linear to 'fast', --mode plain to 'torch'"),
-        (["quick"], ["linear=torch"], "--kernel linear=torch pins kernel linear to 'torch', --mode quick to 'fast'"),
-        (["qick"], [], r"no mode 'qick'; modes that fit: int8kv, plain, quick. Did you mean quick"),
-        (["fp8kv"], [], "--mode fp8kv does not fit: needs layout token-fp8, which no plugin brings; modes that fit"),
-        (["w4"], [], "needs quantization method awq"),
-        (["absent"], [], "needs kernel nobody for linear"),
-        ([], ["linear"], "'linear' is no pin: it needs the form op=kernel"),
-        ([], ["lineer=fast"], r"no op 'lineer'; known: linear. Did you mean linear\?"),
-    ],
-)
-def test_modes_that_cannot_work_say_why(modes: list[str], pins: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        apply_modes(modes, modes_registry(), DeviceInfo("cpu"), pins)
-
-
-def test_a_mode_for_ops_that_the_model_lacks_does_not_fit() -> None:
-    with pytest.raises(ConfigError, match="pins linear, which this model does not use; modes that fit: int8kv"):
-        apply_modes(["quick"], modes_registry(), DeviceInfo("cpu"), ops={"attn.gqa.decode"})

@@ -11,6 +11,7 @@ import pytest
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
 from llmcore.testing import write_fake_model
+from steered import PLUGINS
 
 AHEAD = str(Path(__file__).with_name("ahead_device.py"))
 
@@ -35,3 +36,11 @@ def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLL
             return stack.enter_context(LLM(directory, **settings))
 
         yield make
+
+
+@pytest.fixture
+def steered(make_llm: MakeLLM) -> MakeLLM:
+    def make(ahead: int = 0, **more: Any) -> LLM:
+        return make_llm(plugins=PLUGINS, device="cpu-ahead" if ahead else "cpu", **more)
+
+    return make

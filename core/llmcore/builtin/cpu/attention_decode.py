@@ -66,7 +66,8 @@ class Decode:
 
     def _where(self, meta: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Slots [rows x longest] and the additive mask [rows, 1, 1, longest]; padding repeats a row's last slot."""
-        lengths = meta["kv_len"].long()
+        # the padding of a captured step has no keys: it sees one, and nobody reads what comes of it
+        lengths = meta["kv_len"].long().clamp(min=1)
         first = (
             (lengths - self.spec.window).clamp(min=0) if self.spec.window is not None else torch.zeros_like(lengths)
         )

@@ -98,6 +98,11 @@ def test_several_values(raw: Any) -> None:
     assert make_config(eos_id=raw).model.eos_id == (2, 3)
 
 
+@pytest.mark.parametrize(("given", "meant"), [("debug", "DEBUG"), ("Info", "INFO")])
+def test_a_choice_may_be_written_in_any_case(given: str, meant: str) -> None:
+    assert make_config(log_level=given).reports.log_level == meant
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -104,6 +104,9 @@ class Setting:
     def _one(self, raw: object, where: str) -> Any:
         value = self._convert(raw, where)
         if self.choices and value not in self.choices:
+            meant = next((choice for choice in self.choices if choice.lower() == str(value).lower()), None)
+            if meant is not None:
+                return meant  # as --log_level debug
             hint = did_you_mean(str(value), self.choices)
             raise ConfigError(f"{where}: {value!r} is not one of {', '.join(self.choices)}.{hint}")
         if not ((self.low is None or value >= self.low) and (self.high is None or value <= self.high)):

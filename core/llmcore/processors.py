@@ -56,7 +56,8 @@ class HostProcessor(Protocol):
 
     Calls never overlap, but come from several threads. Tokens are told as they are read, each exactly once and in
     order; a choice that is preempted or computed again keeps its processor. One that raises ends its request: with an
-    errors.RequestError where the request itself is at fault, and its text is what the client is told. It may have a
+    errors.RequestError where the request itself is at fault, and its text is what the client is told. One with
+    the code "server_overloaded" says that there is no time for it now, which is a 503. It may have a
     method `free()`, which says that it allows everything from now on: where all do, nobody is asked again.
     """
 

@@ -61,9 +61,11 @@ class Listed:
 def lists(args: dict[str, Any], context: ProcessorContext) -> Any:
     """The listed tokens only, or all others."""
     CALLS.get(args.get("make_calls", ""), bool)()
-    _check(args, {"make_calls", "calls", "lists", "forbid", "tag", "raise_at", "raise_mask_at", "finish_at", "busy"})
-    if args.get("busy"):
-        raise RequestError("come back later", code="server_overloaded", status=503)
+    _check(
+        args, {"make_calls", "calls", "lists", "forbid", "tag", "raise_at", "raise_mask_at", "finish_at", "refusal"}
+    )
+    if args.get("refusal"):
+        raise RequestError("not now", code=args["refusal"])
     return lambda prompt: Listed(args, prompt, context.vocab_size)
 
 

@@ -147,11 +147,14 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_processor_that_has_no_time_says_so_in_its_own_code(steered: MakeLLM) -> None:
-    """Whoever sends the request again is served: no 400."""
-    with pytest.raises(RequestError, match="come back later") as caught:
-        steered(1).generate([[1, 5]], max_new_tokens=2, **GREEDY, **use("lists", lists=[[1]], busy=True))
-    assert caught.value.code == "server_overloaded"
+@pytest.mark.parametrize(
+    ("code", "told"), [("server_overloaded", "server_overloaded"), ("of_its_own", "invalid_value")]
+)
+def test_a_refusal_is_the_clients_to_mend_unless_there_was_no_time(steered: MakeLLM, code: str, told: str) -> None:
+    """Whoever sends the request again is served then; a code that front ends do not know would be a 500."""
+    with pytest.raises(RequestError, match="not now") as caught:
+        steered(1).generate([[1, 5]], max_new_tokens=2, **GREEDY, **use("lists", lists=[[1]], refusal=code))
+    assert caught.value.code == told
 
 
 @AHEAD

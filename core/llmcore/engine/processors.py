@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 _THREADS = min(16, max(2, len(os.sched_getaffinity(0)) // 2))
 """A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them."""
 
+OVERLOADED = "server_overloaded"
+"""The code of a RequestError by which a processor says that it has no time."""
+
 Ids = tuple[int, ...]
 
 Start = Callable[[Int32], Any]
@@ -146,8 +149,8 @@ class Processors:
 
 
 def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:
-    """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin. RequestErrors keep their
-    code and status."""
+    """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin. Who says that the
+    server has too much to do, which is nobody's mistake, is told on in those words."""
     if not isinstance(error, (ValueError, LlmcoreError)):
         TALLIES.count("plugin_failures", call.name, "logits_processor")
         text = f"{call.param}: {call.name!r} failed: {text_of(error)}"
@@ -155,6 +158,6 @@ def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:
     asked_by_name = call.param == LogitsProcessor("").param
     text = f"{call.param}: {call.name!r} refuses its arguments: " if asked_by_name else f"{call.param}: "
     said = (text + str(error))[:500]
-    if isinstance(error, RequestError):
-        return RequestError(said, param=call.param, code=error.code or "invalid_value", status=error.status)
+    if isinstance(error, RequestError) and error.code == OVERLOADED:
+        return RequestError(said, param=call.param, code=OVERLOADED, status=503)
     return RequestError(said, param=call.param, code="invalid_value")

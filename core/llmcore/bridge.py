@@ -145,7 +145,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A snapshot of the engine. Slots are tokens of the first KV group; live + cached + free == total.
 
     `failed_steps`: whose requests were tried again one at a time; `failed_requests`: choices that the model or a
-    plugin failed on. `graphs`: steps that are captured. `cache`: what that group's prefix cache says of itself.
+    plugin failed on. `graphs`: steps that are captured. `taken`: when it was taken, as time.time(); 0.0: nobody said.
+    `cache`: what that group's prefix cache says of itself.
     """
 
     running: int = 0
@@ -165,6 +166,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     graphs: int = 0
     failed_steps: int = 0
     failed_requests: int = 0
+    taken: float = 0.0
     cache: dict[str, int] = {}
 
     def figures(self) -> dict[str, float]:

@@ -165,7 +165,6 @@ class House:
             for _ in range(4):
                 status, _, answer = self.post(path, body)
                 assert status == 200, answer
-        self.canonical()
         self.is_whole()
         self.baseline = {name: Held.of(pid) for name, pid in self.processes().items()}
         self.files = self.count_files()
@@ -173,7 +172,6 @@ class House:
     def check(self, *, processes: bool = True) -> None:
         """I0. `processes` False leaves out what new processes cannot be compared in."""
         until(self.is_ready, "ready again")
-        self.canonical()
         self.is_whole()
         if processes:
             self.has_no_more()
@@ -186,17 +184,16 @@ class House:
         assert (status, answer) == (200, self.first)
 
     def is_whole(self, seconds: float = PATIENCE) -> None:
-        """In figures newer than this call nothing runs, waits or holds KV, and no slot is lost."""
-        before = self.figures()
+        """The canonical request gets its answer, and in figures from after it nothing runs, waits or holds KV."""
         self.canonical()
-        newest = before["generated_tokens_total"] + 7  # that much is new, however old the figures were before
+        answered = time.time()
         deadline = time.monotonic() + seconds
         while True:
             now = self.figures()
             parts = now["kv_live"] + now["kv_cached"] + now["kv_free"]
             assert parts == now["kv_total"], now
             idle = (now["kv_live"], now["batch_current_size"], now["queue_size"]) == (0, 0, 0)
-            if idle and now["kv_total"] > 0 and now["generated_tokens_total"] >= newest:
+            if idle and now["kv_total"] > 0 and now["engine_figures_timestamp_seconds"] >= answered:
                 return
             assert time.monotonic() < deadline, now
             time.sleep(0.02)

@@ -121,7 +121,8 @@ class Engine:
     def load(self) -> Load:
         """A snapshot."""
         load = self._scheduler.load()
-        return msgspec.structs.replace(load, waiting=load.waiting + len(self._making), graphs=self._runner.graphs)
+        waiting = load.waiting + len(self._making)
+        return msgspec.structs.replace(load, waiting=waiting, graphs=self._runner.graphs, taken=time.time())
 
     def step(self) -> list[Events]:
         """Launch the next step, if there is one, and read what need not stay in flight; events in order.

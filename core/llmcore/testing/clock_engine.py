@@ -142,6 +142,7 @@ class ClockEngine:
             steps=self._steps,
             output_tokens=self._tokens,
             aborts=self._aborts,
+            taken=time.time(),
         )
 
 

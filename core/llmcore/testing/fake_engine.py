@@ -181,6 +181,7 @@ class FakeEngine:
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             aborts=self.aborts,
+            taken=time.time(),
         )
 
 

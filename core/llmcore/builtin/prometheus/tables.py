@@ -71,6 +71,7 @@ GAUGES = {
     "kv_free": ("kv_free", "KV slots that nobody holds, in tokens."),
     "kv_total": ("kv_total", "All KV slots, in tokens."),
     "graphs_captured": ("graphs", "Steps that are captured and replayed as a whole."),
+    "engine_figures_timestamp_seconds": ("taken", "When the engine took its figures, as Unix time."),
 }
 """Name -> (field of bridge.Load, help)."""
 

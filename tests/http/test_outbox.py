@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -123,18 +122,21 @@ def test_an_answer_does_not_overtake_the_refusal_of_the_request_before_it() -> N
     expects = raw.request("POST", "/plain", headers="Content-Length: 2\r\nExpect: 100-continue\r\n")
     for following, word in ((raw.request("GET", "/plain"), b"HTTP/1.1 200 OK"), (expects, b"HTTP/1.1 100 Continue")):
         with serving(admit=admit) as served, raw.connect(served.port) as sock:
-            server = served.server._server
+            server, heard = served.server._server, threading.Event()
             add = server.add_task
 
-            def add_and_wait(task: object, add: Callable[[object], None] = add, sock: socket.socket = sock) -> None:
+            def add_and_wait(
+                task: object, add: Callable[[object], None] = add, heard: threading.Event = heard
+            ) -> None:
                 add(task)
-                select.select([sock], [], [], PATIENCE)  # the main loop goes on when the client has heard something
+                heard.wait(PATIENCE)  # the main loop goes on when the client has heard something
 
             server.add_task = add_and_wait
             sock.sendall(POST + following)
             words = b""
             while word not in words:
                 words += sock.recv(65536)
+                heard.set()
         assert b"HTTP/1.1 429" in words[: words.index(word)]
 
 

@@ -32,6 +32,8 @@ def running(
     """
     fake = {"step_delay": STEP_SECONDS, "all_faults": True, **(fake or {})}
     model = write_fake_model(directory / "fake", **fake)
+    # Requests that do not say how tokens are drawn: one that is drawn may be the end, at any time.
+    (model / "generation_config.json").write_text('{"do_sample": false}')
     if keys:
         settings["api_keys"] = [KEY, "sk-another-0c1d"]
     with serving(model, faults=bool(fake["all_faults"]), **{**SETTINGS, **settings}) as server:

@@ -274,9 +274,7 @@ def test_why_requests_end_and_what_is_refused_is_counted(house: House) -> None:
     with sockets.connect(house.port) as sock:
         body = {"prompt": [5, 6], "max_tokens": 900, "stream": True}
         sock.sendall(house.request("/v1/completions", body, headers={"X-Request-Id": "one-who-leaves"}))
-        data = sockets.read_head(sock)[2]
-        while data.count(b"data:") < 5:
-            data += sock.recv(1 << 16)
+        sockets.read_until(sock, b"data:", 5)
     assert house.get("/nowhere")[0] == 404
     until(lambda: metric(figures(house.server, headers), left) > metric(before, left), "the abort")
     until(lambda: metric(figures(house.server, headers), refused) > metric(before, refused), "the 404")

@@ -29,9 +29,7 @@ def test_a_stalled_neighbour_is_noticed(house: House) -> None:
 
 def test_kv_that_is_held_is_noticed(house: House) -> None:
     with sockets.connect(house.port) as sock:
-        sock.sendall(
-            house.request("/v1/completions", {"prompt": [1], "max_tokens": 4000, "temperature": 0, "stream": True})
-        )
+        sock.sendall(house.request("/v1/completions", {"prompt": [1], "max_tokens": 4000, "stream": True}))
         sockets.read_head(sock)
         until(lambda: house.figures()["batch_current_size"], "figures from after its begin")
         with pytest.raises(AssertionError, match="batch_current_size"):

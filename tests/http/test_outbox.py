@@ -133,10 +133,9 @@ def test_an_answer_does_not_overtake_the_refusal_of_the_request_before_it() -> N
 
             server.add_task = add_and_wait
             sock.sendall(POST + following)
-            words = b""
-            while word not in words:
-                words += sock.recv(65536)
-                heard.set()
+            words = raw.read_until(sock, b"HTTP/1.1")
+            heard.set()
+            words = raw.read_until(sock, word, data=words)
         assert b"HTTP/1.1 429" in words[: words.index(word)]
 
 

@@ -26,15 +26,19 @@ def request(method: str, path: str, body: Any = None, *, version: str = "1.1", h
     return head.encode() + b"\r\n" + data
 
 
-def read_head(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers (lower case) and what of the body has come with them."""
-    data = b""
-    while b"\r\n\r\n" not in data:
+def read_until(sock: socket.socket, text: bytes, times: int = 1, data: bytes = b"") -> bytes:
+    """`data` and what comes after it, until `text` has come so often."""
+    while data.count(text) < times:
         more = sock.recv(65536)
         if not more:
             raise ConnectionError(f"closed after {data!r}")
         data += more
-    head, _, rest = data.partition(b"\r\n\r\n")
+    return data
+
+
+def read_head(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers (lower case) and what of the body has come with them."""
+    head, _, rest = read_until(sock, b"\r\n\r\n").partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     return int(first.split()[1]), headers, rest

@@ -136,6 +136,47 @@ def test_a_body_of_brackets_takes_little_time() -> None:
     assert seconds(refused) < little
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 1000 + b'{"a": "' + b'\\"' * 4_000_000,
+        b"[" * 1025 + b'"' + b'\\"' * 4_000_000,
+        b'{"a": "' + b"[" * 8_000_000,
+        b'{"a": [' + b'"",' * 8_000_000 + b"NaN]}",
+        b'{"a": [' + b"1," * 8_000_000 + b"NaN]}",
+        b'{"a": "' + b"a" * 8_000_000 + b'\\ud800"}',
+    ],
+    ids=range(6),
+)
+def test_to_say_what_is_no_json_takes_little_time(data: bytes) -> None:
+    """Beside what this machine takes to read two million numbers."""
+    numbers = b"[" + b"1," * 2_000_000 + b"1]"
+    little = 10 * min(seconds(lambda: json.loads(numbers)) for _ in range(3))
+
+    def refused() -> None:
+        with pytest.raises(RequestError) as caught:
+            body.loads(data)
+        assert caught.value.code == "invalid_json"
+
+    assert seconds(refused) < little
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b'{"a": [[]], "b" : {"c": "[[", "d": ' + b"[" * 2000, "b"),
+        (b'{"a": "' + b"[x" * (1 << 18) + b'", "b": ' + b"[" * 2000, "b"),
+        (b'{"a": ' + b"[" * 1000 + b"]" * 1000 + b', "b": ' + b"[1" * 2000, "b"),
+        (b'{"a": "b", "c": 1}' + b"[" * 2000, None),
+        (b'["a", ' + b"[" * 2000, None),
+    ],
+)
+def test_the_field_that_is_nested_too_deep_is_named(data: bytes, param: str | None) -> None:
+    with pytest.raises(RequestError) as caught:
+        body.loads(data)
+    assert caught.value.param == param
+
+
 def test_many_members_are_refused_before_they_are_made() -> None:
     most = body.MAX_MEMBERS
     members = b",".join(b'"%d:":1' % i for i in range(most))

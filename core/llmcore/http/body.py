@@ -6,6 +6,7 @@ then checks every field's type and range. Unknown fields are ignored; null means
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -36,13 +37,14 @@ _CROWDS = ((b"[{", MAX_CONTAINERS, "arrays and objects"), (b":", MAX_MEMBERS, "m
 """What bodies hold so many of: the bytes that begin one, outside of texts."""
 
 _SLICE = 1 << 18
-_BEGINNING = 64 << 10
+_READ_AGAIN = 1 << 18
+"""Largest body that is read once more, slowly, to say where in it something is wrong."""
+
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _AT = re.compile(r" - at `(?:key in )?`?\$\.?(.*?)`?$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 _NO_CHOICE = "Invalid enum value "
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def read(req: falcon.Request, kind: type[T]) -> T:
@@ -88,18 +90,28 @@ def _count(data: bytes, marks: bytes, most: int) -> int:
     n = sum(map(data.count, marks))
     if n <= most:
         return n
-    if b"\\" in data:  # then every quote that is left begins or ends a text, and what is in texts does not count
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    n = inside = 0
-    for at in range(0, len(data), _SLICE):
-        piece = np.frombuffer(data[at : at + _SLICE], np.uint8)
-        texts = np.bitwise_xor.accumulate((piece == ord('"')).view(np.uint8)) ^ inside  # 1 in a text, else 0
+    n = 0
+    for piece, texts in _pieces(_plain(data)):
         found = np.logical_or.reduce([piece == mark for mark in marks])
         n += int(np.count_nonzero(found > texts))
         if n > most:
             break
-        inside = texts[-1]
     return n
+
+
+def _plain(data: bytes) -> bytes:
+    """JSON without what is escaped: every quote that is left begins or ends a text."""
+    return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
+
+
+def _pieces(plain: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """JSON by slices, and beside each which of its bytes are in a text: 1 there, else 0."""
+    inside = 0
+    for at in range(0, len(plain), _SLICE):
+        piece = np.frombuffer(plain[at : at + _SLICE], np.uint8)
+        texts = np.bitwise_xor.accumulate((piece == ord('"')).view(np.uint8)) ^ inside
+        yield piece, texts
+        inside = texts[-1]
 
 
 def _crowded(data: bytes, marks: bytes, most: int, what: str) -> RequestError:
@@ -107,7 +119,7 @@ def _crowded(data: bytes, marks: bytes, most: int, what: str) -> RequestError:
     try:
         fields = _FIELDS.decode(data)
     except (msgspec.MsgspecError, RecursionError):
-        deep = _too_deep(data[:_BEGINNING])
+        deep = _too_deep(data)
         if deep is not None:
             return _nested(deep)
         fields = {}
@@ -167,10 +179,10 @@ def _explain(data: bytes, error: orjson.JSONDecodeError) -> RequestError:
     deep = _too_deep(data)
     if deep is not None:
         return _nested(deep)
-    try:
-        path, reason = next(_offences(json.loads(data, parse_int=_whole), ""), ("", ""))
-    except (ValueError, RecursionError):
-        path = reason = ""
+    path = reason = ""
+    if len(data) <= _READ_AGAIN:
+        with contextlib.suppress(ValueError, RecursionError):
+            path, reason = next(_offences(json.loads(data, parse_int=_whole), ""), ("", ""))
     if not reason:
         return RequestError(f"the body is not valid JSON: {error}", code="invalid_json")
     return RequestError(f"{path or 'the body'}: {reason}", param=path or None, code="invalid_value")
@@ -188,19 +200,29 @@ def _nested(field: str) -> RequestError:
 
 def _too_deep(data: bytes) -> str | None:
     """The field of the body in which nesting passes MAX_DEPTH ("" if there is none to name), or None."""
-    depth, field = 0, b""
-    for match in _TOKEN.finditer(data):
-        token = match[0]
-        if token in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                return field.decode("utf-8", "replace")
-        elif token in b"]}":
-            depth -= 1
-        elif depth == 1:
-            # The last string at this level before a bracket opens is the bracket's key.
-            field = token[1:-1]
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return None
+    plain = _plain(data)
+    at = depth = field = 0
+    for piece, texts in _pieces(plain):
+        kinds = piece | 0x20  # [ and { differ by that bit, so do ] and }
+        opens, closes = kinds == ord("{"), kinds == ord("}")
+        steps = (opens > texts).astype(np.int8) - (closes > texts).astype(np.int8)
+        depths = depth + np.cumsum(steps, dtype=np.int32)
+        end = int(np.argmax(depths > MAX_DEPTH)) if depths.max() > MAX_DEPTH else len(piece)
+        fields = np.flatnonzero((depths[:end] == 2) & (steps[:end] > 0))
+        field = at + int(fields[-1]) if len(fields) else field
+        if end < len(piece):
+            return _key_before(plain[:field])
+        at, depth = at + len(piece), int(depths[-1])
     return None
+
+
+def _key_before(plain: bytes) -> str:
+    """The name of the member that `plain` ends in front of, "" where it is none's."""
+    before, colon, rest = plain.rpartition(b":")
+    name = before.rstrip().removesuffix(b'"').rpartition(b'"')[2] if colon and not rest.strip() else b""
+    return name[:100].decode("utf-8", "replace")
 
 
 def _offences(value: Any, path: str) -> Iterator[tuple[str, str]]:

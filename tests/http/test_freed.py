@@ -15,8 +15,9 @@ import pytest
 from llmcore.builtin.lightllm.routes import routes as lightllm
 from llmcore.builtin.openai.routes import routes as openai
 from llmcore.http.app import build_app
+from llmcore.http.choice import Choice
 from llmcore.http.front import Front
-from llmcore.http.generation import Choice, Generation
+from llmcore.http.generation import Generation
 from llmcore.http.reply import Reply
 from llmcore.http.streaming import HttpServer
 from llmcore.http.streaming.tasks import StreamTask

@@ -6,9 +6,10 @@ submits to `front.bridge`, and sends from the bridge's thread through the `Reply
 
 from llmcore.http import intake
 from llmcore.http.body import check
+from llmcore.http.choice import Choice
 from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Front, Route
-from llmcore.http.generation import FINISH_REASONS, Choice, Generation, Job, Usage, Writer
+from llmcore.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
 from llmcore.http.guided import fitting, guided
 from llmcore.http.logprobs import clamped
 from llmcore.http.reply import Reply

@@ -21,6 +21,7 @@ import msgspec
 
 from llmcore.bridge import ChoiceEvent, Finish, Submit
 from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.http.choice import Choice
 from llmcore.http.deadlines import Deadline
 from llmcore.http.errors import count_error, http_error, openai_error
 from llmcore.http.front import Front
@@ -28,12 +29,14 @@ from llmcore.http.keep_alive import KeepAlive
 from llmcore.http.reply import Reply
 from llmcore.protocols import RequestRecord
 from llmcore.tallies import TALLIES
-from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
 from llmcore.text.healing import Healing, heal
-from llmcore.text.parsing import OutputParser, RequestParsing
+from llmcore.text.parsing import RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
 
 logger = logging.getLogger(__name__)
+
+_RUNNING, _ABORT, _ERROR = Finish.RUNNING, Finish.ABORT, Finish.ERROR
+"""Looked up once: an enum's members take their time, and every token is asked."""
 
 FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 """How a finished choice is called in OpenAI's and LightLLM's dialects."""
@@ -53,47 +56,6 @@ _CAUSES = {
 """What records call them; any other one is a "failure"."""
 
 _CUT_OFF = RequestError("The server ended this request; send it again.", code="server_overloaded", status=503)
-
-
-class Choice:
-    """One answer. `index` counts over the whole HTTP request, all choices of the first prompt first.
-
-    `events`: what the job's parsers made of the texts that `Writer.write` gets with it; None without parsers. `calls`:
-    how many tool calls there were so far. `came`: when its newest token came (time.monotonic()), 0.0 before the
-    first. `thought`: counts the tokens of reasoning; None without a reasoning parser.
-    """
-
-    __slots__ = ("calls", "came", "events", "index", "parser", "prompt", "text", "thought")
-
-    def __init__(self, index: int, prompt: int, text: ChoiceText, parsing: RequestParsing | None = None):
-        self.index = index
-        self.prompt = prompt
-        self.text = text
-        self.parser = None if parsing is None else parsing.make()
-        self.events: list[Event] | None = None
-        self.calls = 0
-        self.came = 0.0
-        self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
-
-    def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
-        """Set `events`. With `single_call` the choice ends with its first call."""
-        events: list[Event] = []
-        if self.thought is not None and not self.thought.over:
-            for text in texts:
-                piece = list(parser.feed(text))
-                self.thought.add(piece)
-                events += piece
-        elif text := "".join(texts):
-            events += parser.feed(text)
-        if self.text.finish is not Finish.RUNNING:
-            events += parser.finish()
-        if single_call:
-            ends = [i for i, event in enumerate(events) if isinstance(event, ToolCallEnded)]
-            if ends:
-                del events[ends[0] + 1 :]
-                self.text.end()
-        self.calls += sum(isinstance(event, ToolCallBegun) for event in events)
-        self.events = events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +104,11 @@ class Generation:
     """The state of one HTTP request between its submission and its end. It does not keep its writer, which keeps it:
     what calls the writer does, and when that is over both are freed without the collector of cycles."""
 
+    __slots__ = (
+        *("_cached", "_deadlines", "_ended", "_ending", "_first_token", "_front", "_inside", "_keep_alive"),
+        *("_removed", "_running", "_started", "_terms", "choices", "job", "reply"),
+    )
+
     def __init__(self, front: Front, reply: Reply, job: Job):
         self.reply = reply
         healings: list[Healing | None] = [None] * len(job.submits)
@@ -184,7 +151,7 @@ class Generation:
                 if self._ended:
                     break
                 named = msgspec.structs.replace(submit, request_id=self.job.request_id, client=self._terms.client)
-                self._front.bridge.submit(named, partial(self._take, writer, prompt, submit))
+                self._front.bridge.submit(named, _Prompt(self, writer, prompt, submit).take)
         except BaseException as error:
             reraise_if_stopping(error)
             if self._claim():
@@ -247,40 +214,6 @@ class Generation:
             deadline.cancel()
         if self._keep_alive is not None:
             self._keep_alive.end()
-
-    def _take(self, writer: Writer, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
-        """The sink of one prompt's events. Whatever code fails on them, this request ends, and no other."""
-        if self._ended:
-            return
-        try:
-            if event.finish in (Finish.ERROR, Finish.ABORT):
-                self._fail(writer, _as_error(event, submit, self._front.gate.retry_after))
-            else:
-                self._advance(writer, prompt, submit, event)
-        except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
-            self._fail(writer, self._note(error))
-
-    def _advance(self, writer: Writer, prompt: int, submit: Submit, event: ChoiceEvent) -> None:
-        now = time.monotonic()
-        if self._first_token is None:
-            self._first_token = now - self._started
-        if event.cached > 0:
-            self._cached[prompt] = event.cached
-        choice = self.choices[prompt * submit.n + event.choice]
-        if event.tokens:
-            if choice.came:
-                TALLIES.gap(now - choice.came)
-            choice.came = now
-        texts = choice.text.feed(event)
-        if choice.parser is not None:
-            choice.parse(choice.parser, texts, single_call=self.job.single_call)
-        if choice.text.must_finish:
-            self._front.bridge.finish(submit.id, event.choice, choice.text.tokens)
-        writer.write(choice, event, texts)
-        if choice.text.finish is not Finish.RUNNING:
-            self._running -= 1
-            if not self._running:
-                self._complete(writer)
 
     def _log_prompts(self) -> None:
         """Every prompt as text and as ids, each as long as `--max_log_len` says."""
@@ -383,6 +316,55 @@ class Generation:
                 duration=time.monotonic() - self._started,
             )
         )
+
+
+class _Prompt:
+    """One prompt's events on their way to the writer, on the bridge's thread. The bridge keeps it until its end."""
+
+    __slots__ = ("_first", "_generation", "_number", "_submit", "_writer")
+
+    def __init__(self, generation: Generation, writer: Writer, number: int, submit: Submit) -> None:
+        self._generation = generation
+        self._writer = writer
+        self._number = number
+        self._submit = submit
+        self._first = number * submit.n
+
+    def take(self, event: ChoiceEvent) -> None:
+        """The bridge's sink. Whatever code fails on an event, this request ends, and no other."""
+        generation = self._generation
+        if generation._ended:
+            return
+        try:
+            if event.finish is _ERROR or event.finish is _ABORT:
+                generation._fail(self._writer, _as_error(event, self._submit, generation._front.gate.retry_after))
+            else:
+                self._advance(generation, event)
+        except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
+            generation._fail(self._writer, generation._note(error))
+
+    def _advance(self, generation: Generation, event: ChoiceEvent) -> None:
+        now = time.monotonic()
+        if generation._first_token is None:
+            generation._first_token = now - generation._started
+        if event.cached > 0:
+            generation._cached[self._number] = event.cached
+        choice = generation.choices[self._first + event.choice]
+        if event.tokens:
+            if choice.came:
+                TALLIES.gap(now - choice.came)
+            choice.came = now
+        text = choice.text
+        texts = text.feed(event)
+        if choice.parser is not None:
+            choice.parse(choice.parser, texts, single_call=generation.job.single_call)
+        if text.must_finish:
+            generation._front.bridge.finish(self._submit.id, event.choice, text.tokens)
+        self._writer.write(choice, event, texts)
+        if text.finish is not _RUNNING:
+            generation._running -= 1
+            if not generation._running:
+                generation._complete(self._writer)
 
 
 def _as_error(event: ChoiceEvent, submit: Submit, retry_after: int) -> RequestError:

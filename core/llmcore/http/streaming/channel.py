@@ -37,21 +37,27 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     request: StreamRequest | None
     will_close: bool
     close_when_flushed: bool
-    _reply: Reply | None = None
-    _extra = False
-    _served = False
-    _ended = False
-    _shut = False
-    _behind_since: float | None = None
-    _allowance = 0.0
-    _lingers_until: float | None = None
-    _watched: int | None = None
-    _asked = False
+    total_outbufs_len: int
+
+    # Not in a dictionary as waitress's are, and those that it sets late are set at once: only so have all connections
+    # the same few keys, without which Python looks every attribute and method up in a hash table of the connection.
+    __slots__ = (
+        *("_allowance", "_asked", "_behind_since", "_ended", "_extra", "_limits", "_lingers_until", "_outbuf"),
+        *("_owner", "_reply", "_served", "_shut", "_since", "_watched"),
+    )
 
     def __init__(self, owner: Owner, *args: Any, **named: Any) -> None:
         self._owner = owner
         self._limits = owner.limits
         self._since = time.monotonic()
+        self._reply: Reply | None = None
+        self._extra = self._served = self._ended = self._shut = self._asked = False
+        self._behind_since: float | None = None
+        self._allowance = 0.0
+        self._lingers_until: float | None = None
+        self._watched: int | None = None
+        self.request, self.will_close, self.close_when_flushed = None, False, False
+        self.total_outbufs_len = self.current_outbuf_count = 0
         super().__init__(*args, **named)
         self._outbuf = threading.RLock()  # a Condition's own `with` is two calls more, for every piece of a stream
         self.outbuf_lock = threading.Condition(self._outbuf)

@@ -111,9 +111,15 @@ class StreamRequest(RequestReader):
 class StreamTask(WSGITask):  # type: ignore[misc]
     """A waitress task that outlives its worker thread when its response was detached."""
 
-    reply: Reply | None = None
     response_headers: list[tuple[str, str]]
-    stream_type = _EVENTS
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.reply: Reply | None = None
+        self.stream_type = _EVENTS
+        # what waitress sets with the first byte of the answer: see StreamChannel
+        self.wrote_header = self.chunked_response = self.close_on_finish = False
+        self.content_length: int | None = None
 
     def get_environment(self) -> dict[str, Any]:
         """WSGI's environment, with the way back to this task."""

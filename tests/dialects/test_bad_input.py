@@ -51,8 +51,9 @@ LIGHTLLM = [
 
 def test_the_openai_table(openai: MakeSide) -> None:
     assert len(OPENAI) > 300
+    side = openai(facts={"embedding_size": 3})
     for url, body, path, value in OPENAI:
-        check(openai(facts={"embedding_size": 3}), url, put(body, path, value), path)
+        check(side, url, put(body, path, value), path)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +89,15 @@ def test_odd_texts(openai: MakeSide, url: str, body: dict[str, Any], param: str)
 
 def test_the_lightllm_table(lightllm: MakeSide) -> None:
     assert len(LIGHTLLM) > 100
+    side = lightllm(facts={"scores": 1})
     for url, body, path, value in LIGHTLLM:
-        check(lightllm(facts={"scores": 1}), url, put(body, path, value), path)
+        check(side, url, put(body, path, value), path)
 
 
 def test_messages(openai: MakeSide) -> None:
+    side = openai()
     for path, value in cases(Message):
-        result = openai().post("/v1/chat/completions", messages=[put({"role": "user", "content": "x"}, path, value)])
+        result = side.post("/v1/chat/completions", messages=[put({"role": "user", "content": "x"}, path, value)])
         assert result.status_code == 400, result.text
         assert result.json["error"]["param"].startswith(f"messages[0].{path}"), result.text
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+from llmcore.builtin.openai import prompt_logprobs
 from llmcore.builtin.openai.routes import routes as openai_routes
 from llmcore.testing.dialect import Side
 from llmcore.testing.tokenizer import write_tokenizer
@@ -243,13 +244,18 @@ def test_prompt_logprobs(openai: Callable[..., Side]) -> None:
     assert "prompt_logprobs" not in side.ok(PATH, prompt="xyz")["choices"][0]
 
 
-def test_prompts_of_which_too_much_is_asked(openai: Callable[..., Side]) -> None:
+def test_prompts_of_which_too_much_is_asked(openai: Callable[..., Side], monkeypatch: pytest.MonkeyPatch) -> None:
     side = openai("a", facts={"max_total_len": 200_000, "max_input_len": 200_000})
-    short, long = [99] * 6_200, [99] * 6_300
-    for more in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}):
-        side.ok(PATH, prompt=short, **more)
-        for body in ({"prompt": long}, {"prompt": [short] * 5}, {"prompt": short, "n": 5}):
-            result = side.post(PATH, **body, **more)
-            assert (result.status_code, result.json["error"]["param"]) == (400, list(more)[-1]), result.text
-            assert "131,072" in result.json["error"]["message"]
-    side.ok(PATH, prompt=[99] * 100_000, prompt_logprobs=0)
+    for scale in (100, 1):  # what fits takes seconds to be told at its real size
+        if scale == 1:
+            monkeypatch.setattr(prompt_logprobs, "MOST_PROMPT_LOGPROBS", 1_310)
+            monkeypatch.setattr(prompt_logprobs, "MOST_SHOWN", 4 * 1_310)
+        short, long = [99] * 62 * scale, [99] * 63 * scale
+        for more in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}):
+            for body in ({"prompt": long}, {"prompt": [short] * 5}, {"prompt": short, "n": 5}):
+                result = side.post(PATH, **body, **more)
+                assert (result.status_code, result.json["error"]["param"]) == (400, list(more)[-1]), result.text
+                assert ("131,072" if scale == 100 else "1,310") in result.json["error"]["message"]
+            if scale == 1:
+                side.ok(PATH, prompt=short, **more)
+    side.ok(PATH, prompt=[99] * 1_000, prompt_logprobs=0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from llmcore.plugins import available
 from llmcore.registry import Registry
-from llmcore.testing import check_plugin, registry_of
+from llmcore.testing import check_plugin, family, registry_of
 from llmcore.testing.tokenizer import write_tokenizer
 
 
@@ -18,6 +19,14 @@ def test_the_fixture_that_pytest_finds_by_itself(llmcore_registry: Callable[...,
     assert "radix" not in {info.name for info in registry.plugins}
 
 
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every family answers one short prompt; tests/families compares each at length."""
+    whole = family.assert_family_matches_transformers
+    monkeypatch.setattr(family, "assert_family_matches_transformers", partial(whole, prompts=(13,), new=2))
+
+
+@pytest.mark.usefixtures("once")
 @pytest.mark.parametrize("plugin", [info.name for info in available()])
 def test_plugin(plugin: str, tmp_path: Path) -> None:
     samples = [write_tokenizer(tmp_path)] if plugin == "tokenizers" else []

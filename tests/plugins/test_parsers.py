@@ -18,7 +18,6 @@ from llmcore.api.text import (
     ToolCallEnded,
     joined,
 )
-from llmcore.testing import check_plugin, registry_of
 from llmcore.testing.conformance_parsing import parsed
 from llmcore.text.parsing import Chained
 from llmcore_parsers.brackets import Brackets
@@ -26,10 +25,6 @@ from llmcore_parsers.qwen import QwenToolParser
 from llmcore_parsers.think import ThinkParser
 
 TOOLS = ParserContext(tools={"f": {}, "g h": {}})
-
-
-def test_they_keep_the_contracts() -> None:
-    assert check_plugin(registry_of("parsers"), "parsers") == {"register_output_parsers": 16}
 
 
 def both(context: ParserContext) -> OutputParser:

@@ -134,6 +134,9 @@ STAMPS = {
     "core/llmcore/http/admin": "when something was, for people",
     "core/llmcore/http/streaming/refusal.py": "the Date of an answer",
     "core/llmcore/supervisor/admin.py": "when the server was started, for people",
+    "core/llmcore/engine/engine.py": "when figures were taken, for people",
+    "core/llmcore/testing/clock_engine.py": "the same",
+    "core/llmcore/testing/fake_engine.py": "the same",
 }
 
 

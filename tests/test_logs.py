@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+
+import pytest
 
 PROGRAM = """
 import logging, sys
@@ -58,3 +61,33 @@ print(TALLIES.figures().counts[("dropped_log_lines", ("worker-3",))], flush=True
     assert process.stdout is not None
     dropped = process.stdout.read()
     assert int(dropped) > 1000
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full disk", "no reader"])
+def test_a_command_ends_as_ever_where_standard_error_takes_nothing(full: bool) -> None:
+    """Neither what it says nor what Python writes out at the end changes its exit code."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if full:
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    try:
+        command = [sys.executable, "-m", "llmcore.cli", "serve", "/nowhere"]
+        done = subprocess.run(command, stderr=writer, stdout=subprocess.DEVNULL, timeout=300, check=False)
+    finally:
+        os.close(writer)
+    assert done.returncode == 2
+
+
+def test_no_socket_gets_the_number_of_standard_error() -> None:
+    """Else its client would be sent the log."""
+    program = """
+import os, socket, sys
+from llmcore.logs import guard_standard_streams
+guard_standard_streams()
+assert socket.socket().fileno() > 2
+names = {os.readlink(f"/proc/self/fd/{number}") for number in range(3)}
+sys.exit(7 if names == {os.devnull} and all(map(os.get_inheritable, range(3))) else 1)
+"""
+    shell = ["bash", "-c", '"$0" -c "$1" 0<&- 1>&- 2>&-', sys.executable, program]
+    assert subprocess.run(shell, timeout=300, check=False).returncode == 7

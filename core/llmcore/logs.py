@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -30,6 +33,50 @@ LAST_SECONDS = 1.0
 
 _STDERR = 2
 _FIELDS = "llmcore_fields"
+
+
+def _print(data: Any) -> None:
+    """Write bytes to standard error; on a full disk, or where its reader has gone, they are lost, and nothing else."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(_STDERR, data) :]
+
+
+class _StandardError(io.RawIOBase):
+    """Standard error that never fails whoever prints on it."""
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return _STDERR
+
+    def isatty(self) -> bool:
+        """Whether people look at it."""
+        return os.isatty(_STDERR)
+
+    def write(self, data: Any) -> int:
+        """All of `data`, as far as it is taken."""
+        _print(data)
+        return len(data)
+
+
+def guard_standard_streams() -> None:
+    """What this process prints on standard error raises nothing from now on. And a standard descriptor that it was
+    started without becomes /dev/null: else a socket may get the number, and its client our log."""
+    for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
+        if stream is None:
+            with contextlib.suppress(OSError):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.set_inheritable(null, True)
+                if null != number:
+                    os.dup2(null, number)
+                    os.close(null)
+    own = sys.__stderr__
+    if own is not None and sys.stderr is own:
+        sys.stderr = io.TextIOWrapper(_StandardError(), own.encoding, "backslashreplace", write_through=True)
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -92,14 +139,9 @@ class Behind(logging.Handler):
     def _run(self) -> None:
         while True:
             line = (self._lines.get() + "\n").encode("utf-8", "backslashreplace")
-            try:
-                # Not by way of sys.stderr: Python waits for its lock when it ends, and a write may never return.
-                while line:
-                    line = line[os.write(_STDERR, line) :]
-            except OSError:
-                pass  # a full disk, a reader that has gone: the server goes on without its log
-            finally:
-                self._lines.task_done()
+            # Not by way of sys.stderr: Python waits for its lock when it ends, and a write may never return.
+            _print(line)
+            self._lines.task_done()
 
 
 def log_to_stderr(reports: Reports, process: str) -> None:

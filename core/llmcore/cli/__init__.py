@@ -13,6 +13,7 @@ from llmcore import __version__
 from llmcore.cli.lazy import Entry, LazyGroup
 from llmcore.config import debug_requested
 from llmcore.errors import ConfigError
+from llmcore.logs import guard_standard_streams
 
 log = logging.getLogger("llmcore.cli")
 
@@ -95,6 +96,7 @@ def root() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line: exit code 0, 1 for a failure, 2 for wrong usage or settings, 130 for Ctrl-C."""
+    guard_standard_streams()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     arguments = list(sys.argv[1:] if args is None else args)
     try:

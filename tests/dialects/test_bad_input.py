@@ -57,6 +57,33 @@ def test_the_openai_table(openai: MakeSide) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "levels", "wrapped"),
+    [
+        ("tools", 4, lambda deep: [{"type": "function", "function": {"name": "f", "parameters": deep}}]),
+        ("logits_processors", 3, lambda deep: [{"name": "nobody", "args": deep}]),
+        ("unknown", 1, lambda deep: deep),
+    ],
+)
+def test_who_goes_through_a_deep_body_comes_to_its_end(
+    openai: MakeSide, field: str, levels: int, wrapped: Callable[[Any], Any]
+) -> None:
+    """With one level more it is refused before anybody does."""
+
+    def answer(levels: int) -> tuple[int, Any, str]:
+        deep: dict[str, Any] = {}
+        for _ in range(levels - 1):
+            deep = {"a": deep}
+        result = openai().post("/v1/chat/completions", **CHAT, **{field: wrapped(deep)})
+        error = result.json.get("error", {"param": None, "message": ""})
+        return result.status_code, error["param"], error["message"]
+
+    status, _, message = answer(512 - levels)
+    assert status in (200, 400) and "nested" not in message
+    message = f"{field}: JSON is nested deeper than 512 levels"
+    assert answer(513 - levels) == (400, field, message)
+
+
+@pytest.mark.parametrize(
     ("url", "body", "param"),
     [
         ("/tokenize", {}, "prompt"),

@@ -56,13 +56,13 @@ def test_errors_name_the_field(data: bytes, param: str | None, code: str, messag
         (b'{"a": {"\\ud83d": 1}}', "a"),
         (b'{"a": "\\"[[", "k": ' + b"[" * 2000, "k"),
         (b'{"a": ' + b'{"a":' * 2000, "a"),
-        (b'{"a": ' + b"[" * 900 + b"NaN" + b"]" * 900 + b"}", None),
+        (b'{"a": ' + b"[" * 500 + b"NaN" + b"]" * 500 + b"}", "a" + "[0]" * 500),
     ],
 )
 def test_what_json_cannot_hold(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
         body.decode(data, Outer)
-    assert caught.value.param == param or (param is None and caught.value.status == 400)
+    assert (caught.value.param, caught.value.status) == (param, 400)
 
 
 MOST = body.MAX_CONTAINERS
@@ -139,8 +139,8 @@ def test_a_body_of_brackets_takes_little_time() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"[" * 1000 + b'{"a": "' + b'\\"' * 4_000_000,
-        b"[" * 1025 + b'"' + b'\\"' * 4_000_000,
+        b"[" * 500 + b'{"a": "' + b'\\"' * 4_000_000,
+        b"[" * 513 + b'"' + b'\\"' * 4_000_000,
         b'{"a": "' + b"[" * 8_000_000,
         b'{"a": [' + b'"",' * 8_000_000 + b"NaN]}",
         b'{"a": [' + b"1," * 8_000_000 + b"NaN]}",
@@ -166,7 +166,7 @@ def test_to_say_what_is_no_json_takes_little_time(data: bytes) -> None:
     [
         (b'{"a": [[]], "b" : {"c": "[[", "d": ' + b"[" * 2000, "b"),
         (b'{"a": "' + b"[x" * (1 << 18) + b'", "b": ' + b"[" * 2000, "b"),
-        (b'{"a": ' + b"[" * 1000 + b"]" * 1000 + b', "b": ' + b"[1" * 2000, "b"),
+        (b'{"a": ' + b"[" * 500 + b"]" * 500 + b', "b": ' + b"[1" * 2000, "b"),
         (b'{"a": "b", "c": 1}' + b"[" * 2000, None),
         (b'["a", ' + b"[" * 2000, None),
     ],

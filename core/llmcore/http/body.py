@@ -23,8 +23,9 @@ from llmcore.errors import RequestError
 
 T = TypeVar("T")
 
-MAX_DEPTH = 1024
-"""Deepest nesting of a body: orjson's own limit."""
+MAX_DEPTH = 512
+"""Deepest nesting of a body: who goes through what is in it, with a call for every level, stays far from Python's
+limit of a thousand."""
 
 MAX_CONTAINERS = 1 << 16
 """Most arrays and objects in a body. Three bytes of JSON ask for one, and each takes a hundred bytes and the garbage
@@ -66,6 +67,10 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 def loads(data: bytes) -> Any:
     """The JSON value in `data`. Raises RequestError."""
+    deep = _too_deep(data)
+    if deep is not None:
+        message = f"{deep or 'the body'}: JSON is nested deeper than {MAX_DEPTH} levels"
+        raise RequestError(message, param=deep or None, code="invalid_json")
     for marks, most, what in _CROWDS:
         if _count(data, marks, most) > most:
             raise _crowded(data, marks, most, what)
@@ -118,10 +123,7 @@ def _crowded(data: bytes, marks: bytes, most: int, what: str) -> RequestError:
     """What is said of more than `most`; it names the field that has most of them."""
     try:
         fields = _FIELDS.decode(data)
-    except (msgspec.MsgspecError, RecursionError):
-        deep = _too_deep(data)
-        if deep is not None:
-            return _nested(deep)
+    except msgspec.MsgspecError:
         fields = {}
     field = max(fields, key=lambda name: _count(bytes(fields[name]), marks, most), default="")[:100]
     message = f"{field or 'the body'}: a body holds at most {most:,} {what}; send several"
@@ -176,12 +178,9 @@ def _inside(kind: Any, step: str) -> Iterator[Any]:
 def _explain(data: bytes, error: orjson.JSONDecodeError) -> RequestError:
     if not data.strip():
         return RequestError("the body is empty; send a JSON object", code="invalid_json")
-    deep = _too_deep(data)
-    if deep is not None:
-        return _nested(deep)
     path = reason = ""
     if len(data) <= _READ_AGAIN:
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             path, reason = next(_offences(json.loads(data, parse_int=_whole), ""), ("", ""))
     if not reason:
         return RequestError(f"the body is not valid JSON: {error}", code="invalid_json")
@@ -191,11 +190,6 @@ def _explain(data: bytes, error: orjson.JSONDecodeError) -> RequestError:
 def _whole(digits: str) -> int | float:
     """A number without a fraction; to Python one of many digits is neither infinite nor, beyond 4,300, readable."""
     return int(digits) if len(digits) < 300 else math.inf
-
-
-def _nested(field: str) -> RequestError:
-    message = f"{field or 'the body'}: JSON is nested deeper than {MAX_DEPTH} levels"
-    return RequestError(message, param=field or None, code="invalid_json")
 
 
 def _too_deep(data: bytes) -> str | None:

@@ -29,7 +29,7 @@ def guided(front: Front, param: str, **args: Any) -> LogitsProcessor:
             param=param,
             code="unsupported_parameter",
         )
-    return LogitsProcessor(NAME, {name: _carried(name, param, a) for name, a in args.items() if a is not None}, param)
+    return LogitsProcessor(NAME, {name: _carried(name, a) for name, a in args.items() if a is not None}, param)
 
 
 def fitting(submits: Sequence[Submit], processor: LogitsProcessor | None) -> list[Submit]:
@@ -51,11 +51,6 @@ def _with(submit: Submit, processor: LogitsProcessor) -> Submit:
     return msgspec.structs.replace(submit, sampling=msgspec.structs.replace(sampling, logits_processors=processors))
 
 
-def _carried(name: str, param: str, value: Any) -> Any:
+def _carried(name: str, value: Any) -> Any:
     """A schema travels as text: it may hold numbers that no message can."""
-    if name != "json" or isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value)
-    except RecursionError as error:
-        raise RequestError(f"{param}: it is nested too deeply", param=param, code="invalid_value") from error
+    return value if name != "json" or isinstance(value, str) else json.dumps(value)

@@ -117,17 +117,7 @@ KINDS: Mapping[str, tuple[list[int], dict[str, Any]]] = {
 }
 
 
-@AHEAD
-@pytest.mark.parametrize("seed", range(4))
-def test_steps_that_fail_now_and_then_change_nothing(make_llm: MakeLLM, ahead: int, seed: int) -> None:
-    sizes = {"chunked_prefill_size": 16, "batch_max_tokens": 64, "running_max_req_size": 20}
-    options = {**sizes, "plugins": [AHEAD_DEVICE, STEERING], "device": "cpu-ahead" if ahead else "cpu"}
-    requests = list(KINDS.values())
-    whole = make_llm(**options)
-    expected = [ask_all(whole, [request])[0] for request in requests]
-    assert not any(isinstance(answer, str) for answer in expected)
-
-    llm, chance = make_llm(**options), random.Random(seed)
+def failing_now_and_then(llm: LLM, requests: list[Any], expected: list[Any], chance: random.Random) -> None:
     trials = engine_of(llm)._scheduler._trials
 
     def now_and_then(where: str, plan: Any) -> Exception | None:
@@ -139,6 +129,19 @@ def test_steps_that_fail_now_and_then_change_nothing(make_llm: MakeLLM, ahead: i
     assert ask_all(llm, requests) == expected
     assert llm.load().failed_steps > 0 and llm.load().failed_requests == 0
     settled(llm)
+
+
+@AHEAD
+def test_steps_that_fail_now_and_then_change_nothing(make_llm: MakeLLM, ahead: int) -> None:
+    sizes = {"chunked_prefill_size": 16, "batch_max_tokens": 64, "running_max_req_size": 20}
+    options = {**sizes, "plugins": [AHEAD_DEVICE, STEERING], "device": "cpu-ahead" if ahead else "cpu"}
+    requests = list(KINDS.values())
+    whole = make_llm(**options)
+    expected = [ask_all(whole, [request])[0] for request in requests]
+    assert not any(isinstance(answer, str) for answer in expected)
+
+    for seed in range(4):
+        failing_now_and_then(make_llm(**options), requests, expected, random.Random(seed))
 
 
 @AHEAD

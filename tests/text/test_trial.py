@@ -40,8 +40,8 @@ def test_none_passes(tmp_path: Path) -> None:
         ("{% for i in range(10**9) %}x{% endfor %}", "[Rr]ange"),
         ("{{ 'x' * 10**10 }}", "memory"),
         ("{{ 'x' * 10**7 }}", "10,000,000 characters"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
-        ("{{ 10 ** (10 ** 9) }}", "does not end|cannot be tried"),
+        # within one call, where nothing in Python could stop it, and in less memory than it may have
+        ("{{ 10 ** (10 ** 8) }}", "does not end"),
         ("{% if %}", "cannot be compiled"),
     ],
 )

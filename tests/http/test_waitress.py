@@ -55,7 +55,7 @@ def test_the_internals_that_are_used_are_as_they_were() -> None:
 
 
 def test_a_request_has_every_attribute_that_waitress_reads() -> None:
-    request = StreamRequest(Limits(), Pool(100), lambda path: openai_error)
+    request = StreamRequest(Limits(), Pool(100), lambda path: openai_error, lambda head: None)
     sources = (waitress.channel.HTTPChannel, waitress.task.WSGITask, waitress.task.ErrorTask, waitress.task.Task)
     names = set(re.findall(r"\brequest\.([a-z_]+)", "".join(map(inspect.getsource, sources))))
     assert {"headers", "completed", "get_body_stream"} <= names

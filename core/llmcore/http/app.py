@@ -63,6 +63,9 @@ class ErrorHandler:
 
     def encoder(self, path: str) -> EncodeError:
         """How the dialect that owns `path` writes errors; also for what is refused before it is routed."""
+        known = self._encoders.get(path)  # as nearly all are: a route without fields
+        if known is not None:
+            return known
         found = self._router.find(path)
         return self._encoders.get(str(found[3]), openai_error) if found else openai_error
 

@@ -7,6 +7,7 @@ they are refused, never repaired. After an error nothing more of the connection 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
@@ -181,17 +182,26 @@ def _frame(head: Head, bounds: Bounds) -> None:
             raise too_large(f"The body is larger than {bounds.body} bytes.")
 
 
-class RequestReader:
-    """One request, from the bytes of its connection as they come."""
+Judge = Callable[[Head], RequestError | None]
+"""Why a request with this head is not let in; None where it is."""
 
-    def __init__(self, bounds: Bounds, pool: Pool) -> None:
+
+class RequestReader:
+    """One request, from the bytes of its connection as they come. `judge` is asked as soon as its head is there."""
+
+    __slots__ = ("_begun", "_body", "_bounds", "_judge", "_pool", "done", "error", "head", "line", "refusal")
+
+    def __init__(self, bounds: Bounds, pool: Pool, judge: Judge = lambda head: None) -> None:
         self.line: Line | None = None
         """The first line, once it is there; with an error, what it was meant to be."""
         self.head: Head | None = None
         self.error: RequestError | None = None
+        self.refusal: RequestError | None = None
+        """What `judge` said; with one nothing is kept of a body of known length, and nothing more is to be fed."""
         self.done = False
         self._bounds = bounds
         self._pool = pool
+        self._judge = judge
         self._begun = bytearray()
         self._body: Body | None = None
 
@@ -238,7 +248,8 @@ class RequestReader:
             if not before:
                 self._begun += data
             return len(data)
-        self.line = self.head = parse_head(line, text[text.index(b"\r\n", start) + 2 : end], self._bounds)
+        self.line = self.head = head = parse_head(line, text[text.index(b"\r\n", start) + 2 : end], self._bounds)
+        self.refusal = self._judge(head)
         self._begun = bytearray()
         return end + 4 - before
 
@@ -256,6 +267,9 @@ class RequestReader:
         return None
 
     def _feed_body(self, head: Head, data: bytes) -> int:
+        if self.refusal is not None and head.length is not None:
+            self.done = head.length <= len(data)
+            return min(head.length, len(data))
         if self._body is None:
             chunked = head.length is None
             self._body = ChunkedBody(self._bounds, self._pool) if chunked else SizedBody(head.length or 0, self._pool)

@@ -37,7 +37,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     request: StreamRequest | None
     will_close: bool
     close_when_flushed: bool
-    total_outbufs_len: int
 
     # Not in a dictionary as waitress's are, and those that it sets late are set at once: only so have all connections
     # the same few keys, without which Python looks every attribute and method up in a hash table of the connection.
@@ -47,9 +46,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     )
 
     def __init__(self, owner: Owner, *args: Any, **named: Any) -> None:
-        self._owner = owner
-        self._limits = owner.limits
-        self._since = time.monotonic()
+        self._owner, self._limits, self._since = owner, owner.limits, time.monotonic()
         self._reply: Reply | None = None
         self._extra = self._served = self._ended = self._shut = self._asked = False
         self._behind_since: float | None = None
@@ -69,7 +66,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         return request
 
     def _new_request(self) -> StreamRequest:
-        return StreamRequest(self._limits, self._owner.pool, self._owner.encoder)
+        return StreamRequest(self._limits, self._owner.pool, self._owner.encoder, self._owner.judge)
 
     # --- worker threads
 
@@ -291,9 +288,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         """Give `data` to the request that is being read; what is left of it."""
         rest = data[request.received(data) :]
         understood = request.completed and request.error is None
-        if request.head is not None and request.error is None and not request.judged:
-            request.judged = True
-            request.error = self._owner.judge(request.head)
+        request.error = request.error or request.refusal
         if request.error is not None and not self.requests:
             self.refuse(request.error, request, close=not understood)
             return rest

@@ -14,7 +14,7 @@ from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.streaming.limits import Limits
 from llmcore.http.streaming.refusal import refusal
-from llmcore.http.strict import Head, Line, RequestReader
+from llmcore.http.strict import Head, Judge, Line, RequestReader
 
 _TASK = "llmcore.task"
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -39,21 +39,19 @@ class StreamRequest(RequestReader):
     """A request with the attributes that waitress's channel and tasks read. `encoder`: how the dialect of a path
     writes errors."""
 
+    __slots__ = (
+        *("_encoder", "_file", "command", "expect_continue", "headers", "path", "query", "request_uri"),
+        "version",
+    )
     empty = False
-    expect_continue = False
-    judged = False
-    """Whether it was asked to be let in."""
-    command = ""
-    path = ""
-    query = ""
-    request_uri = ""
     url_scheme = "http"
-    version = "1.1"
-    headers: Mapping[str, str]
 
-    def __init__(self, limits: Limits, pool: Pool, encoder: Callable[[str], EncodeError]) -> None:
-        super().__init__(limits.bounds, pool)
-        self.headers = {}
+    def __init__(self, limits: Limits, pool: Pool, encoder: Callable[[str], EncodeError], judge: Judge) -> None:
+        super().__init__(limits.bounds, pool, judge)
+        self.expect_continue = False
+        self.command = self.path = self.query = self.request_uri = ""
+        self.version = "1.1"
+        self.headers: Mapping[str, str] = {}
         self._encoder = encoder
         self._file: io.BytesIO | None = None
 

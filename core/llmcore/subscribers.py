@@ -12,6 +12,7 @@ from llmcore.errors import RequestError, reraise_if_stopping
 
 logger = logging.getLogger(__name__)
 
+_RUNNING = Finish.RUNNING
 _BUG = ("internal_error", "The server failed to handle this request.")
 
 
@@ -63,7 +64,7 @@ class Subscribers:
 
     def deliver(self, request: int, event: ChoiceEvent) -> None:
         """Hand an event to its request, if that still listens. A sink that raises loses its request, nobody else's."""
-        sink = self._sink(request, event.choice, last=event.finish is not Finish.RUNNING)
+        sink = self._sink(request, event.choice, last=event.finish is not _RUNNING)
         if sink is not None:
             self._call(request, sink, event)
 

@@ -41,6 +41,8 @@ class ChatShape:
     every_token = False
     prompts = False
 
+    __slots__ = ("_named", "_names", "_prompt")
+
     def __init__(self, front: Front, known: PromptLogprobs | None, *, named: bool = False):
         self._names = TokenNames(front.tokenizer)
         self._prompt = known

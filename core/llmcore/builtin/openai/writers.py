@@ -18,6 +18,7 @@ from llmcore.builtin.openai.token_ids import TokenIds
 
 Shown = list[tuple[int, int, float, tuple[tuple[int, float], ...]]]
 
+_RUNNING = Finish.RUNNING
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -223,7 +224,7 @@ class StreamWriter:
         for members in pieces or ((self._shape.closing,) if shown else ()):
             out.append(self._chunk(choice, members, logprobs))
             logprobs = b"null"
-        if choice.text.finish is not Finish.RUNNING:
+        if choice.text.finish is not _RUNNING:
             reason = b'"%b"' % self._shape.finish_reason(choice).encode()
             out.append(self._chunk(choice, self._shape.closing, finish=reason))
         if out:

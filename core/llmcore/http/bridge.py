@@ -170,8 +170,9 @@ class WireBridge:
             return not self._lost and self._engine.send(ToEngine(self._worker, body)) > 0
 
     def _unready(self) -> RequestError | None:
-        if self._requests.refusal is not None or self.state.ready:
-            return self._requests.refusal
+        refusal = self._requests.refusal
+        if refusal is not None or self.state.ready:
+            return refusal
         text = f"The server takes no requests now: {self.state.reason or 'it is not ready'}."
         return RequestError(text, code="server_overloaded", status=503)
 

@@ -22,7 +22,7 @@ SINGLE = frozenset(
 )
 """Headers that may come once only: joined or picked from, two of them mean different things to different readers."""
 
-_PLAIN = bytes(byte for byte in range(256) if byte in b"\t\n\r" or 0x20 <= byte != 0x7F)
+_PLAIN = bytes(byte for byte in range(256) if byte == 0x09 or 0x20 <= byte != 0x7F)
 _BROKEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r[^\n]|(?<!\r)\n")
 _BEGUN = frozenset(name[:n] for name in METHODS for n in range(len(name) + 1))
 _LINE = re.compile(r"([A-Z]{1,7}) ([!\"$-~]+) HTTP/1\.([01])")
@@ -280,8 +280,7 @@ class RequestReader:
 
 def _is_broken(head: bytes | bytearray) -> bool:
     """The same as _BROKEN says of a whole header, in a tenth of the time."""
-    ends = head.count(b"\r\n")
-    return bool(head.translate(None, _PLAIN)) or ends != head.count(b"\r") or ends != head.count(b"\n")
+    return bool(head.replace(b"\r\n", b"").translate(None, _PLAIN))
 
 
 def _bad_line() -> RequestError:

@@ -14,7 +14,7 @@ from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.streaming.limits import Limits
 from llmcore.http.streaming.refusal import refusal
-from llmcore.http.strict import Head, Judge, Line, RequestReader
+from llmcore.http.strict import Judge, Line, RequestReader
 
 _TASK = "llmcore.task"
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -78,7 +78,7 @@ class StreamRequest(RequestReader):
             self.show(self.line)
         if self.head is not None:
             if self.head is not before:
-                self._show_head(self.head)
+                self.headers, self.expect_continue = self.head.headers, self.head.expects
             # a client that sends its body unasked needs no answer to its question
             self.expect_continue = self.expect_continue and not (self.done or self.body)
             if self.done and self.head.length is None:
@@ -101,9 +101,6 @@ class StreamRequest(RequestReader):
         self.line = line
         self.command, self.path, self.query = line.method, line.path, line.query
         self.request_uri, self.version = line.target, line.version
-
-    def _show_head(self, head: Head) -> None:
-        self.headers, self.expect_continue = head.headers, head.expects
 
 
 class StreamTask(WSGITask):  # type: ignore[misc]

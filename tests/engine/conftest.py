@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore import plugins
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
 from llmcore.testing import write_fake_model
@@ -17,10 +19,14 @@ AHEAD = str(Path(__file__).with_name("ahead_device.py"))
 
 MakeLLM = Callable[..., LLM]
 
+installed = cache(plugins.available)
+"""What it finds is the same for all of hundreds of engines."""
+
 
 @pytest.fixture
 def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
     """`make_llm(ahead=1, granule=4, fake={"faults": {"nan": 3}}, **settings)`; what it makes is closed at the end."""
+    monkeypatch.setattr(plugins, "available", installed)
     with ExitStack() as stack:
 
         def make(*, ahead: int = 0, granule: int = 1, fake: dict[str, Any] | None = None, **settings: Any) -> LLM:

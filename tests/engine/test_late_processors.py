@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from llmcore.engine import making, steer, threads
+from llmcore.engine import engine, making, steer, threads
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
 from llmcore.sched import bound
@@ -96,11 +96,12 @@ def test_nobody_waits_for_a_processor_that_never_answers(
 def test_who_never_answers_is_given_up(
     steered: MakeLLM, ahead: int, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bound, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(bound, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.02)  # how often it looks whose time is over
     llm = steered(ahead)
     wait_for(gate)
     for n in (1, 3):
-        with pytest.raises(RequestError, match=r"'lists' gave no answer within 0\.2 s"):
+        with pytest.raises(RequestError, match=r"'lists' gave no answer within 0\.1 s"):
             llm.generate([[1, 2]], n=n, max_new_tokens=9, **GREEDY, **use("lists", lists=[[1]], calls="gate"))
     assert llm.generate([[1, 2, 3]], max_new_tokens=9, **GREEDY)[0].token_ids == fake_answer([1, 2, 3], 9)
     load = llm.load()
@@ -164,6 +165,7 @@ def test_masks_that_hang_leave_threads_for_others(
 ) -> None:
     monkeypatch.setattr(bound, "MOST_SECONDS", 60.0)
     monkeypatch.setattr(threads, "HUNG_SECONDS", 0.1)
+    monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.02)  # how often it looks whether a thread hangs
     llm = steered(1)
     waiting = wait_for(gate)
     with ThreadPoolExecutor(8) as pool:

@@ -117,7 +117,7 @@ def visible(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(PIECES, max_size=14).map("".join), st.lists(st.integers(0, 200), max_size=5), st.booleans())
 def test_any_cutting_gives_the_same_events(text: str, cuts: list[int], inside: bool) -> None:
     context = ParserContext(tools=TOOLS.tools, prompt="<think>" if inside else "")
@@ -131,6 +131,7 @@ def test_any_cutting_gives_the_same_events(text: str, cuts: list[int], inside: b
         assert visible(calls) == text
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.text(max_size=4) | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_brackets_find_the_end_of_any_object(value: object) -> None:
     text = json.dumps({"a": value})

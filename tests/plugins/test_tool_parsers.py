@@ -181,7 +181,7 @@ def test_an_output_that_is_cut_off(notation: Notation, calls: list[Call], end: i
 
 
 @every
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), cuts=CUTS)
 def test_any_cutting_of_anything_gives_the_same_events(
     notation: Notation, data: st.DataObject, cuts: list[int]

@@ -90,7 +90,7 @@ OTHERS: list[dict[str, float]] = [
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    scenario=scenarios(),
+    scenario=scenarios(requests=6),
     ahead=st.sampled_from([0, 1, 2]),
     failures=st.sampled_from([0.03, 0.3]),
     others=st.sampled_from(OTHERS),
@@ -105,7 +105,7 @@ def test_steps_that_fail_at_any_time_end_nobody_who_does_not_fail_again(
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(scenario=scenarios(vocab=50), crowd=st.sampled_from([1, 2]))
+@given(scenario=scenarios(vocab=50, requests=5), crowd=st.sampled_from([1, 2]))
 def test_where_only_small_steps_succeed_everyone_is_answered(scenario: Scenario, crowd: int) -> None:
     """As where memory runs out in every step of more rows than that."""
     report = simulate(FCFS, Scenario(**{**scenario.__dict__, "crowd": crowd}))
@@ -196,8 +196,8 @@ def test_it_finds_a_cache_that_keeps_what_it_should_drop() -> None:
         simulate(FCFS, Scenario(requests=10, slots=128), manager=Hoarder)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(scenario=scenarios(searches=0.5, vocab=50, longest_answer=8, requests=8))
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(scenario=scenarios(searches=0.5, vocab=50, longest_answer=8, requests=6))
 def test_searches_find_what_they_would_have_found_alone(scenario: Scenario) -> None:
     simulate(FCFS, scenario)
 

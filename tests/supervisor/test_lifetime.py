@@ -73,7 +73,7 @@ class Witnessed:
 
 @pytest.mark.parametrize(
     ("where", "number", "processes", "everybody"),
-    [("engine", signal.SIGINT, 2, False), ("worker", signal.SIGTERM, 3, False), ("worker", signal.SIGTERM, 3, True)],
+    [("engine", signal.SIGINT, 2, False), ("worker", signal.SIGTERM, 3, True)],
 )
 def test_a_start_that_is_interrupted(
     tmp_path: Path, where: str, number: signal.Signals, processes: int, everybody: bool

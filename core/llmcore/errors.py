@@ -82,14 +82,19 @@ def _ctrl_c_raises() -> bool:
     return on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def text_of(error: BaseException) -> str:
-    """An exception's type and text, whatever code it is of: valid UTF-8, and never another exception."""
+def message_of(error: BaseException) -> str:
+    """An exception's text, whatever code it is of: valid UTF-8, and never another exception."""
     try:
         text = str(error)
     except BaseException as broken:  # noqa: BLE001 - foreign exceptions are foreign code
         reraise_if_stopping(broken)
         text = ""
-    return f"{type(error).__name__}: {text}".encode(errors="replace").decode()
+    return text.encode(errors="replace").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """Its type, and its `message_of`."""
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

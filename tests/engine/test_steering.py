@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from llmcore.bridge import LogitsProcessor
 from llmcore.engine.llm import LLM
+from llmcore.engine.processors import _refused
 from llmcore.errors import RequestError
 from llmcore.testing import check_plugin, fake_answer, registry_of
 from steered import AHEAD, ANSWERS, GREEDY, PLUGINS, together, use
@@ -155,6 +157,23 @@ def test_a_refusal_is_the_clients_to_mend_unless_there_was_no_time(steered: Make
     with pytest.raises(RequestError, match="not now") as caught:
         steered(1).generate([[1, 5]], max_new_tokens=2, **GREEDY, **use("lists", lists=[[1]], refusal=code))
     assert caught.value.code == told
+
+
+class Silent(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError("half \ud83d of a pair"), "half ? of a pair"), (Silent(), ""), (ValueError("x" * 999), "x" * 9)],
+)
+def test_a_refusal_can_be_sent_whatever_text_it_has(error: ValueError, said: str) -> None:
+    """What no message can carry would end the engine."""
+    told = _refused(LogitsProcessor("p"), error)
+    start = f"logits_processors: 'p' refuses its arguments: {said}"
+    assert (told.status, told.message[: len(start)]) == (400, start)
+    assert len(told.message.encode()) <= 500
 
 
 @AHEAD

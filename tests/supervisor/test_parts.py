@@ -12,6 +12,7 @@ import pytest
 from llmcore.bridge import Load
 from llmcore.errors import ConfigError
 from llmcore.protocols import MetricSink
+from llmcore.registry import Registry
 from llmcore.supervisor import listener
 from llmcore.supervisor.figures import Sinks, ThroughputLog
 from llmcore.supervisor.rundir import RunDirectory
@@ -169,13 +170,40 @@ class TestRunDirectory:
         assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_metric_sink_that_exits_ends_no_server() -> None:
+def sinks_of(*sinks: object) -> Sinks:
+    found = Sinks(cast(Registry, SimpleNamespace(specs=lambda kind: ())))
+    found._sinks = [(f"odd{number}", cast(MetricSink, sink)) for number, sink in enumerate(sinks)]
+    return found
+
+
+def test_a_metric_sink_that_exits_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Every second the log says so in a line; the traceback is there once."""
+
     def leave(*_: object) -> None:
         sys.exit(3)
 
-    sinks = Sinks.__new__(Sinks)
-    sinks._sinks = [("odd", cast(MetricSink, SimpleNamespace(snapshot=leave)))]
-    sinks._each(lambda sink: sink.snapshot(Load()))
+    sinks = sinks_of(SimpleNamespace(snapshot=leave, server=leave))
+    for _ in range(3):
+        sinks.snapshot(Load())
+    assert [bool(record.exc_info) for record in caplog.records] == [True] + [False] * 5
+    assert caplog.records[-1].getMessage() == "the metric sink of plugin 'odd0' failed: SystemExit: 3"
+
+
+def test_a_metric_sink_that_writes_into_figures_writes_into_its_own() -> None:
+    def write(figures: dict[str, float]) -> None:
+        figures["kv_live"] = 5.0
+
+    seen: list[float] = []
+    reads = SimpleNamespace(snapshot=lambda figures: seen.append(figures["kv_live"]), server=lambda _: None)
+    sinks_of(SimpleNamespace(snapshot=write, server=lambda _: None), reads).snapshot(Load(kv_live=30))
+    assert seen == [30.0]
+
+
+@pytest.mark.parametrize("page", [5, "page", ("text/plain", "page"), (b"text/plain", b"page"), ("text/plain",)])
+def test_what_is_no_page_is_another_sinks(page: object) -> None:
+    good = ("text/plain", b"figures")
+    sinks = sinks_of(SimpleNamespace(page=lambda: page), SimpleNamespace(page=lambda: good))
+    assert sinks.page() == good
 
 
 class TestThroughputLog:

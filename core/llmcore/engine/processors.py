@@ -16,7 +16,15 @@ import numpy as np
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.threads import Threads, apart
-from llmcore.errors import ConfigError, LlmcoreError, RequestError, did_you_mean, reraise_if_stopping, text_of
+from llmcore.errors import (
+    ConfigError,
+    LlmcoreError,
+    RequestError,
+    did_you_mean,
+    message_of,
+    reraise_if_stopping,
+    text_of,
+)
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext
@@ -157,7 +165,7 @@ def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:
         return RequestError(text[:500], param=call.param, code="internal_error", status=500)
     asked_by_name = call.param == LogitsProcessor("").param
     text = f"{call.param}: {call.name!r} refuses its arguments: " if asked_by_name else f"{call.param}: "
-    said = (text + str(error))[:500]
+    said = (text + message_of(error))[:500]
     if isinstance(error, RequestError) and error.code == OVERLOADED:
         return RequestError(said, param=call.param, code=OVERLOADED, status=503)
     return RequestError(said, param=call.param, code="invalid_value")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcore.errors import RequestError, reraise_if_stopping, text_of
+from llmcore.errors import RequestError, message_of, reraise_if_stopping, text_of
 from llmcore.processors import words_of
 from llmcore.protocols import Int32
 from llmcore.tallies import TALLIES
@@ -171,8 +171,7 @@ class Bound:
 
     def _fail(self, name: str, error: BaseException) -> None:
         if isinstance(error, RequestError):
-            field = self._fields.get(name, name)
-            self.error = error.code or CLIENTS_FAULT, f"{field}: {error.message}"[:500]
+            self.error = CLIENTS_FAULT, f"{self._fields.get(name, name)}: {message_of(error)}"[:500]
         else:
             TALLIES.count("plugin_failures", name, "logits_processor")
             self.cause = error

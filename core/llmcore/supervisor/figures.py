@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from llmcore.bridge import Load
 from llmcore.config import Reports
-from llmcore.errors import reraise_if_stopping
+from llmcore.errors import reraise_if_stopping, text_of
 from llmcore.overview import counts
 from llmcore.plugins import load as load_target
 from llmcore.protocols import MetricSink, RequestRecord
@@ -34,6 +34,7 @@ class Sinks:
         self._sinks: list[tuple[str, MetricSink]] = [
             (plugin.name, load_target(spec.make)()) for spec, plugin in registry.specs(MetricSinkSpec)
         ]
+        self._failed: set[str] = set()
         self._sum = Sum()
         self.newest = NO_PAGE
         self.ended: dict[str, int] = {}
@@ -49,10 +50,8 @@ class Sinks:
 
     def snapshot(self, load: Load) -> None:
         """Pass the engine's figures on."""
-        values = load.figures()
-        self._each(lambda sink: sink.snapshot(values))
-        figures = self.figures()
-        self._each(lambda sink: sink.server(figures))
+        self._each(lambda sink: sink.snapshot(load.figures()))  # each gets its own: one may write into it
+        self._each(lambda sink: sink.server(self.figures()))
 
     def tallied(self, process: str, body: Tallied) -> None:
         """A child's own totals."""
@@ -66,7 +65,7 @@ class Sinks:
     def page(self) -> tuple[str, bytes]:
         """(content type, body) of `/metrics`: that of the first sink that has one. It is what is pushed too."""
         pages: list[tuple[str, bytes]] = []
-        self._each(lambda sink: pages.extend(filter(None, [sink.page()])))
+        self._each(lambda sink: pages.extend(_page_of(sink)))
         page = self.newest = pages[0] if pages else NO_PAGE
         if self._pusher is not None:
             self._pusher.offer(page)
@@ -84,7 +83,21 @@ class Sinks:
             except BaseException as error:
                 reraise_if_stopping(error)
                 TALLIES.count("plugin_failures", plugin, "metric sink")
-                logger.exception("the metric sink of plugin %r failed", plugin)
+                first = plugin not in self._failed
+                self._failed.add(plugin)
+                text = "the metric sink of plugin %r failed: %s"
+                logger.error(text, plugin, text_of(error), exc_info=error if first else None)
+
+
+def _page_of(sink: MetricSink) -> list[tuple[str, bytes]]:
+    """Its page, if it has one. TypeError for what is none."""
+    page = sink.page()
+    if page is None:
+        return []
+    content_type, body = page
+    if not isinstance(content_type, str) or not isinstance(body, bytes):
+        raise TypeError("page() gives a content type and bytes, or None")
+    return [(content_type, body)]
 
 
 class ThroughputLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import falcon
 import pytest
@@ -84,6 +85,26 @@ def test_the_client_hears_of_it(
         "request r-17 failed on the way to its client"
     ] * len(broken)
     assert b"told to panic" not in transport.sent
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(200, "{}"), (200, None), ("200", b"{}"), (7, b"{}"), (None, b"{}"), (200, b"{}", None), (200, b"{}", 5)],
+)
+@pytest.mark.parametrize("detached", [True, False])
+def test_an_answer_that_is_none_is_an_error_and_nobody_waits(answer: tuple[Any, ...], detached: bool) -> None:
+    """Whether or not the responder still runs: nothing of it has gone out then."""
+    transport = FakeTransport(falcon.Response())
+    reply = Reply(transport)
+    if detached:
+        reply.attach()
+    with pytest.raises(TypeError, match="an answer is a status, bytes and a media type"):
+        reply.respond(*answer)
+    with pytest.raises(TypeError, match="a piece of a stream is bytes"):
+        reply.stream(answer[0])
+    reply.respond(500, b"right")
+    reply.attach()
+    assert (transport.ended, transport.status, transport.sent) == (True, 500, b"right")
 
 
 def broken_encoder(path: str) -> EncodeError:

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from llmcore.http.terms import Terms
 
+_STATUSES = range(200, 600)
+
 
 class Transport(Protocol):
     """What carries a reply; the three calls are made one at a time, in order, and never block.
@@ -45,6 +47,8 @@ class Reply:
 
     `sent`: when the last piece of a stream was (time.monotonic()), 0.0 before the first. `terms`: whose request it
     answers, and for how long. `why_closed`: a key of `tallies.CAUSES`, for when it closes.
+
+    Anything else is a TypeError, after which the right thing can still be sent.
 
     When the client leaves before that, the `on_close` callbacks run and what is sent from then on is dropped. To the
     HTTP server it is a response body that detaches itself when iterated.
@@ -88,6 +92,8 @@ class Reply:
 
     def stream(self, data: bytes) -> None:
         """Send a piece of a stream of server-sent events; the first call sends status 200 and the header."""
+        if not isinstance(data, bytes):
+            raise TypeError(f"a piece of a stream is bytes, not {type(data).__name__}")
         with self._lock:
             if self._abandoned:
                 return
@@ -111,6 +117,8 @@ class Reply:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send a whole answer; the connection is kept for the next request."""
+        if not (isinstance(body, bytes) and isinstance(content_type, str) and status in _STATUSES):
+            raise TypeError(f"an answer is a status, bytes and a media type, not {status}, {type(body).__name__}")
         send = partial(self._transport.send_whole, status, body, content_type, dict(headers or {}))
         self._do("done", ("new",), send)
 

@@ -265,7 +265,8 @@ def on_model_built(report: ModelReport) -> None:
 def on_request_finished(record: RequestRecord) -> None:
     """A request ended: completed, aborted or failed.
 
-    Called: once per request in the HTTP worker (or by LLM.generate), after its last byte.
+    Called: once per request, after its last byte: in the HTTP worker one after the other, on a thread of their own,
+        so that one may take its time (10,000 that wait are enough: further ones are dropped); or by LLM.generate.
     Returns: nothing; an exception is logged with the plugin's name.
     Chosen by: every plugin has its say.
     """

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 from llmcore import child
@@ -22,6 +21,7 @@ from llmcore.errors import Stopped
 from llmcore.http.access import ApiKeys, fingerprint
 from llmcore.http.admission import Doorman
 from llmcore.http.app import build_app
+from llmcore.http.aside import Aside
 from llmcore.http.bridge import WireBridge
 from llmcore.http.front import Front, Route
 from llmcore.http.request_log import log_request
@@ -29,7 +29,6 @@ from llmcore.http.streaming import HttpServer, Limits
 from llmcore.http.streaming.limits import connections
 from llmcore.plugins import build_registry, load
 from llmcore.processors import LogitsProcessorSpec
-from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import DialectSpec, OutputParserSpec, TokenizerSpec
 from llmcore.text.healing import check_healing
@@ -75,6 +74,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     bridge = WireBridge(launch, on_shutdown=stop)
+    aside = Aside(registry)
     front = Front(
         config=launch.config,
         bridge=bridge,
@@ -83,7 +83,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         state=lambda: bridge.state,
         parsers=open_parsers([spec for spec, _ in registry.specs(OutputParserSpec)], launch.config.model, tokenizer),
         processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
-        observers=(bridge.report, log_request, partial(_notify, registry)),
+        observers=(bridge.report, log_request, aside),
         key_names=tuple(fingerprint(key) for key in launch.config.access.api_keys),
         gate=bridge.gate,
         deadlines=bridge.deadlines,
@@ -116,6 +116,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     finally:  # also when the main loop failed: the process, and every open connection, would outlive it with the hub
         bridge.stop()
         hub.join()
+        aside.close()
     return 1 if deaf.is_set() else 0
 
 
@@ -124,10 +125,6 @@ def dialect_routes(registry: Registry, front: Front) -> Iterator[tuple[Route, st
     for spec, plugin in registry.specs(DialectSpec):
         for route in load(spec.make)(front):
             yield route, plugin.name
-
-
-def _notify(registry: Registry, record: RequestRecord) -> None:
-    registry.call("on_request_finished", record=record)
 
 
 def _run_hub(bridge: WireBridge, server: HttpServer, deaf: threading.Event) -> None:

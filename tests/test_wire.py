@@ -20,7 +20,6 @@ from llmcore.wire import (
     Addresses,
     EngineLaunch,
     EngineReady,
-    Failed,
     Finished,
     Heartbeat,
     Mailbox,
@@ -77,8 +76,8 @@ def test_messages_to_a_worker_come_back_equal(message: ToWorker) -> None:
     assert msgspec.msgpack.decode(encode(message), type=ToWorker) == message
 
 
-@pytest.mark.parametrize("body", [Failed("m", usage=True), Finished(RECORD), Snapshot(State(ready=True).load)])
-def test_messages_to_the_supervisor_come_back_equal(body: Failed | Finished | Snapshot) -> None:
+@pytest.mark.parametrize("body", [Finished(RECORD), Snapshot(State(ready=True).load)])
+def test_messages_to_the_supervisor_come_back_equal(body: Finished | Snapshot) -> None:
     message = ToSupervisor("worker-1", body)
     assert msgspec.msgpack.decode(encode(message), type=ToSupervisor) == message
 

@@ -11,21 +11,9 @@ import sys
 import traceback
 from typing import TextIO, TypeVar
 
-import zmq
-
-from llmcore.errors import ConfigError, LlmcoreError, Stopped
+from llmcore.errors import ConfigError, LlmcoreError, Stopped, message_of, text_of
 from llmcore.logs import log_to_stderr
-from llmcore.wire import (
-    AdminLaunch,
-    EngineLaunch,
-    Failed,
-    Launch,
-    Outlet,
-    TlsLaunch,
-    ToSupervisor,
-    WorkerLaunch,
-    decode_launch,
-)
+from llmcore.wire import AdminLaunch, EngineLaunch, LastWords, Launch, TlsLaunch, WorkerLaunch, decode_launch, encode
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
@@ -36,6 +24,9 @@ them: it lets open requests finish, for which it needs all its children."""
 STOP = signal.SIGUSR2
 """How the supervisor asks a child to end: nobody else sends it."""
 
+MAX_WORDS = 10_000
+"""Characters of `LastWords.message`: a plugin's exception may hold megabytes."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,12 +36,13 @@ def begin(kind: type[L]) -> L:
     From here on the process gets SIGKILL when its parent dies, ignores FROM_OUTSIDE, which were blocked when it was
     started, and writes every thread's stack to its log file on SIGUSR1.
     """
-    with os.fdopen(int(sys.argv[1]), "rb") as file:
-        data = file.read()
+    papers = _papers()
+    os.set_inheritable(papers, False)
     try:
-        launch = decode_launch(data, kind)
+        launch = decode_launch(os.pread(papers, os.fstat(papers).st_size, 0), kind)
     except ConfigError as error:
-        sys.exit(f"error: {error}")
+        _leave_word(error)
+        sys.exit(1)
     die_with_parent(launch.parent)
     for number in FROM_OUTSIDE:
         signal.signal(number, signal.SIG_IGN)
@@ -66,9 +58,9 @@ def begin(kind: type[L]) -> L:
 def _open_log(launch: Launch) -> TextIO:
     """The log file; standard error where the disk has no room for one."""
     try:
-        return open(launch.log, "a")
+        return open(launch.log, "a", encoding="utf-8", errors="backslashreplace")
     except OSError:
-        return open(os.dup(2), "w")
+        return open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
 
 
 def die_with_parent(parent: int) -> None:
@@ -89,13 +81,19 @@ def raise_on_stop() -> None:
 
 
 def report_failure(launch: Launch, error: BaseException) -> None:
-    """Send the supervisor one line for people, and append the traceback to the log file."""
+    """Leave the supervisor one line for people, and append the traceback to the log file."""
     with contextlib.suppress(OSError), _open_log(launch) as file:
         traceback.print_exception(error, file=file)
+    _leave_word(error)
+
+
+def _leave_word(error: BaseException) -> None:
     usage = isinstance(error, LlmcoreError)
-    message = str(error) if usage else f"{type(error).__name__}: {error}"
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outlet = Outlet(context, launch.addresses.control)
-    outlet.send(ToSupervisor(launch.name, Failed(message, usage=usage)))
-    outlet.close(2.0)
-    context.term()
+    message = message_of(error) if usage else text_of(error)
+    with contextlib.suppress(OSError):  # without memory for it
+        os.pwrite(_papers(), encode(LastWords(message[:MAX_WORDS], usage)), os.fstat(_papers()).st_size)
+
+
+def _papers() -> int:
+    """The descriptor with the launch struct, which is open to the end."""
+    return int(sys.argv[1])

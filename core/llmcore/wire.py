@@ -236,8 +236,11 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The child cannot start or go on: the one line that people read. Its traceback is in its log file.
+class LastWords(msgspec.Struct, frozen=True):
+    """Why a child cannot start or go on: the one line that people read. Its traceback is in its log file.
+
+    They are no message: they stand behind the launch struct, on the descriptor that has it, so that they are there
+    when the child has ended.
 
     `usage`: the text is an LlmcoreError's and names the fix; the operator's settings are at fault.
     """
@@ -283,7 +286,7 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
     """A message in the supervisor's mailbox; `sender` is the child's name ("engine-0", "worker-3")."""
 
     sender: str
-    body: EngineReady | WorkerReady | Alive | Failed | Progress | Snapshot | Finished | Tallied | Probe
+    body: EngineReady | WorkerReady | Alive | Progress | Snapshot | Finished | Tallied | Probe
 
 
 # --- mailboxes -------------------------------------------------------------------------------------------------------

@@ -10,12 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from llmcore.child import FROM_OUTSIDE
 from llmcore.config import child_environment
-from llmcore.wire import Launch, encode_launch
+from llmcore.wire import LastWords, Launch, encode_launch
 
 STACKS_SECONDS = 0.5
 """How long a process that hangs has to write its stacks before it is killed."""
+
+_MOST_WORDS = 1 << 17
 
 
 class Child:
@@ -27,22 +31,25 @@ class Child:
         self.name = launch.name
         self._killed = False
         # In memory: a full disk must not keep a server from replacing what died.
-        with os.fdopen(os.memfd_create(launch.name), "w+b") as file:
-            file.write(encode_launch(launch))
-            file.seek(0)
+        self._papers = os.memfd_create(launch.name)
+        try:
+            self._words_at = os.write(self._papers, encode_launch(launch))
             with _blocked():
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module, str(file.fileno())],
-                    pass_fds=(file.fileno(), *pass_fds),
+                    [sys.executable, "-P", "-m", module, str(self._papers)],
+                    pass_fds=(self._papers, *pass_fds),
                     stdin=subprocess.DEVNULL,
                     env=child_environment(thread_caches=thread_caches),
                     start_new_session=True,
                 )
-        try:
-            self.pidfd = os.pidfd_open(self._process.pid)
-        except OSError:  # no descriptor is left: nobody could watch it
-            self._process.kill()
-            self._process.wait()
+            try:
+                self.pidfd = os.pidfd_open(self._process.pid)
+            except OSError:  # no descriptor is left: nobody could watch it
+                self._process.kill()
+                self._process.wait()
+                raise
+        except OSError:
+            os.close(self._papers)
             raise
 
     @property
@@ -60,6 +67,15 @@ class Child:
         self._end_group()
         self._process.wait()
         return False
+
+    @property
+    def last_words(self) -> LastWords | None:
+        """What it said before it ended, or while it ends."""
+        data = os.pread(self._papers, _MOST_WORDS, self._words_at)
+        try:
+            return msgspec.msgpack.decode(data, type=LastWords) if data else None
+        except msgspec.DecodeError:  # it is about to say more
+            return None
 
     @property
     def ending(self) -> str:
@@ -98,8 +114,9 @@ class Child:
         self.kill()
 
     def close(self) -> None:
-        """Give its descriptor back; it must have ended."""
+        """Give its descriptors back; it must have ended."""
         os.close(self.pidfd)
+        os.close(self._papers)
 
     def _end_group(self) -> None:
         """Not reaped yet, so that its number is its own still."""

@@ -8,29 +8,20 @@ from llmcore.errors import ConfigError, LlmcoreError, ServerError, StartupError
 from llmcore.supervisor.backoff import MOST_IN_VAIN
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import PREFIX, RunDirectory
-from llmcore.wire import Failed
 
 logger = logging.getLogger(__name__)
 
 
 class Failures:
-    """What children said before they ended."""
+    """Words for children that have ended."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
-        self._said: dict[str, Failed] = {}
-
-    def __contains__(self, child: Child) -> bool:
-        return child.name in self._said
-
-    def said(self, name: str, failure: Failed) -> None:
-        """The child called `name` cannot go on."""
-        self._said[name] = failure
 
     def obituary(self, child: Child) -> str:
-        """What became of a child that has ended, once: "failed: ... (log: ...)"."""
-        failure = self._said.pop(child.name, None)
-        cause = f"failed: {failure.message}" if failure else child.ending
+        """What became of a child that has ended: "failed: ... (log: ...)"."""
+        words = child.last_words
+        cause = f"failed: {words.message}" if words else child.ending
         kept = self._directory.keep_log(child.name)
         return cause + (f" (log: {kept})" if kept else "")
 
@@ -56,9 +47,9 @@ class Failures:
 
     def startup_error(self, child: Child) -> LlmcoreError:
         """The error that ends a start-up because of this child."""
-        failure = self._said.get(child.name)
-        if failure is not None and failure.usage:
-            return ConfigError(failure.message)
-        cause = failure.message if failure else f"it {child.ending}"
+        words = child.last_words
+        if words is not None and words.usage:
+            return ConfigError(words.message)
+        cause = words.message if words else f"it {child.ending}"
         kept = self._directory.keep_log(child.name)
         return StartupError(f"{child.name} could not start: {cause}", log=None if kept is None else str(kept))

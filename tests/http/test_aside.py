@@ -44,6 +44,11 @@ def failures(plugin: str) -> int:
     return TALLIES.figures().counts.get(("plugin_failures", (plugin, "on_request_finished")), 0)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "LAST_SECONDS", 60.0)
+
+
 def test_nobody_waits_for_a_plugin_and_it_hears_of_all() -> None:
     registry = Slow("slow")
     told = of(registry)

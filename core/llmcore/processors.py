@@ -17,6 +17,9 @@ from llmcore.specs import ImportString, Spec
 if TYPE_CHECKING:
     import torch
 
+OVERLOADED = "server_overloaded"
+"""The code of a RequestError by which a processor says that there is no time for it now: a 503. No other is kept."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsProcessorSpec(Spec):

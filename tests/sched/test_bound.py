@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from llmcore.errors import RequestError
-from llmcore.processors import words_of
+from llmcore.processors import OVERLOADED, words_of
 from llmcore.protocols import Int32
 from llmcore.sched.bound import Bound
 
@@ -48,12 +48,16 @@ def test_a_mask_that_allows_only_what_is_behind_the_vocabulary_allows_nothing(si
     assert bound.error is not None and "allows no token" in bound.error[1]
 
 
-def test_a_refusal_in_the_middle_of_an_answer_can_be_sent() -> None:
+CODES = [(7, "invalid_value"), ("its_own", "invalid_value"), (OVERLOADED, OVERLOADED)]
+
+
+@pytest.mark.parametrize(("code", "told"), CODES)
+def test_a_refusal_in_the_middle_of_an_answer_can_be_sent(code: object, told: str) -> None:
     """Whatever a plugin puts into it: what no message can carry would end the engine."""
 
     class Refuses:
         def mask(self) -> Int32:
-            raise RequestError("half \ud83d of a pair", code=7)  # type: ignore[arg-type]
+            raise RequestError("half \ud83d of a pair", code=code)  # type: ignore[arg-type]
 
     bound = Bound([("refuses", "mask", Refuses())], [], 32, now, fields={"refuses": "guided_x"})
-    assert bound.error == ("invalid_value", "guided_x: half ? of a pair")
+    assert bound.error == (told, "guided_x: half ? of a pair")

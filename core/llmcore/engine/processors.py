@@ -27,7 +27,7 @@ from llmcore.errors import (
 )
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
-from llmcore.processors import LogitsProcessorSpec, ProcessorContext
+from llmcore.processors import OVERLOADED, LogitsProcessorSpec, ProcessorContext
 from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.sched.bound import Bound
@@ -40,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 _THREADS = min(16, max(2, len(os.sched_getaffinity(0)) // 2))
 """A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them."""
-
-OVERLOADED = "server_overloaded"
-"""The code of a RequestError by which a processor says that it has no time."""
 
 Ids = tuple[int, ...]
 

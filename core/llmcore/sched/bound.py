@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmcore.errors import RequestError, message_of, reraise_if_stopping, text_of
-from llmcore.processors import words_of
+from llmcore.processors import OVERLOADED, words_of
 from llmcore.protocols import Int32
 from llmcore.tallies import TALLIES
 
@@ -171,7 +171,8 @@ class Bound:
 
     def _fail(self, name: str, error: BaseException) -> None:
         if isinstance(error, RequestError):
-            self.error = CLIENTS_FAULT, f"{self._fields.get(name, name)}: {message_of(error)}"[:500]
+            code = OVERLOADED if error.code == OVERLOADED else CLIENTS_FAULT
+            self.error = code, f"{self._fields.get(name, name)}: {message_of(error)}"[:500]
         else:
             TALLIES.count("plugin_failures", name, "logits_processor")
             self.cause = error

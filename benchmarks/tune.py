@@ -43,6 +43,10 @@ Timer = Callable[[Sequence[Call]], float]
 MEASURED = re.compile(r"measured|\d us")
 """Reasons to decline that come from earlier measurements, or from there being none; new ones are being made here."""
 
+LONG, HEAT = 100.0, 0.2
+"""Calls of more microseconds than the first are repeated for as many seconds as the second before they are timed:
+steps of prompts follow each other, and the GPU's power limit counts only after a while."""
+
 COMPILING = 0.6
 """Share of the budget that compiling may take."""
 
@@ -167,7 +171,10 @@ def replayed(calls: Sequence[Call], least: float = 1500.0, rounds: int = 3) -> f
         return 1000 * start.elapsed_time(end)
 
     graph.replay()
-    times = max(1, round(least / max(run(1), 1.0)))
+    once = max(run(1), 1.0)
+    if once > LONG * len(calls):
+        run(math.ceil(1e6 * HEAT / once))
+    times = max(1, round(least / once))
     best = min(run(times) for _ in range(rounds)) / times / len(calls)
     graph.reset()
     return best

@@ -11,7 +11,7 @@ from llmcore.ops import DTYPES, linear, linear_silu_and_mul
 from llmcore.ops.check import check
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton import linear as small_rows
-from llmcore_triton import linear_cublas, linear_fixed, linear_gemv
+from llmcore_triton import linear_cublas, linear_fixed, linear_gated, linear_gemv
 from llmcore_triton.linear_shapes import Sizes, buffer
 
 # exp overflows for gates far below zero, and means to
@@ -89,6 +89,60 @@ def test_tiles_by_tma(op: str, per_processor: int, early: str, monkeypatch: pyte
                 assert all((found is not None) == (start == 8) for found in read[-1])
             wide.fill_(torch.nan)
     assert all(len(plan.weights) == 1 for plan in kernel._plans.values())
+
+
+MANY = {"block_m": 32, "block_n": 16, "block_k": 32, "group": 2}
+"""Tiles that few tokens fill."""
+
+
+@pytest.mark.parametrize("processors", [1, 4, 100])
+def test_gate_and_up_in_one_product(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that reach over every end, several to a program or less than one, x and results with NaN around them."""
+    monkeypatch.setattr(linear_gated, "WANTED", 0.0)
+    for tokens, size, inputs in ((65, 48, 64), (70, 40, 104), (128, 8, 8), (97, 56, 136)):
+        shape = {"inputs": inputs, "size": size}
+        where = context("linear_silu_and_mul", "f16", 3, device=replace(H200, processors=processors), shape=shape)
+        kernel = linear_gated.make_with(where, MANY)
+        x, weight, bias = case(tokens, 2 * size, inputs, "f16")
+        wide = torch.full((tokens + 2, inputs + 32), torch.nan, dtype=torch.float16)
+        rows = wide[1:-1, 8 : 8 + inputs]
+        rows.copy_(x)
+        for given in (None, bias):
+            with monkeypatch.context() as poisoned:
+                poisoned.setattr(torch.Tensor, "new_empty", _poisoned)
+                got = kernel(rows, weight, given)
+            close(got, linear_silu_and_mul.reference(x, weight, given), "f16")
+        assert len(kernel._weights) == 1
+
+
+def _poisoned(like: torch.Tensor, *size: int, **more: Any) -> torch.Tensor:
+    return torch.full(size, torch.nan, dtype=like.dtype, **more)
+
+
+def test_gated_samples() -> None:
+    """The op's own: gates of both signs, so large that exp overflows."""
+    for bucket in (3, 4):
+        where = context("linear_silu_and_mul", "f16", bucket, device=replace(H200, processors=1))
+        where = replace(where, shape={"inputs": 72, "size": 56, "bias": True})
+        assert check(linear_silu_and_mul, linear_gated.make_with(where, {**MANY, "block_m": 64}), where) > 0
+
+
+def test_what_tiles_do_not_fit_is_done_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of many processors, rows that hardly begin a tile, and rows that TMA cannot read."""
+    launched = []
+    shape = {"inputs": 64, "size": 64}
+    where = context("linear_silu_and_mul", "f16", 3, device=replace(H200, processors=4), shape=shape)
+    kernel = linear_gated.make_with(where, {**MANY, "block_m": 64})
+    launch = kernel._launch.but
+    monkeypatch.setattr(kernel._launch, "but", lambda **more: launched.append(more) or launch(**more))
+    x, weight, _ = case(129, 128, 64, "f16")
+    for tokens, fused in ((64, True), (65, False), (96, True), (128, True), (129, False)):
+        close(kernel(x[:tokens], weight), linear_silu_and_mul.reference(x[:tokens], weight), "f16")
+        assert bool(launched) == fused
+        launched.clear()
+    odd = torch.empty(128, 65, dtype=torch.float16)[:, 1:].copy_(x[:128])
+    close(kernel(odd, weight), linear_silu_and_mul.reference(x[:128], weight), "f16")
+    assert not launched
 
 
 def test_counters_are_left_as_they_were_found() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.resolve import Resolution, candidates_for, resolve
+from llmcore.resolve import Resolution, candidates_for, resolve, why_not
 from llmcore.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo
 from llmcore.testing import registry_of
 from llmcore_triton import tuned
@@ -56,7 +56,25 @@ def name(op: str, bucket: int = 1, **more: Any) -> str:
 
 def test_where_nobody_has_measured(measured: Any) -> None:
     assert [name("linear", bucket) for bucket in range(5)] == ["gemv", "small_rows", *["cublas"] * 3]
-    assert [name("linear_silu_and_mul", bucket) for bucket in range(5)] == ["gemv", "small_rows", *["torch"] * 3]
+    gated = [name("linear_silu_and_mul", bucket) for bucket in range(5)]
+    assert gated == ["gemv", "small_rows", "torch", "many_rows", "many_rows"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"shape": {"inputs": 4096, "size": 14337}}, "multiples of 8"),
+        ({"shape": {"inputs": 4100, "size": 14336}}, "multiples of 8"),
+        ({"shape": {}}, "none is known"),
+        ({"device": replace(H200, capability=100)}, "capability"),
+        ({"dtype": "f32"}, "f32"),
+    ],
+)
+def test_gate_and_up_of_many_rows_in_turn(change: dict[str, Any], reason: str, measured: Any) -> None:
+    spec = next(spec for spec in specs.kernels() if spec.name == "many_rows")
+    asked = replace(chosen("linear_silu_and_mul", 4).context, **change)
+    assert why_not(spec, replace(asked, **{"shape": SHAPES[asked.op], "device": H200, "dtype": "bf16"})) is None
+    assert reason in (why_not(spec, asked) or "")
 
 
 def test_the_least_time_wins(measured: Any) -> None:

@@ -18,11 +18,12 @@ from llmcore_triton.launch import HOPPER, Bound, overlaps, place
 from llmcore_triton.linear_kernels import small_rows
 from llmcore_triton.linear_shapes import (
     GATED,
+    TMA_ALIGNED,
     Sizes,
     buffer,
+    by_torch,
     element_bytes,
     known_sizes,
-    many_rows,
     power_of_two,
     processors,
     shared_bytes,
@@ -49,9 +50,6 @@ _IN_FLIGHT = 24 * 1024
 
 _RESIDENT = 2
 """Programs that share a multiprocessor's memory where every tile has one, and not all fit at once with it whole."""
-
-_ALIGNED = 16
-"""Bytes to which TMA wants addresses and row strides."""
 
 _BARRIERS = 1024
 """Bytes of shared memory, at most, in which TMA says what has arrived."""
@@ -94,7 +92,7 @@ class SmallRows:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
         tokens = x.shape[0]
         if tokens > PADDED[-1]:
-            return many_rows(x, weight, bias, self._gated)
+            return by_torch(x, weight, bias, self._gated)
         rows, inputs = weight.shape
         padded = PADDED[0] if tokens <= PADDED[0] else PADDED[1] if tokens <= PADDED[1] else PADDED[2]
         plan = self._plans.get((rows, inputs, padded)) or self._plan(rows, inputs, padded)
@@ -161,7 +159,7 @@ def _descriptors(
     stride = x.stride(0) if tokens > 1 else inputs
     element = x.element_size()
     place, address = x.data_ptr(), weight.data_ptr()
-    if (place | address | stride * element | inputs * element) % _ALIGNED or stride < inputs:
+    if (place | address | stride * element | inputs * element) % TMA_ALIGNED or stride < inputs:
         return None, None
     found = plan.weights.get(address)
     if found is None:

@@ -11,7 +11,7 @@ from llmcore.api import OpContext
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
 from llmcore_triton.linear_kernels import gemv
-from llmcore_triton.linear_shapes import GATED, many_rows, power_of_two
+from llmcore_triton.linear_shapes import GATED, by_torch, power_of_two
 
 KERNEL = "gemv"
 
@@ -33,7 +33,7 @@ class Gemv:
         """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
         tokens, (rows, inputs) = x.shape[0], weight.shape
         if tokens > MOST:
-            return many_rows(x, weight, bias, self._gated)
+            return by_torch(x, weight, bias, self._gated)
         outputs = rows // (1 + self._gated)
         block_n = self._config["block_n"]
         block_k = min(self._config["block_k"], power_of_two(inputs))

@@ -16,6 +16,9 @@ GATED = "linear_silu_and_mul"
 
 UNKNOWN_PROCESSORS = 128
 
+TMA_ALIGNED = 16
+"""Bytes to which TMA wants addresses and row strides."""
+
 _SHARED: Mapping[int, int] = {80: 164, 86: 100, 87: 164, 89: 100, 90: 228, 100: 228, 103: 228, 120: 100, 121: 100}
 """Compute capability -> KiB of shared memory per multiprocessor; a block can have all but 1 of it."""
 
@@ -61,7 +64,7 @@ def buffer(where: torch.device, dtype: torch.dtype, size: int) -> torch.Tensor:
     return torch.zeros(size, dtype=dtype, device=where)
 
 
-def many_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
+def by_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
     """The result by torch, for token counts that a kernel for few is not meant for."""
     y = F.linear(x, weight, bias)
     if not gated:

@@ -16,7 +16,7 @@ from llmcore.api import OpContext
 
 from llmcore_triton import tuned
 from llmcore_triton.launch import Bound, overlaps
-from llmcore_triton.linear_shapes import many_rows, power_of_two
+from llmcore_triton.linear_shapes import by_torch, power_of_two
 from llmcore_triton.moe import combine, dispatch, experts, route
 from llmcore_triton.moe.experts import Boxes, Tile
 from llmcore_triton.moe.experts_kernels import unsorted
@@ -219,7 +219,7 @@ class Fused:
         weights, chosen = self._route(x, router, bias)
         if tokens > MOST:
             if shared is not None:
-                seen = many_rows(many_rows(x, shared[0], None, True), shared[1], None, False)
+                seen = by_torch(by_torch(x, shared[0], None, True), shared[1], None, False)
                 extra = seen if extra is None else extra + seen
             combined: torch.Tensor = self._combine(
                 self._experts(self._dispatch(x, chosen), gate_up, down), weights, extra

@@ -2,8 +2,8 @@
 
 Which of them a linear gets is measured: the one with the least time in `tuned/*.json` for its shape, dtype and token
 bucket. Where nobody has measured, one token goes to gemv and up to 16 to small_rows (and, gated, to their fusions with
-the activation), which is what every shape measured so far would take or nearly so, and more to cuBLAS. --deterministic
-leaves only `fixed`, for which there is no other use.
+the activation), which is what every shape measured so far would take or nearly so, and more to cuBLAS; on Hopper more
+than 64 tokens of a gated MLP to many_rows. --deterministic leaves only `fixed`, for which there is no other use.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ FEW = Requires(device="cuda", capability=CAPABILITY, buckets=frozenset({0, 1, 2}
 ONE = replace(FEW, buckets=frozenset({0}))
 """One token. Narrower than FEW, so that it comes first where nobody has measured."""
 
+MANY = Requires(device="cuda", capability=(90, 90), dtypes=frozenset({"bf16", "f16"}), buckets=frozenset({3, 4}))
+"""More than 64 tokens, with Hopper's way to read tiles and to multiply them."""
+
 _GATED = "linear_silu_and_mul"
 
 Refuses = Callable[[OpContext], str | None]
@@ -33,6 +36,9 @@ def kernels() -> Iterable[KernelSpec]:
     yield _kernel(_GATED, "small_rows", "linear", FEW, _fused_small_rows, "gate, up and activation in one launch")
     yield _kernel("linear", "gemv", "linear_gemv", ONE, None, "one token without tensor cores")
     yield _kernel(_GATED, "gemv", "linear_gemv", ONE, _fused_gemv, "one token, gate, up and activation in one launch")
+    yield _kernel(
+        _GATED, "many_rows", "linear_gated", MANY, _fused_many_rows, "gate, up and activation for many tokens"
+    )
     yield _kernel("linear", "cublas", "linear_cublas", Requires(device="cuda"), None, "torch.nn.functional.linear")
     yield replace(
         _kernel("linear", "fixed", "linear_fixed", GPU, _fixed, "one order of adding for every batch"),
@@ -59,6 +65,15 @@ def _fused_small_rows(context: OpContext) -> str | None:
 
 def _fused_gemv(context: OpContext) -> str | None:
     return _slower_than_parts("gemv", context)
+
+
+def _fused_many_rows(context: OpContext) -> str | None:
+    inputs, size = (context.shape.get(name) for name in ("inputs", "size"))
+    if not isinstance(inputs, int) or not isinstance(size, int):
+        return "is made for one shape, and none is known"
+    if inputs % 8 or size % 8:
+        return f"needs inputs and size to be multiples of 8, has {inputs} and {size}"
+    return _slower_than_parts("many_rows", context)
 
 
 def _slower_than_parts(kernel: str, context: OpContext) -> str | None:

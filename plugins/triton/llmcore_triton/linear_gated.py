@@ -1,0 +1,158 @@
+"""linear_silu_and_mul, kernel many_rows: gate, up and their activation in one launch for more than 64 tokens.
+
+Apart, gate and up go to memory and come back: 0.9 GB for 8,192 tokens of Llama-3.1-8B, 5 % of the time there. Here
+they stay in registers. A step's weights are eight rows of the gate, the same eight of up, the next eight of the gate
+and so on, a box that TMA cuts out of the weight as it is. Of every eight columns of a product a thread holds the same
+two (PTX ISA, wgmma.mma_async.m64nNk16, layout of D), so one multiplication serves both, and each gate is where its up
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from llmcore.api import OpContext
+from llmcore.layers import Op
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from llmcore_triton import silu_and_mul, tuned
+from llmcore_triton.entry import Box
+from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.linear_shapes import TMA_ALIGNED, known_sizes, processors
+
+KERNEL = "many_rows"
+
+DEFAULT: dict[str, Any] = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 16}
+"""`block_m` tokens by `block_n` results by `block_k` inputs are a step; `group` tiles of tokens take turns over the
+same weights before the next ones come, so that both are in the L2 cache."""
+
+TOGETHER = 8
+"""Neighbouring columns of a product that one row of four threads holds: rows of the gate, and of up, in turn."""
+
+WANTED = 0.7
+"""The least share of a launch's multiplications that is for tokens there are; the rest fills up tiles of `block_m` and
+the last of the rounds in which processors take tiles. With less, cuBLAS and silu_and_mul were faster (on an H200, of
+Llama's MLP: 160, 192 and 320 tokens; equal at 96 and 224, slower at 128, 256, 448 and from 512 on)."""
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def many_rows(  # type: ignore[no-untyped-def]
+    x, weight, bias, out, tokens, outputs, inputs,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
+    PROGRAMS: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out [tokens, outputs] = silu(x gate^T) * (x up^T); program i takes tiles i, i + PROGRAMS, and so on.
+
+    Descriptors: x [tokens, inputs], weight [outputs / TOGETHER, 2, TOGETHER, inputs], out [tokens, outputs].
+    """
+    wait(PDL)
+    release(PDL)
+    rows, columns = tl.cdiv(tokens, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), rows * columns, PROGRAMS, flatten=True):
+        first = tile // (GROUP * columns) * GROUP
+        turn = tile % (GROUP * columns)
+        beside = tl.minimum(rows - first, GROUP)
+        row, column = (first + turn % beside) * BLOCK_M, turn // beside * BLOCK_N
+        both = tl.zeros([BLOCK_M, 2 * BLOCK_N], dtype=tl.float32)
+        for k in range(0, tl.cdiv(inputs, BLOCK_K)):
+            # beyond the ends of x and weight there are zeros
+            w = weight.load([column // TOGETHER, 0, 0, k * BLOCK_K]).reshape(2 * BLOCK_N, BLOCK_K)
+            both = tl.dot(x.load([row, k * BLOCK_K]), w.T, both)
+        gate, up = both.reshape(BLOCK_M, BLOCK_N // TOGETHER, 2, TOGETHER).permute(0, 1, 3, 2).split()
+        gate, up = gate.reshape(BLOCK_M, BLOCK_N), up.reshape(BLOCK_M, BLOCK_N)
+        if HAS_BIAS:
+            at = column + tl.arange(0, BLOCK_N)
+            gate += tl.load(bias + at, mask=at < outputs, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias + outputs + at, mask=at < outputs, other=0.0).to(tl.float32)[None, :]
+        out.store([row, column], (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype))
+
+
+class ManyRows:
+    """The op, bound to a device, sizes and a configuration. What tiles do not fit goes to cuBLAS and silu_and_mul."""
+
+    def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
+        sizes = known_sizes(context)
+        if sizes is None:
+            raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and size, has {dict(context.shape)}")
+        self._size, self._inputs = sizes
+        self._block_m, self._block_n, self._block_k = (int(config[f"block_{axis}"]) for axis in "mnk")
+        self._programs = processors(context)
+        self._activation: Op = silu_and_mul.make(replace(context, op="silu_and_mul", shape={"size": sizes.outputs}))
+        self._weights: dict[int, TensorDescriptor] = {}
+        overlap = overlaps(context)
+        self._launch = Bound(
+            many_rows,
+            **{"BLOCK_M": self._block_m, "BLOCK_N": self._block_n, "BLOCK_K": self._block_k},
+            **{"GROUP": config["group"], "TOGETHER": TOGETHER, "PROGRAMS": self._programs, "PDL": overlap},
+            **{"num_warps": config["warps"], "num_stages": config["stages"], "launch_pdl": overlap},
+        )
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, inputs], weight [2 size, inputs], the gate's rows first -> [T, size]."""
+        tokens = x.shape[0]
+        tiles = -(-tokens // self._block_m) * -(-self._size // self._block_n)
+        if self._wanted(tokens, tiles) < WANTED or not _aligned(x, weight):
+            apart: torch.Tensor = self._activation(F.linear(x, weight, bias))
+            return apart
+        out = x.new_empty(tokens, self._size)
+        self._launch.but(HAS_BIAS=bias is not None)(
+            (min(tiles, self._programs),),
+            Box(x, [tokens, self._inputs], [x.stride(0), 1], [self._block_m, self._block_k]),
+            self._box_of(weight),
+            weight if bias is None else bias,
+            Box(out, [tokens, self._size], [self._size, 1], [self._block_m, self._block_n]),
+            *(tokens, self._size, self._inputs),
+        )
+        return out
+
+    def _wanted(self, tokens: int, tiles: int) -> float:
+        """The share of the launch's multiplications whose results are results of the op."""
+        rounds = -(-tiles // self._programs)
+        return tokens * self._size / (rounds * self._programs * self._block_m * self._block_n)
+
+    def _box_of(self, weight: torch.Tensor) -> TensorDescriptor:
+        """Gate and up in turn; made once, because weights stay where they are."""
+        address = weight.data_ptr()
+        found = self._weights.get(address)
+        if found is None:
+            inputs = self._inputs
+            found = self._weights[address] = TensorDescriptor(
+                weight,
+                [self._size // TOGETHER, 2, TOGETHER, inputs],
+                [TOGETHER * inputs, self._size * inputs, inputs, 1],
+                [self._block_n // TOGETHER, 2, TOGETHER, self._block_k],
+            )
+        return found
+
+
+def _aligned(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether TMA can read x and weight as they lie; rows of x may lie apart."""
+    apart = x.stride(0) * x.element_size()
+    return not (x.data_ptr() | weight.data_ptr() | apart) % TMA_ALIGNED and x.stride(0) >= x.shape[1]
+
+
+def make_with(context: OpContext, config: Mapping[str, Any]) -> ManyRows:
+    """The op with one configuration."""
+    return ManyRows(context, {**DEFAULT, **config})
+
+
+def make(context: OpContext) -> ManyRows:
+    """The op with the configuration that was fastest, or the default."""
+    return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
+
+
+def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
+    """Configurations worth timing. Other tiles were slower for every number of tokens (docs/performance.md)."""
+    for stages in (3, 4):
+        yield {**DEFAULT, "stages": stages}
+
+
+def cost(context: OpContext) -> float | None:
+    """Measured microseconds."""
+    return tuned.microseconds(KERNEL, context)

@@ -98,7 +98,7 @@ MANY = {"block_m": 32, "block_n": 16, "block_k": 32, "group": 2}
 @pytest.mark.parametrize("processors", [1, 4, 100])
 def test_gate_and_up_in_one_product(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that reach over every end, several to a program or less than one, x and results with NaN around them."""
-    monkeypatch.setattr(linear_gated, "WANTED", 0.0)
+    monkeypatch.setattr(linear_gated, "WANTED", {3: 0.0})
     for tokens, size, inputs in ((65, 48, 64), (70, 40, 104), (128, 8, 8), (97, 56, 136)):
         shape = {"inputs": inputs, "size": size}
         where = context("linear_silu_and_mul", "f16", 3, device=replace(H200, processors=processors), shape=shape)
@@ -136,7 +136,7 @@ def test_what_tiles_do_not_fit_is_done_apart(monkeypatch: pytest.MonkeyPatch) ->
     launch = kernel._launch.but
     monkeypatch.setattr(kernel._launch, "but", lambda **more: launched.append(more) or launch(**more))
     x, weight, _ = case(129, 128, 64, "f16")
-    for tokens, fused in ((64, True), (65, False), (96, True), (128, True), (129, False)):
+    for tokens, fused in ((64, True), (65, False), (102, False), (103, True), (128, True), (129, False)):
         close(kernel(x[:tokens], weight), linear_silu_and_mul.reference(x[:tokens], weight), "f16")
         assert bool(launched) == fused
         launched.clear()

@@ -35,10 +35,10 @@ same weights before the next ones come, so that both are in the L2 cache."""
 TOGETHER = 8
 """Neighbouring columns of a product that one row of four threads holds: rows of the gate, and of up, in turn."""
 
-WANTED = 0.7
-"""The least share of a launch's multiplications that is for tokens there are; the rest fills up tiles of `block_m` and
-the last of the rounds in which processors take tiles. With less, cuBLAS and silu_and_mul were faster (on an H200, of
-Llama's MLP: 160, 192 and 320 tokens; equal at 96 and 224, slower at 128, 256, 448 and from 512 on)."""
+WANTED: Mapping[int, float] = {3: 0.8, 4: 0.9}
+"""By token bucket: the least share of a launch's multiplications that is for tokens there are; the rest fills up
+tiles of `block_m`, and the last of the rounds in which processors take tiles. With less, cuBLAS and silu_and_mul were
+as fast or faster. Up to 256 tokens the weights have to be read in any case, so idle processors cost less."""
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -82,7 +82,7 @@ class ManyRows:
             raise ValueError(f"{KERNEL} of {context.op} needs a shape with inputs and size, has {dict(context.shape)}")
         self._size, self._inputs = sizes
         self._block_m, self._block_n, self._block_k = (int(config[f"block_{axis}"]) for axis in "mnk")
-        self._programs = processors(context)
+        self._programs, self._least = processors(context), WANTED[context.bucket]
         self._activation: Op = silu_and_mul.make(replace(context, op="silu_and_mul", shape={"size": sizes.outputs}))
         self._weights: dict[int, TensorDescriptor] = {}
         overlap = overlaps(context)
@@ -96,13 +96,12 @@ class ManyRows:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [2 size, inputs], the gate's rows first -> [T, size]."""
         tokens = x.shape[0]
-        tiles = -(-tokens // self._block_m) * -(-self._size // self._block_n)
-        if self._wanted(tokens, tiles) < WANTED or not _aligned(x, weight):
+        if self.wanted(tokens) < self._least or not _aligned(x, weight):
             apart: torch.Tensor = self._activation(F.linear(x, weight, bias))
             return apart
         out = x.new_empty(tokens, self._size)
         self._launch.but(HAS_BIAS=bias is not None)(
-            (min(tiles, self._programs),),
+            (min(self._tiles(tokens), self._programs),),
             Box(x, [tokens, self._inputs], [x.stride(0), 1], [self._block_m, self._block_k]),
             self._box_of(weight),
             weight if bias is None else bias,
@@ -111,9 +110,12 @@ class ManyRows:
         )
         return out
 
-    def _wanted(self, tokens: int, tiles: int) -> float:
-        """The share of the launch's multiplications whose results are results of the op."""
-        rounds = -(-tiles // self._programs)
+    def _tiles(self, tokens: int) -> int:
+        return -(-tokens // self._block_m) * -(-self._size // self._block_n)
+
+    def wanted(self, tokens: int) -> float:
+        """The share of a launch's multiplications whose results are results of the op."""
+        rounds = -(-self._tiles(tokens) // self._programs)
         return tokens * self._size / (rounds * self._programs * self._block_m * self._block_n)
 
     def _box_of(self, weight: torch.Tensor) -> TensorDescriptor:

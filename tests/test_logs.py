@@ -45,6 +45,21 @@ def test_text_lines_say_when_how_bad_and_who() -> None:
     assert line.endswith(" INFO llmcore.test: hello")
 
 
+def test_the_middle_of_very_long_texts_is_left_out() -> None:
+    program = """
+try:
+    raise ValueError("first " + "x" * 3_000_000 + " last")
+except ValueError as error:
+    logger.exception("it said %s", error)
+"""
+    [line] = (json.loads(line) for line in run("json", program))
+    for text in (line["message"], line["exception"]):
+        assert 1_000_000 < len(text) < 1_100_000
+        assert "first xxx" in text and "xxx last" in text and "characters left out] xxx" in text
+    text = "\n".join(run("text", program))
+    assert text.count("it said first xxx") == 1 and 1_000_000 < len(text) < 1_100_000
+
+
 def test_a_log_that_nobody_reads_stops_nothing() -> None:
     program = """
 for i in range(60_000):

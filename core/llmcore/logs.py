@@ -28,6 +28,9 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MAX_LINES = 10_000
 """Lines that may wait to be written; further ones are dropped and counted."""
 
+MAX_TEXT = 1 << 20
+"""Characters of a line, or of a JSON line's message or exception; of longer ones the middle is left out."""
+
 LAST_SECONDS = 1.0
 """How long what waits has to leave when the process ends."""
 
@@ -84,6 +87,17 @@ def fields(**values: Any) -> dict[str, Any]:
     return {_FIELDS: values}
 
 
+class TextFormatter(logging.Formatter):
+    """A line of text, and below it the exception."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return _shortened(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """One object per line: time (UTC, ISO 8601), level, logger, process, message, and what `fields` added."""
 
@@ -99,11 +113,11 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "process": self._process,
-            "message": record.getMessage(),
+            "message": _shortened(record.getMessage()),
             **getattr(record, _FIELDS, {}),
         }
         if record.exc_info and record.exc_info[0] is not None:
-            line["exception"] = "".join(traceback.format_exception(*record.exc_info))
+            line["exception"] = _shortened("".join(traceback.format_exception(*record.exc_info)))
         return orjson.dumps(_sayable(line), default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -147,8 +161,16 @@ class Behind(logging.Handler):
 def log_to_stderr(reports: Reports, process: str) -> None:
     """Set up this process's log; `process` is its name in JSON lines. Replaces what was set up before."""
     handler = Behind(process)
-    handler.setFormatter(JsonFormatter(process) if reports.log_format == "json" else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(JsonFormatter(process) if reports.log_format == "json" else TextFormatter())
     logging.basicConfig(level=reports.log_level, handlers=[handler], force=True)
+
+
+def _shortened(text: str) -> str:
+    """`text` of at most about MAX_TEXT characters: an exception may quote all that a plugin was handed."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]} [{len(text) - 2 * half:,} characters left out] {text[-half:]}"
 
 
 def _sayable(value: Any) -> Any:

@@ -91,5 +91,6 @@ def test_nothing_is_kept_where_no_plugin_listens() -> None:
     registry = Slow()
     told = of(registry)
     told(record(0))
+    assert not told._thread.is_alive()
     told.close()
     assert not registry.begun.is_set()

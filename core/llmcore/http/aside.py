@@ -26,7 +26,8 @@ class Aside:
         self._plugins = [plugin.name for plugin in registry.implementers(_HOOK)]
         self._records: queue.Queue[RequestRecord | None] = queue.Queue(MOST)
         self._thread = threading.Thread(target=self._run, name="observers", daemon=True)
-        self._thread.start()
+        if self._plugins:
+            self._thread.start()
 
     def __call__(self, record: RequestRecord) -> None:
         """Have them told, soon."""
@@ -40,6 +41,8 @@ class Aside:
 
     def close(self) -> None:
         """Let what waits be told, for a moment."""
+        if not self._plugins:
+            return
         try:
             self._records.put(None, timeout=LAST_SECONDS)
         except queue.Full:

@@ -74,7 +74,9 @@ def many_rows(  # type: ignore[no-untyped-def]
 
 
 class ManyRows:
-    """The op, bound to a device, sizes and a configuration. What tiles do not fit goes to cuBLAS and silu_and_mul."""
+    """The op, bound to a device, sizes and a configuration. What tiles do not fit goes to cuBLAS and silu_and_mul,
+    but for the first call: a start may have no step that they fit, and requests should not wait for a compiler.
+    """
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         sizes = known_sizes(context)
@@ -85,6 +87,7 @@ class ManyRows:
         self._programs, self._least = processors(context), WANTED[context.bucket]
         self._activation: Op = silu_and_mul.make(replace(context, op="silu_and_mul", shape={"size": sizes.outputs}))
         self._weights: dict[int, TensorDescriptor] = {}
+        self._first = True
         overlap = overlaps(context)
         self._launch = Bound(
             many_rows,
@@ -96,9 +99,10 @@ class ManyRows:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, inputs], weight [2 size, inputs], the gate's rows first -> [T, size]."""
         tokens = x.shape[0]
-        if self.wanted(tokens) < self._least or not _aligned(x, weight):
+        if not _aligned(x, weight) or not (self._first or self.wanted(tokens) >= self._least):
             apart: torch.Tensor = self._activation(F.linear(x, weight, bias))
             return apart
+        self._first = False
         out = x.new_empty(tokens, self._size)
         self._launch.but(HAS_BIAS=bias is not None)(
             (min(self._tiles(tokens), self._programs),),
@@ -150,7 +154,7 @@ def make(context: OpContext) -> ManyRows:
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Configurations worth timing. Other tiles were slower for every number of tokens (docs/performance.md)."""
+    """Configurations worth timing. No other tiles were faster (docs/performance.md)."""
     for stages in (3, 4):
         yield {**DEFAULT, "stages": stages}
 

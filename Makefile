@@ -12,6 +12,8 @@ PROJECTS := pyproject.toml constraints.txt $(addsuffix pyproject.toml,$(PLUGINS)
 STAMP := $(VENV)/.installed
 TIMED := scripts/timed.sh
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# For suites that only compute: nothing in them depends on how long it takes.
+BOTH_CORES := -n 2 --dist worksteal
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type fp32 --port $(PORT)
 
@@ -54,10 +56,10 @@ test-unit: setup
 	@$(TIMED) unit $(PYTEST) tests --ignore=tests/clients --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/faults --ignore=tests/test_docs.py
 
 test-interpreter: setup
-	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
+	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) tests/interpreter
 
 test-families: setup
-	@$(TIMED) families $(PYTEST) tests/families
+	@$(TIMED) families $(PYTEST) $(BOTH_CORES) tests/families
 
 test-http: setup
 	@$(TIMED) http $(PYTEST) tests/http

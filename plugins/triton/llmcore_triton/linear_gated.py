@@ -1,6 +1,6 @@
 """linear_silu_and_mul, kernel many_rows: gate, up and their activation in one launch for more than 64 tokens.
 
-Apart, gate and up go to memory and come back: 0.9 GB for 8,192 tokens of Llama-3.1-8B, 5 % of the time there. Here
+Apart, gate and up go to memory and come back: 0.9 GB for 8,192 tokens of Llama-3.1-8B, 5 % of the op's time. Here
 they stay in registers. A step's weights are eight rows of the gate, the same eight of up, the next eight of the gate
 and so on, a box that TMA cuts out of the weight as it is. Of every eight columns of a product a thread holds the same
 two (PTX ISA, wgmma.mma_async.m64nNk16, layout of D), so one multiplication serves both, and each gate is where its up
@@ -38,7 +38,8 @@ TOGETHER = 8
 WANTED: Mapping[int, float] = {3: 0.8, 4: 0.9}
 """By token bucket: the least share of a launch's multiplications that is for tokens there are; the rest fills up
 tiles of `block_m`, and the last of the rounds in which processors take tiles. With less, cuBLAS and silu_and_mul were
-as fast or faster. Up to 256 tokens the weights have to be read in any case, so idle processors cost less."""
+faster for most numbers of tokens (docs/performance.md). Up to 256 tokens the weights have to be read in any case, so
+idle processors cost less."""
 
 
 @triton.jit(do_not_specialize=["tokens"])

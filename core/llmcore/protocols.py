@@ -45,7 +45,8 @@ class Device(Protocol):
     """What the engine needs of a device; the only code that names a torch backend implements it.
 
     `ahead`: steps to enqueue before the last one's tokens are read (0 where steps run synchronously).
-    `step_tokens`: tokens of one step unless the operator says otherwise. `measured`: `kv_budget` is what a worst-case
+    `step_tokens`: tokens of one step, and `prefill_stall_ms`: milliseconds of prompts in a step while answers wait (0:
+    any), both unless the operator says otherwise. `measured`: `kv_budget` is what a worst-case
     run, made since `reset_peak`, leaves. `graphs`: whether steps can be captured; only then it needs
     `capture`, `forget_graphs` and `graph_memory`, the bytes that graphs hold.
     """
@@ -54,6 +55,7 @@ class Device(Protocol):
     torch_device: torch.device
     ahead: int
     step_tokens: int
+    prefill_stall_ms: float
     measured: bool
     graphs: bool
     graph_memory: int
@@ -164,13 +166,17 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
-    """What the operator allowed, after defaults; all counts are tokens, requests or steps."""
+    """What the operator allowed, after defaults; all counts are tokens, requests or steps.
+
+    `stall_tokens`: the prompt tokens that the device computes in `--prefill_stall_ms`; 0: any number.
+    """
 
     max_running: int
     max_input_len: int
     max_total_len: int
     batch_tokens: int
     chunk_tokens: int
+    stall_tokens: int = 0
     wait_steps: int = 0
     token_ratio: float | None = None
     capped_new_tokens: int = 1024
@@ -211,6 +217,9 @@ class SchedulerView(Protocol):
 
     budget: int
     """Tokens that all rows together may compute in this step."""
+    prompt_budget: int
+    """How many of them should belong to prompts, so that answers do not wait long for their next token
+    (`--prefill_stall_ms`). A policy keeps to it; core does not enforce it."""
     chunk: int
     """Most tokens of one row; core cuts a chunk back to the next granule border."""
     whole: bool

@@ -42,6 +42,7 @@ class CountingCPU:
     info = DeviceInfo("cpu", name="counting-cpu")
     ahead = 0
     step_tokens = 2048
+    prefill_stall_ms = 0.0
     measured = False
     graphs = False
 

@@ -48,7 +48,8 @@ def test_figures_of_known_answers() -> None:
     slow = answer(1.0, (1.9, 1), (2.0, 5), ended=2.0)
     broken = answer(1.0, ended=1.5, error="500: no")
     given_up = answer(1.0, (1.2, 1), ended=0.0)
-    assert latencies(quick) == pytest.approx({"ttft": 100, "tpot": 100, "e2e": 500})
+    assert latencies(quick) == pytest.approx({"ttft": 100, "tpot": 100, "gap": 300, "e2e": 500})
+    assert latencies(answer(0.0, (0.1, 5), ended=0.5))["gap"] is None, "all tokens came at once"
     assert gaps(quick) == pytest.approx([100, 300])
     window = Window(2.0, 2.0, (quick, slow, broken, given_up), busy=0.1, late=0.0)
     found = figures(window, {"ttft": 500, "tpot": 100.1})
@@ -57,6 +58,7 @@ def test_figures_of_known_answers() -> None:
     assert found["output_tokens_per_s"] == 5.0 and found["requests_per_s"] == 1.0
     assert found["ttft_ms"]["p50"] == pytest.approx(500)
     assert found["tpot_ms"]["mean"] == pytest.approx((100 + 25) / 2)
+    assert found["gap_ms"]["mean"] == pytest.approx((300 + 100) / 2)
     assert found["itl_ms"]["mean"] == pytest.approx(500 / 3)
     assert found["goodput"]["requests_per_s"] == pytest.approx(0.5) and found["goodput"]["share"] == 0.25
 

@@ -17,7 +17,7 @@ class View:
     def __init__(
         self, remaining: list[int], queue: list[tuple[int, int, bool]], *, admit: bool = True, whole: bool = False
     ) -> None:
-        self.budget = 16
+        self.budget = self.prompt_budget = 16
         self.chunk = 16 if whole else 8
         self.whole = whole
         self.admit = admit
@@ -74,3 +74,14 @@ def test_whole_prompts_share_a_step_or_get_one_every_other_time() -> None:
 def test_a_running_prompt_that_is_recomputed_goes_before_the_queue() -> None:
     decision = FCFS(LIMITS).plan(View([1, 16, 30], [(2, 0, True)], whole=True))
     assert (shares(decision), decision.admit) == ({11: 16}, [])
+
+
+def test_prompts_take_no_more_of_a_step_than_they_should() -> None:
+    view = View([1, 6, 1, 9], [(5, 0, True)])
+    view.prompt_budget = 7
+    decision = FCFS(LIMITS).plan(view)
+    assert (shares(decision), decision.admit) == ({10: 1, 11: 6, 12: 1, 13: 1}, [])
+    assert view.read == 0
+    view = View([1, 1], [(4, 0, True), (9, 0, True)])
+    view.prompt_budget = 7
+    assert FCFS(LIMITS).plan(view).admit == [(0, 4), (1, 3)]

@@ -117,7 +117,7 @@ def test_throughput_counts_every_token(tmp_path: Path, capsys: pytest.CaptureFix
         (("serve", "--url", "http://localhost:none"), "write http://HOST:PORT"),
         (("serve", "--url", "http://[::1"), "write http://HOST:PORT"),
         (("serve", "--url", "http://127.0.0.1:9", "--request_rate", "0"), "'0' is no rate"),
-        (("serve", "--url", "http://127.0.0.1:9", "--slo", "x=1", "--model", "m"), "ttft, tpot or e2e"),
+        (("serve", "--url", "http://127.0.0.1:9", "--slo", "x=1", "--model", "m"), "ttft, tpot, gap or e2e"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config, Memory, Scheduling
-from llmcore.engine.limits import Room, fit, kv_capacity, scheduler_limits
+from llmcore.engine.limits import Room, fit, kv_capacity, scheduler_limits, stall_ms
 from llmcore.errors import ConfigError
 from llmcore.testing import fake_config
 
@@ -39,6 +39,11 @@ def test_defaults_come_from_model_and_device() -> None:
         (Memory(max_req_total_len=5000), Scheduling(), ["5000", "4096", "rope scaling"]),
         (Memory(max_req_input_len=4096), Scheduling(), ["4096", "4095"]),
         (Memory(), Scheduling(chunked_prefill_size=3000), ["3000", "2048", "--batch_max_tokens"]),
+        (
+            Memory(),
+            Scheduling(disable_chunked_prefill=True, prefill_stall_ms=20.0),
+            ["--prefill_stall_ms 20", "drop one"],
+        ),
     ],
 )
 def test_contradictions_name_the_way_out(memory: Memory, scheduling: Scheduling, words: list[str]) -> None:
@@ -92,3 +97,13 @@ def test_a_share_of_what_the_weights_leave(share: float | None, left: int, token
     limits = scheduler_limits(config(), MODEL, Measured())
     room = Room(token_bytes=32, graphs=320, left=left)
     assert kv_capacity(config(Memory(cache_max_entry_count=share)), limits, Measured(), room) == tokens
+
+
+def test_prompts_beside_answers_are_limited_by_the_device_or_the_operator() -> None:
+    class Fast(CPU):
+        prefill_stall_ms = 25.0
+
+    assert [stall_ms(config(), device) for device in (CPU(), Fast())] == [0.0, 25.0]
+    assert stall_ms(config(None, Scheduling(prefill_stall_ms=0.0)), Fast()) == 0.0
+    assert stall_ms(config(None, Scheduling(prefill_stall_ms=8.5)), CPU()) == 8.5
+    assert stall_ms(config(None, Scheduling(disable_chunked_prefill=True)), Fast()) == 0.0

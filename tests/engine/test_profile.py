@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from llmcore.engine.profile import take_workspaces, warm_plans, worst_plan
+from llmcore.engine.profile import prompts_plan, take_workspaces, warm_plans, worst_plan
 from llmcore.errors import PluginError
 from llmcore.layers import AttentionKernels
 from llmcore.protocols import AttnLimits, SchedulerLimits
@@ -99,3 +99,19 @@ def test_warming_up_meets_every_bucket_in_every_kind_of_step() -> None:
 def test_warming_up_within_the_smallest_limits() -> None:
     small = replace(LIMITS, max_running=1, max_input_len=1, max_total_len=2, batch_tokens=2, chunk_tokens=2)
     assert {plan.n_tokens for plan in warm_plans(small)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "taken"),
+    [
+        ({}, [999, 999]),
+        ({"batch_tokens": 1500}, [999]),
+        ({"max_input_len": 10_000, "batch_tokens": 8192}, [2048]),
+        ({"max_input_len": 10_000, "batch_tokens": 300}, [300]),
+        ({"max_input_len": 10}, [10] * 100),
+        ({"max_input_len": 1, "max_running": 1}, [1]),
+    ],
+)
+def test_how_fast_prompts_are_is_measured_within_the_limits(changed: dict[str, int], taken: list[int]) -> None:
+    plan = prompts_plan(replace(LIMITS, **changed))
+    assert plan.n_query.tolist() == taken and plan.n_decode == 0

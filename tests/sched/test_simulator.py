@@ -30,6 +30,7 @@ def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
         "max_running": draw(st.sampled_from([3, 8])),
         "batch_tokens": batch,
         "chunk_tokens": draw(st.sampled_from([16, 24])),
+        "stall_tokens": draw(st.sampled_from([0, 0, 3, 12])),
         "chunked": chunked,
         "wait_steps": draw(st.sampled_from([0, 0, 3])),
         "ahead": draw(st.sampled_from([0, 1])),

@@ -25,7 +25,7 @@ class FCFS:
         """What to run in this step."""
         if view.whole:
             return self._plan_whole(view)
-        n_query, left = _share_out(view, view.budget)
+        n_query, left = _share_out(view)
         admit: list[tuple[int, int]] = []
         for candidate in view.waiting() if view.admit and left > 0 else ():
             if not view.fits(candidate):
@@ -66,15 +66,16 @@ class FCFS:
         return Decision(view.running[rows], n_query[rows], admit)
 
 
-def _share_out(view: SchedulerView, budget: int) -> tuple[Int32, int]:
-    """Tokens per running request: one to each that decodes, then chunks, oldest first; and what is left."""
+def _share_out(view: SchedulerView) -> tuple[Int32, int]:
+    """Tokens per running request: one to each that decodes, then chunks, oldest first; what is left for prompts."""
     wish = np.minimum(view.remaining, view.chunk)
     decodes = view.remaining == 1
-    left = budget - int(np.count_nonzero(decodes))
+    left = view.budget - int(np.count_nonzero(decodes))
     if left < 0:
         over = np.flatnonzero(decodes)[left:]
         wish[over] = 0
         return np.where(decodes, wish, 0).astype(np.int32), 0
+    left = min(left, view.prompt_budget)
     chunks = np.flatnonzero(~decodes)
     if chunks.size:
         ahead = np.cumsum(wish[chunks]) - wish[chunks]

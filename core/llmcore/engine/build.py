@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.config import Config, Kernels
@@ -15,10 +15,10 @@ from llmcore.engine.engine import Engine
 from llmcore.engine.explain import fallbacks
 from llmcore.engine.generation import describe
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
-from llmcore.engine.limits import Room, fit, kv_capacity, kv_room, scheduler_limits
+from llmcore.engine.limits import Room, fit, kv_capacity, kv_room, scheduler_limits, stall_ms
 from llmcore.engine.model import Loaded, Progress, load_model, pick_device
 from llmcore.engine.processors import processors_of
-from llmcore.engine.profile import measure, run_worst_case, take_workspaces, warm_up
+from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.runner import Runner, StepOps, group_kv
 from llmcore.engine.sampling import RowSampler
 from llmcore.engine.scoring import RowScorer
@@ -133,6 +133,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     limits = scheduler_limits(config, loaded.config, device)
     parts = _Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
     runner, kv_tokens = _runner(parts, _tables(parts))
+    rate = _stall(parts, runner)
     for line in (*fallbacks(registry, loaded.build.resolutions), *_without_effect(config, device)):
         logger.warning(line)
     scheduler = _scheduler(parts, kv_tokens)
@@ -162,6 +163,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         report=(
             *summary(loaded, device, budget.parameters, timings),
             ("sampling", describe(config.model.generation_config, loaded.generation)),
+            *rate,
             ("predicted", memory_text(budget.weights, budget.pool, budget.kv_tokens)),
             ("measured", memory_text(loaded.weight_bytes, kv_tokens * parts.token_bytes, kv_tokens)),
         ),
@@ -207,6 +209,17 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
     except OUT_OF_MEMORY as error:
         raise kv_short(error, parts.config, kv_tokens, room, parts.token_bytes, parts.figures) from error
     return runner, kv_tokens
+
+
+def _stall(parts: _Parts, runner: Runner) -> Sequence[tuple[str, str]]:
+    """Limit the prompt tokens of a step by what the device computes in `--prefill_stall_ms`; a line that says so."""
+    stall = stall_ms(parts.config, parts.device)
+    if not stall:
+        return ()
+    rate = prefill_rate(runner, parts.device, parts.limits)
+    tokens = max(int(stall * rate), 1)
+    parts.limits = replace(parts.limits, stall_tokens=tokens)
+    return (("prompts", f"{tokens:,} tokens of a step beside answers ({stall:g} ms at {rate * 1e3:,.0f} tokens/s)"),)
 
 
 def _measured(parts: _Parts, tables: Tables) -> int:

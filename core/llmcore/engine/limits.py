@@ -39,6 +39,11 @@ def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> Sche
             f"--chunked_prefill_size {chunk} is above the {batch} tokens of a step; lower it, or raise "
             "--batch_max_tokens"
         )
+    if scheduling.disable_chunked_prefill and scheduling.prefill_stall_ms:
+        raise ConfigError(
+            f"--prefill_stall_ms {scheduling.prefill_stall_ms:g} cuts long prompts in pieces and "
+            "--disable_chunked_prefill forbids that; drop one of them"
+        )
     return SchedulerLimits(
         max_running=memory.running_max_req_size,
         max_input_len=longest_input,
@@ -50,6 +55,14 @@ def scheduler_limits(config: Config, model: ModelConfig, device: Device) -> Sche
         capped_new_tokens=scheduling.router_max_new_token_len,
         chunked=not scheduling.disable_chunked_prefill,
     )
+
+
+def stall_ms(config: Config, device: Device) -> float:
+    """Milliseconds of prompts in a step while answers wait for their next token; 0.0: any."""
+    scheduling = config.scheduling
+    if scheduling.disable_chunked_prefill:
+        return 0.0
+    return device.prefill_stall_ms if scheduling.prefill_stall_ms is None else scheduling.prefill_stall_ms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@ measured and not guessed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,6 +25,8 @@ _WAYS = (SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(allowed_ids
 """With _EVERYTHING and _STEERED all kernels by which tokens are drawn."""
 _LONG = 2 * MIXED_TOKENS
 """Tokens of a step of the last bucket, which is not captured."""
+_RATED, _TIMED = 2048, 5
+"""Tokens of a step that tells how fast prompts are computed, and how often it runs. The first run warms it up."""
 
 
 def take_workspaces(groups: Mapping[str, AttentionKernels], limits: SchedulerLimits) -> None:
@@ -107,6 +110,26 @@ def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
                 _plan(rows[:2], np.array([1, chunk - 1], np.int32), np.array([long, 0], np.int32), 1, _GREEDY)
             )
     return [*plans, *(_prompt(1, way) for way in _WAYS)]
+
+
+def prefill_rate(runner: Runner, device: Device, limits: SchedulerLimits) -> float:
+    """Prompt tokens that the device computes in a millisecond: in the fastest of a few steps of prompts alone."""
+    plan = prompts_plan(limits)
+    spent = []
+    for _ in range(_TIMED):
+        began = time.perf_counter()
+        runner.read(runner.launch(plan))
+        device.synchronize()
+        spent.append(time.perf_counter() - began)
+    return plan.n_tokens / (min(spent) * 1e3)
+
+
+def prompts_plan(limits: SchedulerLimits) -> StepPlan:
+    """About `_RATED` tokens of prompts, as far as the limits allow, of which none is sampled."""
+    length = min(_RATED, limits.max_input_len, limits.batch_tokens)
+    count = min(_RATED // length, limits.batch_tokens // length, limits.max_running)
+    rows = np.arange(count, dtype=np.int32)
+    return _plan(rows, np.full_like(rows, length), np.zeros_like(rows), 0, _GREEDY)
 
 
 def _prompt(tokens: int, sampling: SamplingParams, cached: int = 0) -> StepPlan:

@@ -27,7 +27,7 @@ class Pace:
         """Chunks share a step with every other running request's decode row; a whole prompt may wait a step."""
         if not limits.chunked:
             return Pace(limits.batch_tokens, 2)
-        left = limits.batch_tokens - (limits.max_running - 1)
+        left = min(limits.batch_tokens - (limits.max_running - 1), limits.stall_tokens or limits.batch_tokens)
         return Pace(max(min(limits.chunk_tokens, left) // granule * granule, granule), 1)
 
     def steps(self, tokens: Int32) -> Int32:

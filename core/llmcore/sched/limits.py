@@ -11,7 +11,8 @@ from llmcore.protocols import SchedulerLimits
 
 
 def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:
-    """`limits` with at most so many running requests that a step in which all decode has room for a chunk.
+    """`limits` with at most so many running requests that a step in which all decode has room for a chunk, and with
+    room for a chunk among the prompt tokens beside answers.
 
     Raises ConfigError where chunks cannot be formed.
     """
@@ -27,7 +28,11 @@ def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:
             f"{limits.batch_tokens}; raise --batch_max_tokens, lower --max_req_input_len, or drop "
             "--disable_chunked_prefill"
         )
-    return replace(limits, max_running=min(limits.max_running, limits.batch_tokens - granule + 1))
+    return replace(
+        limits,
+        max_running=min(limits.max_running, limits.batch_tokens - granule + 1),
+        stall_tokens=max(limits.stall_tokens, granule) if limits.stall_tokens else 0,
+    )
 
 
 def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, guaranteed: bool) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from llmcore.kv.space import Hit, KVSpace
 from llmcore.protocols import Int32, Int64, WaitingRequest
 from llmcore.sched.foresight import Foresight, Lengths
-from llmcore.sched.job import NO_ROW, Job
+from llmcore.sched.job import NO_ROW, Job, WaitingQueue
 from llmcore.sched.state import State
 from llmcore.sched.table import RESERVED, RUNNING, RequestTable
 
 WORTH_WAITING = 64
 """Tokens that another request is about to compute for which a candidate waits; or half of its own."""
+
+CROWD = 16
+"""Prompts of which more than this many wait take more of a step than `limits.stall_tokens`, in proportion: from then
+on everybody waits for the device, and many small steps would keep it from being used well."""
 
 
 class Frontier:
@@ -58,7 +62,7 @@ class Frontier:
 class StepView:
     """One step as a policy sees it (protocols.SchedulerView); `placed` are the candidates found to fit, in order."""
 
-    def __init__(self, state: State, running: Int32, queue: Iterable[Job], *, admit: bool) -> None:
+    def __init__(self, state: State, running: Int32, queue: WaitingQueue | Sequence[Job], *, admit: bool) -> None:
         limits, table = state.limits, state.table
         self.budget = limits.batch_tokens
         self.chunk = limits.chunk_tokens if limits.chunked else limits.batch_tokens
@@ -77,6 +81,16 @@ class StepView:
         self._waits: dict[tuple[int, int, int], bool] = {}
         self._foresight: Foresight | None = None
         self._frontier: Frontier | None = None
+
+    @property
+    def prompt_budget(self) -> int:
+        """Prompt tokens for this step: `limits.stall_tokens` while answers wait for their next token."""
+        limits = self._state.limits
+        answers = int(np.count_nonzero(self.remaining == 1))
+        if not limits.stall_tokens or self.whole or not answers:
+            return self.budget
+        prompts = self.running.size - answers + len(self._queue)
+        return min(self.budget, limits.stall_tokens * max(CROWD, prompts) // CROWD)
 
     def waiting(self) -> Iterator[WaitingRequest]:
         """The queue from its head; prefix hits are looked up as it is read."""

@@ -45,6 +45,7 @@ class Scenario:
     max_running: int = 8
     batch_tokens: int = 32
     chunk_tokens: int = 16
+    stall_tokens: int = 0
     chunked: bool = True
     wait_steps: int = 0
     token_ratio: float | None = None
@@ -325,6 +326,7 @@ def _limits(scenario: Scenario) -> SchedulerLimits:
         max_total_len=scenario.longest_prompt + scenario.longest_answer,
         batch_tokens=scenario.batch_tokens,
         chunk_tokens=scenario.chunk_tokens,
+        stall_tokens=scenario.stall_tokens,
         wait_steps=scenario.wait_steps,
         token_ratio=scenario.token_ratio,
         capped_new_tokens=4,

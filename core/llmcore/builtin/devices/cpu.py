@@ -37,6 +37,7 @@ class CPU:
 
     ahead = 0
     step_tokens = 2048
+    prefill_stall_ms = 0.0
     measured = False
     graphs = False
 

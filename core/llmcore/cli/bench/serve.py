@@ -20,7 +20,7 @@ from llmcore.cli.openai_client import Server
 from llmcore.errors import ConfigError, LlmcoreError
 
 DEFAULT_REQUESTS = 1000
-_NAMES = {"ttft": "first token", "tpot": "per token", "itl": "between", "e2e": "whole"}
+_NAMES = {"ttft": "first token", "tpot": "per token", "gap": "longest gap", "itl": "between", "e2e": "whole"}
 
 
 def rate_of(text: str | float) -> float:
@@ -69,7 +69,7 @@ class Plan:
     help="Per rate; what is open then is given up.",
 )
 @click.option(
-    "--slo", multiple=True, help="Objective for goodput, in ms: ttft=500, tpot=50, e2e=9000; again for more."
+    "--slo", multiple=True, help="Objective for goodput, in ms: ttft=500, tpot=50, gap=100, e2e=9000; again for more."
 )
 @click.option(
     *names("vocab_size"),

@@ -1,0 +1,112 @@
+"""What clients of a server on one GPU see, with prompts beside answers limited and not, in one run.
+
+    python benchmarks/online_gpu.py [--stall_ms 0 25] [--rate 48] [--seconds 60] [--burst 1000] [--set NAME=VALUE]
+
+Random weights from a config.json alone, with a synthetic tokenizer of the model's vocabulary. For each value of
+`--prefill_stall_ms` (0: no limit) a server is started, requests of real conversations' lengths arrive at `--rate` for
+`--warm` seconds and once all at the same time, so that what is captured on second use is captured; then both once
+more, which is what counts. All settings get the same arrivals and lengths. Prints one line for each, milliseconds over
+requests: the first token, the time per further token, the longest gap inside an answer; and the seconds of the burst.
+`gaps.py` says what to expect without a GPU. `--shrink 20 --set device=cpu` tries the script on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gaps import LENGTHS
+from guided_gpu import with_tokenizer
+from llmcore.bench.client import DIALECTS, Target
+from llmcore.bench.load import figures, offer, payloads
+from llmcore.bench.workloads import Lengths, read_lengths
+from llmcore.supervisor import Pace
+from llmcore.testing.server import serving
+
+LAYOUT = "{:>9}  {:>17}  {:>15}  {:>17}  {:>8}  {:>10}  {:>8}"
+START_SECONDS, RUN_SECONDS = 300.0, 150.0
+
+
+def measure(target: Target, lengths: Sequence[Lengths], rate: float, vocab: int, seed: int) -> Mapping[str, Any]:
+    """One rate; RuntimeError where a request fails."""
+    requests = payloads(target, lengths, vocab, "")
+    found = figures(offer(target, requests, lengths, rate, seconds=RUN_SECONDS, seed=seed), {})
+    if found["answered"] < found["requests"]:
+        raise RuntimeError(f"{found['failed']} failed, {found['unfinished']} were not done: {found['errors']}")
+    return found
+
+
+def shown(found: Mapping[str, Any], name: str) -> str:
+    """p50 / p99."""
+    return f"{found[name]['p50']:.1f} / {found[name]['p99']:.1f}"
+
+
+def one(model: Path, stall: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Start a server with a setting, warm it up, and measure."""
+    settings: dict[str, Any] = dict(text.split("=", 1) for text in options.set)
+    settings |= {"load_format": "dummy", "max_req_total_len": 8192, "prefill_stall_ms": stall}
+    warm, steady = int(options.rate * options.warm), int(options.rate * options.seconds)
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    lengths = read_lengths(LENGTHS, steady, options.seed).lengths
+    burst = read_lengths(LENGTHS, options.burst, options.seed).lengths
+    if options.shrink > 1:
+        cut = [(-(-p // options.shrink), -(-o // options.shrink)) for p, o in (*lengths, *burst)]
+        lengths, burst = tuple(cut[: len(lengths)]), tuple(cut[len(lengths) :])
+    began = time.perf_counter()
+    with serving(model, pace=Pace(), timeout=START_SECONDS, **settings) as server:
+        ready = time.perf_counter() - began
+        with urllib.request.urlopen(f"{server.admin}/server_info") as answer:
+            prompts = json.load(answer)["summary"].get("prompts", "no limit")
+        print(f"# {stall:g} ms: {prompts}; ready after {ready:.0f} s", flush=True)
+        target = Target(server.url, DIALECTS["lightllm"] if options.native else DIALECTS["openai-completions"])
+        measure(target, lengths[:warm], options.rate, vocab, options.seed + 1)
+        measure(target, burst, math.inf, vocab, options.seed)
+        online = measure(target, lengths, options.rate, vocab, options.seed)
+        at_once = measure(target, burst, math.inf, vocab, options.seed)
+    return {"stall_ms": stall, "online": online, "burst": at_once}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3-8b", help="a name in benchmarks/configs")
+    parser.add_argument("--stall_ms", type=float, nargs="+", default=[0.0, 25.0])
+    parser.add_argument("--rate", type=float, default=48.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--warm", type=float, default=15.0)
+    parser.add_argument("--burst", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--native", action="store_true", help="/generate_stream instead of /v1/completions")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
+    parser.add_argument("--shrink", type=int, default=1, help="divides lengths")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = with_tokenizer(options.model, Path(folder))
+        print(
+            LAYOUT.format(
+                "stall, ms", "first p50 / p99", "per token", "longest gap", "burst, s", "its tok/s", "client"
+            )
+        )
+        for stall in options.stall_ms:
+            found = one(model, stall, options)
+            results.append(found)
+            online, burst = found["online"], found["burst"]
+            columns = [shown(online, name) for name in ("ttft_ms", "tpot_ms", "gap_ms")]
+            total, speed = f"{burst['seconds']:.2f}", f"{burst['output_tokens_per_s']:,.0f}"
+            print(LAYOUT.format(f"{stall:g}", *columns, total, speed, f"{online['client_busy']:.0%}"), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Prompts beside answers: as many tokens of them as `stall_tokens` while an answer waits, more when many wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from llmcore.sched.plan import StepPlan
+
+MakeBench = Callable[..., Any]
+
+
+def prompts(plan: StepPlan) -> int:
+    """Tokens of prompts in a step."""
+    return plan.n_tokens - plan.n_decode
+
+
+def test_a_long_prompt_is_computed_in_pieces_while_an_answer_waits(bench: MakeBench) -> None:
+    engine = bench(stall_tokens=10)
+    engine.submit(1, range(30), max_new=20)
+    assert prompts(engine.step()) == 30, "nobody waits for a token"
+    engine.submit(2, range(100, 135), max_new=2)
+    engine.submit(3, range(200, 203), max_new=2)
+    taken = [(plan.n_decode, prompts(plan)) for plan in (engine.step() for _ in range(4))]
+    assert taken == [(1, 10), (1, 10), (1, 10), (1, 8)], "the second's rest and the third share a step"
+    engine.drain()
+    assert [len(engine.events[number]) for number in (1, 2, 3)] == [20, 2, 2]
+
+
+def test_without_a_limit_it_is_one_step(bench: MakeBench) -> None:
+    engine = bench()
+    engine.submit(1, range(30), max_new=20)
+    engine.step()
+    engine.submit(2, range(100, 135), max_new=2)
+    assert prompts(engine.step()) == 35
+
+
+@pytest.mark.parametrize(("waiting", "taken"), [(4, 10), (16, 10), (24, 15), (32, 20), (200, 60)])
+def test_a_crowd_of_prompts_takes_more(bench: MakeBench, waiting: int, taken: int) -> None:
+    engine = bench(stall_tokens=10, max_running=4, batch_tokens=61, chunk_tokens=61)
+    engine.submit(0, [1, 2], max_new=20)
+    engine.step()
+    for number in range(1, waiting + 1):
+        engine.submit(number, np.arange(40) + 100 * number, max_new=2)
+    assert prompts(engine.plan()) == taken
+
+
+def test_it_is_never_less_than_a_granule(bench: MakeBench) -> None:
+    engine = bench(stall_tokens=3, granule=16, slots=320)
+    engine.submit(1, range(5), max_new=20)
+    engine.step()
+    engine.submit(2, range(100, 140), max_new=1)
+    assert [prompts(engine.step()) for _ in range(3)] == [16, 16, 8]

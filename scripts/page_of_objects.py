@@ -83,7 +83,11 @@ OUTLINES = (
         "llmcore.api",
         "LlmcoreError ConfigError RequestError PluginError ResolveError PluginInfo Graph bucket_of words_of",
     ),
-    ("Tests", "llmcore.testing", "check_plugin registry_of ParserSample write_fake_model fake_answer"),
+    (
+        "Tests",
+        "llmcore.testing",
+        "check_plugin check_interpreted Nonconformance registry_of ParserSample write_fake_model fake_answer",
+    ),
     ("Tests of families", "llmcore.testing.family", "assert_family_matches_transformers LoadedModel"),
     ("Tests of dialects", "llmcore.testing.dialect", "Side"),
 )

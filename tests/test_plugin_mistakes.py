@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
 from llmcore.config import Config, Plugins, make_config
-from llmcore.errors import PluginError
+from llmcore.errors import LlmcoreError, PluginError
 from llmcore.models import LayerInfo
 from llmcore.plugins import collect, made
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, Requires, SchedulerSpec
-from llmcore.testing import check_plugin, registry_of
+from llmcore.testing import Nonconformance, check_plugin, registry_of
 
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"
 
 SCHEDULERS = """
@@ -139,13 +141,13 @@ def test_options_of_several_values_are_tuples_everywhere() -> None:
 def test_a_policy_that_core_would_overrule_does_not_conform(tmp_path: Path, plan: str, message: str) -> None:
     path = tmp_path / "policy.py"
     path.write_text(HEAD + SCHEDULERS + f"        {plan}\n")
-    with pytest.raises(AssertionError, match=f"mine would be overruled: {message}"):
+    with pytest.raises(AssertionError, match=f"scheduler mine, random trace \\d: core would overrule it: .*{message}"):
         check_plugin(registry_of(str(path)), "policy")
 
 
 def tokenizer_file(folder: Path, old: str, new: str) -> Path:
     """The example of a tokenizer with one mistake in it."""
-    text = (Path(__file__).parents[1] / "docs" / "examples" / "register_tokenizers.py").read_text()
+    text = (EXAMPLES / "register_tokenizers.py").read_text()
     assert old in text
     (folder / "mine.py").write_text(text.replace(old, new))
     (folder / "bytes.tokenizer").touch()
@@ -167,3 +169,146 @@ def test_a_tokenizer_that_would_fail_in_a_server_is_named(tmp_path: Path, old: s
     file = tokenizer_file(tmp_path, old, new)
     with pytest.raises(AssertionError, match=message):
         check_plugin(registry_of(str(file)), "mine", [tmp_path])
+
+
+KERNELS = """
+import torch
+
+@hookimpl
+def register_kernels():
+    where = Requires(device="cpu", dtypes={"f32"})
+    yield KernelSpec(op="rms_norm", name="mine", make=f"{__name__}:make", when=where, tolerance=TOLERANCE)
+    yield KernelSpec(op="rms_norm", name="far", make="nowhere:make", when=Requires(device="abacus"))
+
+def make(context):
+    def run(x, weight, eps):
+        BODY
+    return run
+"""
+RIGHT = "return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)"
+
+
+def kernel_file(folder: Path, body: str, tolerance: str = "{}") -> Registry:
+    path = folder / "mine.py"
+    path.write_text(HEAD + KERNELS.replace("BODY", body).replace("TOLERANCE", tolerance))
+    return registry_of(str(path))
+
+
+def test_a_kernel_that_did_not_run_is_not_counted(tmp_path: Path) -> None:
+    assert check_plugin(kernel_file(tmp_path, RIGHT), "mine") == {"register_kernels": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (f"{RIGHT}.double()", "the kernel returns torch.float64, the reference torch.float32"),
+        (RIGHT.replace("return", "out =") + "; x.copy_(out); return out", "the kernel writes into its input x"),
+        (RIGHT.replace("return", "out =") + "; weight.add_(1); return out", "the kernel writes into its input weight"),
+        ("raise ValueError('no')", "ValueError: no"),
+        (f"{RIGHT} * 1.01", r"sample 1, output 0: off by [\d.e-]+, allowed [\d.e-]+"),
+    ],
+)
+def test_a_wrong_kernel_is_named_with_its_context(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(Nonconformance) as failed:
+        check_plugin(kernel_file(tmp_path, body), "mine")
+    first, *others = failed.value.problems
+    assert re.match(rf"register_kernels: kernel mine: rms_norm on cpu, f32, 1 tokens, size=\d+: .*{message}", first)
+    assert re.search(r"\d+ contexts more are wrong$", others[-1])
+
+
+def test_a_kernel_may_state_its_own_tolerance(tmp_path: Path) -> None:
+    assert check_plugin(kernel_file(tmp_path, f"{RIGHT} * 1.01", "{'f32': 0.02}"), "mine")
+
+
+def test_all_problems_of_a_plugin_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "several.py"
+    path.write_text(
+        HEAD
+        + """
+@hookimpl
+def register_modes():
+    yield ModeSpec(name="empty")
+    yield ModeSpec(name="lost", layout="nowhere", kernels={"rms_norm": "fast", "linear": "faster"})
+
+@hookimpl
+def register_options():
+    yield OptionSpec(name="colour", type=int, default="red")
+
+@hookimpl
+def on_shutdown():
+    raise SystemExit(3)
+"""
+    )
+    with pytest.raises(Nonconformance) as failed:
+        check_plugin(registry_of(str(path)), "several")
+    assert isinstance(failed.value.__cause__, LlmcoreError | SystemExit)
+    assert [problem.partition(";")[0] for problem in failed.value.problems] == [
+        "register_modes: mode empty: it pins nothing",
+        "register_modes: mode lost: ConfigError: there is no kv layout 'nowhere'",
+        "register_modes: mode lost: rms_norm has no kernel fast",
+        "register_modes: mode lost: linear has no kernel faster",
+        "register_options: option colour: it has no summary, its line of help",
+        "register_options: option colour: the default 'red' is not of type int",
+        "on_shutdown: SystemExit: 3",
+    ]
+
+
+@pytest.mark.parametrize("stated", [0.01, 0.6])
+def test_a_layout_may_state_its_own_tolerance(tmp_path: Path, stated: float) -> None:
+    code = (EXAMPLES / "register_kv_layouts.py").read_text()
+    code = code.replace('name="token-f16",', f'name="token-f16", tolerance={stated},').replace(
+        "new.half()", "(new * 0.5).half()"
+    )
+    (tmp_path / "coarse.py").write_text(code)
+    registry = registry_of(str(tmp_path / "coarse.py"))
+    if stated > 0.5:
+        assert check_plugin(registry, "coarse") == {"register_kv_layouts": 1}
+        return
+    with pytest.raises(Nonconformance, match=r"layout token-f16, f32, granule 1: gather: off by .*, allowed"):
+        check_plugin(registry, "coarse")
+
+
+GRAMMAR = """
+from llmcore.api.text import CallGrammar
+from llmcore_parsers import grammars
+
+@hookimpl
+def register_output_parsers():
+    yield OutputParserSpec(
+        name="mine",
+        kind="tool",
+        make="llmcore_parsers.qwen:QwenToolParser",
+        samples="llmcore_parsers.qwen:samples",
+        grammar=f"{__name__}:grammar",
+    )
+
+def grammar(context):
+    right = grammars.qwen_calls(context)
+    BODY
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return right", None),
+        ("return dict(right.tags)", "grammar: it is a dict, not an api.text.CallGrammar"),
+        ("return right.toys", "grammar: AttributeError"),
+        (
+            "return CallGrammar(rules=right.rules.replace('many', 'any'), opener='open', tags=right.tags)",
+            "grammar: forced to calls: ",
+        ),
+        (
+            "return CallGrammar(rules=right.rules.replace('arguments', 'args'), opener='open', tags=right.tags)",
+            "grammar: forced to one call: the parser finds no whole call in '<tool_call>",
+        ),
+    ],
+)
+def test_a_broken_grammar_of_a_parser_is_named(tmp_path: Path, body: str, message: str | None) -> None:
+    path = tmp_path / "calls.py"
+    path.write_text(HEAD + GRAMMAR.replace("BODY", body))
+    if message is None:
+        assert check_plugin(registry_of(str(path)), "calls") == {"register_output_parsers": 1}
+        return
+    with pytest.raises(Nonconformance, match=re.escape(message)):
+        check_plugin(registry_of(str(path)), "calls")

@@ -144,6 +144,9 @@ class KernelSpec(Spec):
     `refuses`: (OpContext) -> why this kernel declines, or None; for what `when` cannot say. `cost`: import string
     of (OpContext) -> measured microseconds on this device, or None where nobody measured. `batch_invariant`: where
     `OpContext.deterministic` is set, a row's result has the same bits in every batch and every token bucket.
+
+    `tolerance`: dtype -> the largest error relative to the largest expected value, for a kernel that is less exact
+    than its op's TOLERANCE asks; dtypes that it leaves out keep the op's.
     """
 
     op: str
@@ -153,6 +156,7 @@ class KernelSpec(Spec):
     refuses: Callable[[OpContext], str | None] | None = None
     cost: ImportString | None = None
     batch_invariant: bool = False
+    tolerance: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +197,14 @@ class LengthEstimatorSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class KVLayoutSpec(Spec):
-    """`make`: (KVGroupSpec, granule, dtype) -> layers.layout.Layout."""
+    """`make`: (KVGroupSpec, granule, dtype) -> layers.layout.Layout.
+
+    `tolerance`: the largest error of what is gathered after a write, relative to the largest value written. The
+    default is what 8 bits allow.
+    """
 
     make: ImportString
+    tolerance: float = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,7 +163,12 @@ def _check_context(
                 for number, sample in enumerate(getattr(module, kind)(context), 1):
                     name = f"{kind} {number}"
                     for form in _forms(kernel):
-                        worst = compare(module, form, context, sample, device.torch_device, name=name, long=large)
+                        worst = compare(
+                            *(module, form, context, sample, device.torch_device),
+                            name=name,
+                            long=large,
+                            tolerance=spec.tolerance,
+                        )
                         row.cases, row.worst = row.cases + 1, max(row.worst or 0.0, worst)
                     if context.deterministic:
                         check_invariance(context.op, kernel, alone, sample, device.torch_device)

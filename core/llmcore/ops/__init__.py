@@ -7,6 +7,8 @@
 - `cost(shape) -> (bytes, flops)` of one call, where `shape` also holds `tokens`, `element` (bytes per element) and,
   for attention, `kv_len`;
 - `SHAPES`, where kernels are made for shapes: a few to check them in;
+- `IN_PLACE`, optional: the names of the reference's arguments that a kernel may overwrite. Tuples of tensors (KV
+  pools, tables) are written as the reference writes them. Every other argument stays as it is, to the bit;
 - `LAYOUTS`, where it reads or writes KV: the layouts that its samples know;
 - `meaning(context) -> callable`, in place of `reference` where what is right depends on the context;
 - `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, made where `draw` draws;

@@ -11,13 +11,15 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+IN_PLACE = ("x", "residual")
+
 SHAPES: tuple[Shape, ...] = tuple(shape for shape in layer_norm.SHAPES if "heads" not in shape)
 
 
 def reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual [T, size], weight, bias [size] -> (normed sum, sum); a kernel may write them over x and residual."""
+    """x, residual [T, size], weight, bias [size] -> (normed sum, sum)."""
     total = residual + x
     return layer_norm.reference(total, weight, bias, eps), total
 

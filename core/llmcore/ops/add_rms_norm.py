@@ -11,13 +11,15 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+IN_PLACE = ("x", "residual")
+
 SHAPES = rms_norm.SHAPES
 
 
 def reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x, residual [T, size], weight [size] -> (normed sum, sum); a kernel may write them over x and residual."""
+    """x, residual [T, size], weight [size] -> (normed sum, sum)."""
     total = residual + x
     return rms_norm.reference(total, weight, eps), total
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -18,17 +19,33 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 
 
 SHARED = 256 << 20
-"""Bytes above which a tensor is a weight, which nobody writes: it is not copied for the kernel."""
+"""Bytes above which a tensor is taken for a weight: the kernel gets the sample's own tensor, without a copy."""
+
+Tolerance = Mapping[str, float]
+"""dtype -> the largest error, relative to the largest expected value."""
+
+NO_TOLERANCE: Tolerance = {}
+"""A kernel that states none: its op's holds."""
 
 
-def check(module: OpModule, kernel: Any, context: OpContext, device: torch.device | None = None) -> int:
+def check(
+    module: OpModule,
+    kernel: Any,
+    context: OpContext,
+    device: torch.device | None = None,
+    *,
+    tolerance: Tolerance = NO_TOLERANCE,
+) -> int:
     """Compare `kernel`, made for `context`, with the op of `module`; returns how many samples were compared.
 
-    Raises AssertionError that names the first sample and output that differ, also for tensors changed in place.
+    `tolerance`: a KernelSpec's, which takes the place of the op's. Raises AssertionError that names the first sample
+    in which an output differs in value, shape or dtype, or in which the kernel changed an input that it may not
+    overwrite.
     """
     count = 0
     for count, sample in enumerate(module.samples(context), 1):
-        compare(module, kernel, context, sample, device or torch.device("cpu"), name=f"sample {count}")
+        name = f"sample {count}"
+        compare(module, kernel, context, sample, device or torch.device("cpu"), name=name, tolerance=tolerance)
     if count == 0:
         raise AssertionError(f"{context.op} has no samples for {context}")
     return count
@@ -43,44 +60,75 @@ def compare(
     *,
     name: str = "sample",
     long: bool = False,
+    tolerance: Tolerance = NO_TOLERANCE,
 ) -> float:
-    """The worst error of one sample, as a share of what is allowed; raises AssertionError above 1.
+    """The worst error of one sample, as a share of the allowed error; raises AssertionError above 1.
 
-    A `long` sample's expected values are computed where its tensors are, half types as f32, and attention is held to
-    the size of each token's own result: over a long context the values are small.
+    `tolerance`: a KernelSpec's, which takes the place of the op's. The expected values of a `long` sample are computed
+    on its own device, half types as f32, and attention is held to the size of each token's own result: over a long
+    context the values are small.
     """
-    tolerance, worst = module.TOLERANCE[context.dtype], 0.0
+    allowed, worst = tolerance.get(context.dtype, module.TOLERANCE[context.dtype]), 0.0
     if isinstance(sample[0], AttnCase):
         pairs = _attention(kernel, sample[0], device)
         measure = _error_by_token if long else _error
     else:
-        meaning = module.meaning(context) if isinstance(module, Bound) else module.reference
-        pairs = _function(meaning, kernel, sample, device, long)
+        pairs = _function(module, kernel, context, sample, device, name, long)
         measure = _error
     for index, (what, got, expected) in enumerate(pairs):
-        error = measure(f"{context.op}, {name}, {what} {index}", got, expected, tolerance)
-        worst = max(worst, error)
+        worst = max(worst, measure(f"{context.op}, {name}, {what} {index}", got, expected, allowed))
     return worst
 
 
-def _function(meaning: Op, kernel: Any, sample: tuple[Any, ...], where: torch.device, long: bool) -> Pairs:
+def _function(
+    module: OpModule,
+    kernel: Any,
+    context: OpContext,
+    sample: tuple[Any, ...],
+    where: torch.device,
+    name: str,
+    long: bool,
+) -> Pairs:
+    meaning: Op = module.meaning(context) if isinstance(module, Bound) else module.reference
     ours = moved(sample, where if long else torch.device("cpu"), widen=long)
     theirs = moved(sample, where)
     expected, got = meaning(*ours), kernel(*theirs)
-    for name, left, right in (("output", got, expected), ("written pool", _pools(theirs), _pools(ours))):
-        yield from ((name, a, b) for a, b in zip(_flat(left), _flat(right), strict=True))
+    outputs = list(zip(_flat(got), _flat(expected), strict=True))
+    for a, b in [] if long else outputs:
+        if a.dtype != b.dtype:
+            raise AssertionError(f"{context.op}, {name}: the kernel returns {a.dtype}, the reference {b.dtype}")
+    yield from (("output", a, b) for a, b in outputs)
+    yield from (("written pool", a, b) for a, b in zip(_pools(theirs), _pools(ours), strict=True))
+    free = getattr(module, "IN_PLACE", ())
+    arguments = zip(inspect.signature(meaning).parameters, theirs, sample, strict=False)
+    _unchanged({name: (a, b) for name, a, b in arguments if name not in free and not isinstance(b, tuple)})
+
+
+def _unchanged(inputs: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raises AssertionError that names the first input whose tensors, (after, before), differ in a bit."""
+    for name, (after, before) in inputs.items():
+        for a, b in zip(_tensors(after), _tensors(before), strict=True):
+            a = a.to(b.device)
+            if not bool(((a == b) | (a.isnan() & b.isnan())).all()):
+                raise AssertionError(f"the kernel writes into its input {name}, which others read after it")
 
 
 def _attention(kernel: AttentionKernel, case: AttnCase, where: torch.device) -> Pairs:
     expected, expected_lse = reference(case)
-    meta = {name: tensor.to(where) for name, tensor in case.meta.items()}
+    meta = {name: tensor.to(where, copy=True) for name, tensor in case.meta.items()}
     kernel.workspace(AttnLimits(rows=len(case.rows.n_query), tokens=len(case.q), kv_len=int(case.rows.kv_len.max())))
     kernel.plan(case.rows, Uploads(meta))
-    q, k_new, v_new, kv = (moved(part, where) for part in (case.q, case.k_new, case.v_new, case.kv))
-    yield "output", kernel.run(q, k_new, v_new, kv, meta, case.out().to(where)), expected
+    inputs = (case.q, case.k_new, case.v_new, case.kv)
+    q, k_new, v_new, kv = (moved(part, where) for part in inputs)
     lse = torch.full_like(expected_lse, torch.nan, device=where)
-    yield "output beside lse", kernel.run(q, k_new, v_new, kv, meta, case.out().to(where), lse), expected
+    for name, beside in (("output", None), ("output beside lse", lse)):
+        out = case.out().to(where)
+        if kernel.run(q, k_new, v_new, kv, meta, out, beside).data_ptr() != out.data_ptr():
+            raise AssertionError(f"{case.context.op}: run() returns another tensor than `out`")
+        yield name, out, expected
     yield "lse", lse, expected_lse
+    named = zip(("q", "k_new", "v_new", "kv"), zip((q, k_new, v_new, kv), inputs, strict=True), strict=True)
+    _unchanged({**dict(named), **{name: (meta[name], tensor) for name, tensor in case.meta.items()}})
 
 
 def moved(value: Any, where: torch.device, widen: bool = False) -> Any:
@@ -104,6 +152,18 @@ def moved(value: Any, where: torch.device, widen: bool = False) -> Any:
 def _pools(sample: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     inside = (part for item in sample if isinstance(item, tuple) for part in item)
     return tuple(part for part in inside if isinstance(part, torch.Tensor))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an argument, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for f in fields(value):
+            yield from _tensors(getattr(value, f.name))
 
 
 def _flat(value: Any) -> tuple[torch.Tensor, ...]:

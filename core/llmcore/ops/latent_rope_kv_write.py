@@ -18,6 +18,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+IN_PLACE = ("q", "row")
+
 LAYOUTS = ("mla-latent",)
 
 SHAPES: tuple[Shape, ...] = (
@@ -41,7 +43,7 @@ def reference(
     `rotated` elements turned, and the row as stored: the latent normed, then the rotated key.
 
     Also writes kv (layout mla-latent: one pool [slots, 1, latent + rotated]) at `slots` [T]. q and row may be views
-    with other elements between their rows; a kernel may turn them in place and return them.
+    with other elements between their rows.
     """
     norm, rotate = rms_norm.reference, rope.reference
     return _run(q, row, weight, eps, cos, sin, kv, slots, norm=norm, rotate=rotate, write=_write)

@@ -12,6 +12,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+IN_PLACE = ("qk",)
+
 LAYOUTS = ("token",)
 
 SHAPES = rope_kv_write.SHAPES
@@ -27,7 +29,7 @@ def reference(
     kv: tuple[torch.Tensor, ...],
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """qk [T, heads + kv_heads, size] -> normed and rotated qk; a kernel may write it over qk.
+    """qk [T, heads + kv_heads, size] -> normed and rotated qk.
 
     `norms`: the weights [size] for queries and for keys. All else is as for rope_kv_write, keys are stored normed.
     """

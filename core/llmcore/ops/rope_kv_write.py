@@ -15,6 +15,8 @@ from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 
+IN_PLACE = ("qk",)
+
 LAYOUTS = ("token",)
 
 SHAPES: tuple[Shape, ...] = (
@@ -33,8 +35,7 @@ def reference(
 ) -> torch.Tensor:
     """qk [T, heads + kv_heads, size], v [T, kv_heads, value_size], cos and sin as for rope -> rotated qk.
 
-    Also writes kv (token layout: keys [slots, kv_heads, size], values [slots, kv_heads, value_size]) at `slots` [T]. A
-    kernel may turn qk in place and return it.
+    Also writes kv (token layout: keys [slots, kv_heads, size], values [slots, kv_heads, value_size]) at `slots` [T].
     """
     turned = rope.reference(qk, cos, sin)
     keys, values = kv

@@ -13,16 +13,26 @@ from typing import TYPE_CHECKING, Any
 from llmcore.config import Config, Plugins
 from llmcore.plugins import build_registry, load
 from llmcore.registry import Registry
-from llmcore.testing.conformance import CHECKS, check_plugin
+from llmcore.testing.conformance import CHECKS, Nonconformance, check_plugin
 
 if TYPE_CHECKING:
+    from llmcore.testing.conformance_computing import check_interpreted
     from llmcore.testing.conformance_parsing import ParserSample
     from llmcore.testing.fake_files import fake_answer, write_fake_model
 
-__all__ = ["ParserSample", "check_plugin", "fake_answer", "registry_of", "write_fake_model"]
+__all__ = [
+    "Nonconformance",
+    "ParserSample",
+    "check_interpreted",
+    "check_plugin",
+    "fake_answer",
+    "registry_of",
+    "write_fake_model",
+]
 
 _ELSEWHERE = {
     "ParserSample": "llmcore.testing.conformance_parsing:ParserSample",
+    "check_interpreted": "llmcore.testing.conformance_computing:check_interpreted",
     "fake_answer": "llmcore.testing.fake_files:fake_answer",
     "write_fake_model": "llmcore.testing.fake_files:write_fake_model",
 }

@@ -1,17 +1,20 @@
 """Conformance: does what a plugin contributes keep the contracts? One check per hook, all of one shape.
 
-    check_register_kernels(registry, "my-plugin", samples) -> how many things were checked
+    check_register_kernels(registry, "my-plugin", samples) -> how many contributions were tried
 
 `samples` are files or folders that the plugin can read (a checkpoint, a tokenizer); checks that need none ignore it.
-A contribution that breaks a contract raises AssertionError with what is wrong.
+A check goes on after a problem, and raises one `Nonconformance` at the end that lists every problem. A contribution
+that could not run here, such as a kernel for another device, is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llmcore.errors import reraise_if_stopping
 from llmcore.hookspecs import HOOKS
 from llmcore.plugins import load
 from llmcore.registry import Registry
@@ -45,16 +48,70 @@ CHECKS: Mapping[str, str] = {
 """Hook -> import string of its check; torch comes in with those that compute."""
 
 
+class Nonconformance(AssertionError):
+    """`problems`: every way in which a plugin breaks a contract, a sentence each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class Problems:
+    """Collects the problems of one check."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.cause: BaseException | None = None
+        """The first exception that a plugin's code raised, for its traceback."""
+
+    @contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        """Keep the problem that ends the block, under the name `what`; the check goes on after the block."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - what a plugin raises is the finding
+            reraise_if_stopping(error)
+            self.keep(error, f"{what}: ")
+
+    def keep(self, error: BaseException, prefix: str = "") -> None:
+        """Note what an exception says."""
+        expected = isinstance(error, AssertionError)
+        text = str(error).partition("\nassert ")[0]  # pytest adds the asserted expression to the message
+        said = getattr(error, "problems", None) or [text if expected else f"{type(error).__name__}: {text}"]
+        self.found += [prefix + problem for problem in said]
+        self.cause = self.cause or (error.__cause__ if expected else error)
+
+
+@contextmanager
+def all_problems() -> Iterator[Problems]:
+    """Raises Nonconformance at the end of the block if a problem was kept."""
+    problems = Problems()
+    try:
+        yield problems
+    except BaseException as error:
+        reraise_if_stopping(error)
+        if not problems.found:
+            raise
+        problems.keep(error)
+    if problems.found:
+        raise Nonconformance(problems.found) from problems.cause
+
+
 def check_plugin(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> dict[str, int]:
-    """Run the check of every hook that `plugin` implements, `on_startup` first; how many things each checked."""
+    """Run the check of every hook that `plugin` implements, `on_startup` first.
+
+    Returns how many contributions each check tried. Raises Nonconformance with the problems of all checks.
+    """
     if plugin not in [info.name for info in registry.plugins]:
         known = ", ".join(info.name for info in registry.plugins)
         raise AssertionError(f"plugin {plugin!r} takes no part; there are {known}")
     found = {}
-    for hook in sorted(HOOKS, key=lambda hook: hook != "on_startup"):
-        if plugin in [info.name for info in registry.implementers(hook)]:
-            check: Check = load(CHECKS[hook])
-            found[hook] = check(registry, plugin, samples)
+    with all_problems() as problems:
+        for hook in sorted(HOOKS, key=lambda hook: hook != "on_startup"):
+            if plugin in [info.name for info in registry.implementers(hook)]:
+                check: Check = load(CHECKS[hook])
+                with problems.of(hook):
+                    found[hook] = check(registry, plugin, samples)
     return found
 
 

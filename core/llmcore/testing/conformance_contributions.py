@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcore import specs
 from llmcore.bridge import Load
@@ -14,8 +14,13 @@ from llmcore.protocols import Checkpoint, Device, RequestRecord, Tokenizer
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE
 from llmcore.tallies import ServerFigures
-from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.conformance import all_problems, contributed, loaded
 from llmcore.text.detokenizer import detokenizer
+
+if TYPE_CHECKING:
+    import falcon.testing
+
+    from llmcore.http.front import Route
 
 TEXTS = ("", "hello", "Hello, world! 123", "  two  spaces\n\ttab", "naïve café", "日本語と русский", "👩‍👩‍👧 emoji")
 """Texts that any tokenizer must survive."""
@@ -37,27 +42,34 @@ def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path
     """What every mode pins exists."""
     modes = contributed(registry, plugin, specs.ModeSpec)
     kernels = {(spec.op, spec.name) for spec, _ in registry.specs(specs.KernelSpec)}
-    for mode in modes:
-        assert mode.layout or mode.kernels or mode.quant, f"mode {mode.name} pins nothing"
-        if mode.layout is not None:
-            registry.find(specs.KVLayoutSpec, mode.layout)
-        for op, kernel in mode.kernels.items():
-            registry.find(specs.OpSpec, op)
-            assert kernel == REFERENCE or (op, kernel) in kernels, f"mode {mode.name}: {op} has no kernel {kernel}"
+    with all_problems() as problems:
+        for mode in modes:
+            what = f"mode {mode.name}"
+            with problems.of(what):
+                assert mode.layout or mode.kernels or mode.quant, "it pins nothing"
+                if mode.layout is not None:
+                    registry.find(specs.KVLayoutSpec, mode.layout)
+            for op, kernel in mode.kernels.items():
+                with problems.of(what):
+                    registry.find(specs.OpSpec, op)
+                    assert kernel == REFERENCE or (op, kernel) in kernels, f"{op} has no kernel {kernel}"
     return len(modes)
 
 
 def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every device that is available here keeps `protocols.Device`; the others say why they are not."""
-    devices = contributed(registry, plugin, specs.DeviceSpec)
-    for spec in devices:
-        reason = loaded(spec.available, f"available of {spec.name}")()
-        assert reason is None or isinstance(reason, str), f"{spec.name}: available() returns a reason or None"
-        if spec.named is not None:
-            assert loaded(spec.named, "named")("no such device") is None, f"{spec.name} claims every name"
-        if reason is None:
-            _check_device(spec)
-    return len(devices)
+    tried = 0
+    with all_problems() as problems:
+        for spec in contributed(registry, plugin, specs.DeviceSpec):
+            with problems.of(f"device {spec.name}"):
+                reason = loaded(spec.available, "available")()
+                assert reason is None or isinstance(reason, str), "available() returns a reason or None"
+                if spec.named is not None:
+                    assert loaded(spec.named, "named")("no such device") is None, "named() claims every name"
+                if reason is None:
+                    _check_device(spec)
+                    tried += 1
+    return tried
 
 
 _OF_GRAPHS = frozenset({"capture", "forget_graphs", "graph_memory"})
@@ -73,32 +85,32 @@ def _members(protocol: type) -> list[str]:
 def _check_device(spec: specs.DeviceSpec) -> None:
     import torch
 
-    device = loaded(spec.make, f"make of {spec.name}")()
+    device = loaded(spec.make, "make")()
     wanted = [name for name in _members(Device) if name not in _OF_GRAPHS or getattr(device, "graphs", True)]
     lacks = [name for name in wanted if not hasattr(device, name)]
-    assert not lacks, f"{spec.name} lacks {', '.join(lacks)} of protocols.Device"
-    assert device.torch_device.type == device.info.type, f"{spec.name}: info.type is not the torch device's"
-    assert device.ahead >= 0 and device.free_memory() > 0, f"{spec.name}: ahead or free_memory() is negative"
+    assert not lacks, f"it lacks {', '.join(lacks)} of protocols.Device"
+    assert device.torch_device.type == device.info.type, "info.type is not the torch device's"
+    assert device.ahead >= 0 and device.free_memory() > 0, "ahead or free_memory() is negative"
     device.reset_peak()
     there = device.pinned(torch.arange(5)).to(device.torch_device)
     event = device.event()
     event.wait()
-    assert event.done(), f"{spec.name}: an event that was waited for is not done"
+    assert event.done(), "an event that was waited for is not done"
     device.synchronize()
-    assert there.cpu().tolist() == [0, 1, 2, 3, 4], f"{spec.name}: data did not survive the way through pinned()"
+    assert there.cpu().tolist() == [0, 1, 2, 3, 4], "data did not survive the way through pinned()"
     assert device.peak_memory() >= 0
     if device.graphs:
-        _check_graphs(spec, device, there)
+        _check_graphs(device, there)
 
 
-def _check_graphs(spec: specs.DeviceSpec, device: Device, numbers: Any) -> None:
+def _check_graphs(device: Device, numbers: Any) -> None:
     numbers + 1
     graph, result = device.capture(lambda: numbers + 1)
     for _ in range(2):
         numbers += 1
         graph.replay()
         device.synchronize()
-        assert result.cpu().tolist() == (numbers + 1).cpu().tolist(), f"{spec.name}: a replay did not do the work anew"
+        assert result.cpu().tolist() == (numbers + 1).cpu().tolist(), "a replay did not do the work again"
     assert device.graph_memory >= 0
     device.forget_graphs()
 
@@ -111,13 +123,15 @@ def check_register_commands(registry: Registry, plugin: str, samples: Sequence[P
     from llmcore.cli import COMMANDS
 
     commands = contributed(registry, plugin, specs.CommandSpec)
-    for spec in commands:
-        assert spec.name not in COMMANDS, f"core has a command {spec.name}"
-        command = loaded(spec.command, f"command {spec.name}")
-        assert isinstance(command, click.Command), f"command {spec.name} is a {type(command).__name__}"
-        result = CliRunner().invoke(command, ["--help"])
-        assert result.exit_code == 0, f"`llmcore {spec.name} --help` fails: {result.output}"
-        assert command.help or spec.summary, f"command {spec.name} does not say what it does"
+    with all_problems() as problems:
+        for spec in commands:
+            with problems.of(f"command {spec.name}"):
+                assert spec.name not in COMMANDS, "core has a command of this name"
+                command = loaded(spec.command, "command")
+                assert isinstance(command, click.Command), f"it is a {type(command).__name__}, not a click.Command"
+                result = CliRunner().invoke(command, ["--help"])
+                assert result.exit_code == 0, f"`llmcore {spec.name} --help` fails: {result.output}"
+                assert command.help or spec.summary, "it has neither help nor a summary"
     return len(commands)
 
 
@@ -125,30 +139,41 @@ def check_register_options(registry: Registry, plugin: str, samples: Sequence[Pa
     """Every option has a usable name, a line of help, and a default of its own type."""
     options = contributed(registry, plugin, specs.OptionSpec)
     taken = {name for setting in settings() for name in (setting.name, *setting.aliases)}
-    for option in options:
-        assert option.name.isidentifier(), f"option {option.name!r} is no name; use letters, digits and _"
-        assert option.name not in taken, f"core has an option {option.name}"
-        assert option.summary, f"option {option.name} has no summary, its line of help"
-        given = option.default if option.multiple else (option.default,)
-        for value in given or ():
-            if value is not None:
-                assert isinstance(value, option.type), f"{option.name}: {value!r} is no {option.type.__name__}"
-                assert not option.choices or value in option.choices, f"{option.name}: {value!r} is no choice"
+    with all_problems() as problems:
+        for option in options:
+            what = f"option {option.name}"
+            with problems.of(what):
+                assert option.name.isidentifier(), "use letters, digits and _ in its name"
+                assert option.name not in taken, "core has an option of this name"
+            with problems.of(what):
+                assert option.summary, "it has no summary, its line of help"
+            given = option.default if option.multiple else (option.default,)
+            for value in given or ():
+                with problems.of(what):
+                    kind, choices = option.type, option.choices
+                    assert value is None or isinstance(value, kind), (
+                        f"the default {value!r} is not of type {kind.__name__}"
+                    )
+                    assert value is None or not choices or value in choices, f"the default {value!r} is not a choice"
     return len(options)
 
 
 def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every sink takes records and snapshots, unknown figures and absent times included."""
     sinks = contributed(registry, plugin, specs.MetricSinkSpec)
-    for spec in sinks:
-        sink = loaded(spec.make, f"make of {spec.name}")()
-        sink.request_finished(RECORD)
-        sink.request_finished(_unanswered())
-        sink.snapshot({**Load(running=1, cache={"nodes": 2}).figures(), "a_figure_nobody_knows": 3.0})
-        sink.server(ServerFigures())
-        sink.server(ServerFigures({("plugin_failures", ("acme", "on_startup")): 1, ("a_count_nobody_knows", ()): 2}))
-        page = sink.page()
-        assert page is None or isinstance(page[1], bytes), f"{spec.name}: page() is no (content type, bytes)"
+    unknown = {**Load(running=1, cache={"nodes": 2}).figures(), "an_unknown_figure": 3.0}
+    counts = ServerFigures({("plugin_failures", ("acme", "on_startup")): 1, ("an_unknown_count", ()): 2})
+    with all_problems() as problems:
+        for spec in sinks:
+            with problems.of(f"metric sink {spec.name}"):
+                sink = loaded(spec.make, "make")()
+                sink.request_finished(RECORD)
+                sink.request_finished(_unanswered())
+                sink.snapshot(unknown)
+                sink.server(ServerFigures())
+                sink.server(counts)
+                page = sink.page()
+                assert page is None or isinstance(page[1], bytes), "page() does not return (content type, bytes)"
     return len(sinks)
 
 
@@ -162,71 +187,85 @@ def check_register_tokenizers(registry: Registry, plugin: str, samples: Sequence
     """Every tokenizer that recognises a sample decodes what it encoded; none recognises an empty folder."""
     found = contributed(registry, plugin, specs.TokenizerSpec)
     checked = 0
-    with tempfile.TemporaryDirectory() as empty:
+    with all_problems() as problems, tempfile.TemporaryDirectory() as empty:
         for spec in found:
-            sniff = loaded(spec.sniff, f"sniff of {spec.name}")
-            assert not sniff(Path(empty)), f"tokenizer {spec.name} recognises an empty folder"
-            assert (spec.load is None) != (spec.convert is None), f"tokenizer {spec.name} needs load or convert"
-            for sample in samples:
-                if spec.load is not None and sniff(sample):
-                    _check_tokenizer(loaded(spec.load, "load")(sample), spec.name)
-                    checked += 1
+            with problems.of(f"tokenizer {spec.name}"):
+                sniff = loaded(spec.sniff, "sniff")
+                assert not sniff(Path(empty)), "it recognises an empty folder"
+                assert (spec.load is None) != (spec.convert is None), "it needs either load or convert"
+                for sample in samples:
+                    if spec.load is not None and sniff(sample):
+                        checked += 1
+                        _check_tokenizer(loaded(spec.load, "load")(sample))
     assert checked or not samples, f"no tokenizer of plugin {plugin!r} recognises {list(map(str, samples))}"
     return len(found)
 
 
-def _check_tokenizer(tokenizer: Tokenizer, name: str) -> None:
+def _check_tokenizer(tokenizer: Tokenizer) -> None:
     pieces_of = getattr(tokenizer, "pieces", None)
     assert pieces_of is None or callable(pieces_of), (
-        f"{name}: its attribute `pieces` has the name of a method that the server would call "
-        f"(llmcore.api.Tokenizer); call it something else"
+        "its attribute `pieces` has the name of a method that the server would call (llmcore.api.Tokenizer); "
+        "call it something else"
     )
-    for text in TEXTS:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert all(0 <= i < tokenizer.vocab_size for i in ids), f"{name}: {text!r} becomes ids beyond the vocabulary"
-        back = tokenizer.decode(ids)
-        assert back.strip() == text.strip(), (
-            f"{name}: {text!r} comes back as {back!r}; every text must, so give characters that the vocabulary lacks "
-            f"ids too, those of their bytes for example"
-        )
-        raw = b"".join(tokenizer.token_bytes(i) for i in ids)
-        assert raw.decode("utf-8", "replace").strip() == text.strip(), f"{name}: the bytes of {text!r} are {raw!r}"
-        streamed = detokenizer(tokenizer)
-        pieces = "".join([streamed.add(i) for i in ids]) + streamed.flush()
-        assert pieces.strip() == text.strip(), f"{name}: {text!r} comes back token by token as {pieces!r}"
-    for special in tokenizer.eos_ids:
-        assert tokenizer.token(special), f"{name}: eos id {special} has no token"
+    with all_problems() as problems:
+        for text in TEXTS:
+            with problems.of(repr(text)):
+                _check_text(tokenizer, text)
+        for special in tokenizer.eos_ids:
+            with problems.of(f"eos id {special}"):
+                assert tokenizer.token(special), "it has no token"
+
+
+def _check_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids), "it becomes ids beyond the vocabulary"
+    back = tokenizer.decode(ids)
+    assert back.strip() == text.strip(), (
+        f"it comes back as {back!r}; every text must come back, so give characters that the vocabulary lacks "
+        f"ids too, those of their bytes for example"
+    )
+    raw = b"".join(tokenizer.token_bytes(i) for i in ids)
+    assert raw.decode("utf-8", "replace").strip() == text.strip(), f"its bytes are {raw!r}"
+    streamed = detokenizer(tokenizer)
+    pieces = "".join([streamed.add(i) for i in ids]) + streamed.flush()
+    assert pieces.strip() == text.strip(), f"it comes back token by token as {pieces!r}"
 
 
 def check_register_weight_loaders(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every format's headers agree with its tensors, in samples it recognises; none recognises an empty folder."""
     found = contributed(registry, plugin, specs.WeightLoaderSpec)
     checked = 0
-    with tempfile.TemporaryDirectory() as empty:
+    with all_problems() as problems, tempfile.TemporaryDirectory() as empty:
         for spec in found:
-            sniff = loaded(spec.sniff, f"sniff of {spec.name}")
-            assert not sniff(Path(empty)), f"format {spec.name} recognises an empty folder"
-            for sample in samples:
-                if sniff(sample):
-                    check_checkpoint(loaded(spec.open, "open")(sample), spec.name)
-                    checked += 1
+            with problems.of(f"format {spec.name}"):
+                sniff = loaded(spec.sniff, "sniff")
+                assert not sniff(Path(empty)), "it recognises an empty folder"
+                for sample in samples:
+                    if sniff(sample):
+                        checked += 1
+                        check_checkpoint(loaded(spec.open, "open")(sample))
     assert checked or not samples, f"no format of plugin {plugin!r} recognises {list(map(str, samples))}"
     return len(found)
 
 
-def check_checkpoint(checkpoint: Checkpoint, name: str) -> None:
-    """Headers agree with tensors."""
-    assert checkpoint.config(), f"{name}: the checkpoint's config is empty"
-    assert isinstance(checkpoint.generation_config(), dict)
-    sizes = dict(checkpoint.sizes())
-    for tensor, read in checkpoint.tensors():
-        assert tensor in sizes, f"{name}: {tensor} is not in the headers"
-        shape, dtype = sizes.pop(tensor)
-        assert dtype.isupper(), f"{name}: {tensor} has the dtype {dtype!r}; spell it as safetensors does, as in 'BF16'"
-        value = read()
-        assert tuple(value.shape) == tuple(shape), f"{name}: {tensor} is {tuple(value.shape)}, its header says {shape}"
-        assert value.device.type == "cpu", f"{name}: {tensor} is not on the host"
-    assert not sizes, f"{name}: headers without a tensor: {sorted(sizes)[:5]}"
+def check_checkpoint(checkpoint: Checkpoint) -> None:
+    """Headers agree with tensors. Raises Nonconformance."""
+    with all_problems() as problems:
+        with problems.of("config"):
+            assert checkpoint.config(), "it is empty"
+        with problems.of("generation_config"):
+            assert isinstance(checkpoint.generation_config(), dict), "it is not a dictionary"
+        sizes = dict(checkpoint.sizes())
+        for tensor, read in checkpoint.tensors():
+            with problems.of(f"tensor {tensor}"):
+                assert tensor in sizes, "it is not in the headers"
+                shape, dtype = sizes.pop(tensor)
+                assert dtype.isupper(), f"its dtype is {dtype!r}; spell it as safetensors does, as in 'BF16'"
+                value = read()
+                assert tuple(value.shape) == tuple(shape), f"it is {tuple(value.shape)}, its header says {shape}"
+                assert value.device.type == "cpu", "it is not on the host"
+        with problems.of("headers"):
+            assert not sizes, f"they name tensors that do not come: {sorted(sizes)[:5]}"
 
 
 def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -244,14 +283,15 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
         tokenizer = load_tokenizer(write_tokenizer(Path(folder)))
     own = (spec for spec, owner in registry.specs(specs.OptionSpec) if owner.name == plugin)
     flags = {spec.name: True for spec in own if spec.type is bool}
-    for spec in dialects:
-        make = loaded(spec.make, f"make of {spec.name}")
-        fronts = (
-            fake_front(FakeBridge(), tokenizer, config=config)
-            for config in (Config(), Config(plugin_options={**Config().plugin_options, **flags}))
-        )
-        routes = next(filter(None, (list(make(front)) for front in fronts)), [])
-        _check_routes(routes, spec.name)
+    with all_problems() as problems:
+        for spec in dialects:
+            with problems.of(f"dialect {spec.name}"):
+                make = loaded(spec.make, "make")
+                fronts = (
+                    fake_front(FakeBridge(), tokenizer, config=config)
+                    for config in (Config(), Config(plugin_options={**Config().plugin_options, **flags}))
+                )
+                _check_routes(next(filter(None, (list(make(front)) for front in fronts)), []), spec.name)
     return len(dialects)
 
 
@@ -261,20 +301,26 @@ def _check_routes(routes: Sequence[object], name: str) -> None:
     from llmcore.http.app import build_app
     from llmcore.http.front import Route
 
-    assert routes, f"dialect {name} serves nothing"
+    assert routes, "it serves nothing"
     good = [route for route in routes if isinstance(route, Route)]
-    assert len(good) == len(routes), f"dialect {name} yields what is no api.http.Route"
+    assert len(good) == len(routes), "it yields something that is not an api.http.Route"
     for route in good:
-        assert route.path.startswith("/"), f"dialect {name}: path {route.path!r} does not start with /"
+        assert route.path.startswith("/"), f"path {route.path!r} does not start with /"
     client = falcon.testing.TestClient(build_app((route, name) for route in good))
-    for route in good:
-        responders = {method for method in ("get", "post", "put", "delete") if hasattr(route.resource, f"on_{method}")}
-        assert responders, f"dialect {name}: nothing answers {route.path}; it needs on_get or on_post"
-        path = route.path.replace("{", "").replace("}", "")
-        if "get" in responders:
-            assert client.simulate_get(path).status_code < 500, f"dialect {name}: GET {path} fails"
-        if "post" in responders and "get" not in responders:
-            for body in (b"", b"{", b"[]", b'{"x": NaN}', b"[" * 5000):
-                result = client.simulate_post(path, body=body, content_type="application/json")
-                assert 400 <= result.status_code < 500, f"dialect {name}: POST {path} {body[:9]!r} is {result.status}"
-                assert result.json, f"dialect {name}: the error of POST {path} is no JSON"
+    with all_problems() as problems:
+        for route in good:
+            with problems.of(route.path):
+                _check_route(route, client)
+
+
+def _check_route(route: Route, client: falcon.testing.TestClient) -> None:
+    responders = {method for method in ("get", "post", "put", "delete") if hasattr(route.resource, f"on_{method}")}
+    assert responders, "nothing answers; it needs on_get or on_post"
+    path = route.path.replace("{", "").replace("}", "")
+    if "get" in responders:
+        assert client.simulate_get(path).status_code < 500, f"GET {path} fails"
+    elif "post" in responders:
+        for body in (b"", b"{", b"[]", b'{"x": NaN}', b"[" * 5000):
+            result = client.simulate_post(path, body=body, content_type="application/json")
+            assert 400 <= result.status_code < 500, f"POST {path} {body[:9]!r} is {result.status}"
+            assert result.json, f"the error of POST {path} is not JSON"

@@ -9,6 +9,7 @@ from typing import Any
 from llmcore.config import Config
 from llmcore.models import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
 from llmcore.registry import Registry
+from llmcore.testing.conformance import all_problems
 from llmcore.testing.conformance_contributions import RECORD
 
 CONFIG = ModelConfig(
@@ -52,15 +53,18 @@ def check_build_layer(registry: Registry, plugin: str, samples: Sequence[Path] =
     caller = registry.caller("build_layer", plugin)
     assert caller is not None, f"plugin {plugin!r} does not implement build_layer"
     x = torch.randn(3, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
-    for index in range(CONFIG.num_layers):
-        layer = _block(CONFIG.hidden_size)
-        weights = sum(p.numel() for p in layer.parameters())
-        results = caller(layer=layer, info=LayerInfo(f"layers.{index}", index, CONFIG))
-        wrapped = results[-1] if results else layer
-        assert isinstance(wrapped, torch.nn.Module), f"build_layer returned a {type(wrapped).__name__}"
-        assert sum(p.numel() for p in wrapped.parameters()) >= weights, "the wrapped layer lost its parameters"
-        hidden, residual = wrapped((x, x), Rows(0))
-        assert hidden.shape == residual.shape == x.shape, "the wrapped layer returns other shapes"
+    with all_problems() as problems:
+        for index in range(CONFIG.num_layers):
+            with problems.of(f"layers.{index}"):
+                layer = _block(CONFIG.hidden_size)
+                weights = sum(p.numel() for p in layer.parameters())
+                results = caller(layer=layer, info=LayerInfo(f"layers.{index}", index, CONFIG))
+                wrapped = results[-1] if results else layer
+                assert isinstance(wrapped, torch.nn.Module), f"build_layer returned a {type(wrapped).__name__}"
+                assert sum(p.numel() for p in wrapped.parameters()) >= weights, "the wrapped layer lost its parameters"
+                hidden, residual = wrapped((x, x), Rows(0))
+                assert hidden.shape == residual.shape == x.shape, "the wrapped layer returns other shapes"
+                assert hidden.dtype == residual.dtype == x.dtype, "the wrapped layer returns another dtype"
     return CONFIG.num_layers
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec
-from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.conformance import all_problems, contributed, loaded
 from llmcore.testing.conformance_contributions import TEXTS
+from llmcore.testing.conformance_grammars import check_call_grammar
 from llmcore.text.events import (
     Event,
     ReasoningDelta,
@@ -51,38 +52,57 @@ def parsed(make: MakeParser, context: ParserContext, pieces: Iterable[str]) -> l
 def check_register_output_parsers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every parser gives one answer for every way of cutting its samples, their beginnings and plain text; calls of
     functions that a request does not have, and calls that are cut off before their name is known, come as text.
+    The parser reads the calls that its grammar forces.
 
     `samples`: files with outputs, beside those that the specs state.
     """
     parsers = contributed(registry, plugin, OutputParserSpec)
     given = [ParserSample(text=path.read_text(encoding="utf-8")) for path in samples]
-    for spec in parsers:
-        stated: Callable[[], Iterable[ParserSample]] = loaded(spec.samples, "samples") if spec.samples else tuple
-        mine = [*stated(), *given]
-        assert mine, f"{spec.kind} parser {spec.name} states no samples; give its spec some, or this check"
-        make = loaded(spec.make, f"make of {spec.name}")
-        for sample in (*mine, *(ParserSample(text=text) for text in TEXTS)):
-            _check_sample(spec, make, sample)
-        _check_plain(spec, make, mine)
+    with all_problems() as problems:
+        for spec in parsers:
+            with problems.of(f"{spec.kind} parser {spec.name}"):
+                _check_parser(spec, given)
     return len(parsers)
 
 
-def _check_sample(spec: OutputParserSpec, make: MakeParser, sample: ParserSample) -> None:
+def _check_parser(spec: OutputParserSpec, given: Sequence[ParserSample]) -> None:
+    stated: Callable[[], Iterable[ParserSample]] = loaded(spec.samples, "samples") if spec.samples else tuple
+    mine = [*stated(), *given]
+    assert mine, "it states no samples; give its spec some, or this check"
+    make = loaded(spec.make, "make")
+    with all_problems() as problems:
+        for sample in (*mine, *(ParserSample(text=text) for text in TEXTS)):
+            with problems.of(repr(sample.text)):
+                _check_sample(spec.kind, make, sample)
+        for text in TEXTS:
+            with problems.of(f"{text!r} without tools"):
+                left = _text(parsed(make, ParserContext(), [text]))
+                assert left.strip() == text.strip(), f"it becomes {left!r}"
+        for sample in mine if spec.kind == "tool" else ():
+            with problems.of(f"{sample.text!r} without tools"):
+                left = _text(parsed(make, replace(sample.context, tools={}), [sample.text]))
+                assert left == sample.text, f"it becomes {left!r}"
+        if spec.grammar is not None:
+            with problems.of("grammar"):
+                check_call_grammar(loaded(spec.grammar, "grammar"), make)
+
+
+def _check_sample(kind: str, make: MakeParser, sample: ParserSample) -> None:
     text, context = sample.text, sample.context
     found = parsed(make, context, [text])
-    _check_events(spec, found, text)
+    _check_events(kind, found, text)
     if sample.events is not None:
-        assert found == list(sample.events), f"{spec.name}: {text!r} becomes {found}, not {list(sample.events)}"
+        assert found == list(sample.events), f"it becomes {found}, not {list(sample.events)}"
     for pieces in _cuttings(text):
-        assert parsed(make, context, pieces) == found, f"{spec.name}: cut into {pieces}, {text!r} becomes other events"
+        assert parsed(make, context, pieces) == found, f"cut into {pieces}, it becomes other events"
     for end in range(len(text)):
         whole = parsed(make, context, [text[:end]])
-        _check_events(spec, whole, text[:end])
-        assert parsed(make, context, text[:end]) == whole, f"{spec.name}: {text[:end]!r} depends on how it is cut"
+        _check_events(kind, whole, text[:end])
+        assert parsed(make, context, text[:end]) == whole, f"the events of {text[:end]!r} depend on how it is cut"
 
 
 def _cuttings(text: str) -> Iterable[list[str]]:
-    """The text by characters, and in pieces of chance, empty ones included."""
+    """The text by characters, and in random pieces, empty ones included."""
     yield list(text)
     draw = random.Random(0)
     for _ in range(_CUTTINGS):
@@ -90,32 +110,21 @@ def _cuttings(text: str) -> Iterable[list[str]]:
         yield [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
-def _check_events(spec: OutputParserSpec, events: Sequence[Event], text: str) -> None:
-    """Kinds, order, and that a text without a call is not touched."""
+def _check_events(kind: str, events: Sequence[Event], text: str) -> None:
+    """Kinds and order are right, and a text without a call is not touched."""
     begun, ended = 0, set()
     for event in events:
-        assert isinstance(event, _KINDS[spec.kind]), f"{spec.name}: a {spec.kind} parser gives no {event}"
+        assert isinstance(event, _KINDS[kind]), f"a {kind} parser cannot give {event}"
         if isinstance(event, ToolCallBegun):
-            assert event.index == begun, f"{spec.name}: {text!r}: call {begun} begins as {event.index}"
+            assert event.index == begun, f"{text!r}: call {begun} begins as {event.index}"
             begun += 1
         elif isinstance(event, ToolCallDelta | ToolCallEnded):
             open_ = event.index == begun - 1 and event.index not in ended
-            assert open_, f"{spec.name}: {text!r}: {event} is of no call that is open"
+            assert open_, f"{text!r}: {event} belongs to no open call"
             if isinstance(event, ToolCallEnded):
                 ended.add(event.index)
-    if spec.kind == "tool" and not begun:
-        assert _text(events) == text, f"{spec.name}: of {text!r} only {_text(events)!r} is left"
-
-
-def _check_plain(spec: OutputParserSpec, make: MakeParser, samples: Sequence[ParserSample]) -> None:
-    """Text without markup stays; and so do calls of functions that nobody offered."""
-    for text in TEXTS:
-        left = _text(parsed(make, ParserContext(), [text]))
-        assert left.strip() == text.strip(), f"{spec.name}: {text!r} becomes {left!r}"
-    if spec.kind == "tool":
-        for sample in samples:
-            left = _text(parsed(make, replace(sample.context, tools={}), [sample.text]))
-            assert left == sample.text, f"{spec.name}: without tools {sample.text!r} becomes {left!r}"
+    if kind == "tool" and not begun:
+        assert _text(events) == text, f"of {text!r} only {_text(events)!r} is left"
 
 
 def _text(events: Iterable[Event]) -> str:

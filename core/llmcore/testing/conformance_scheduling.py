@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -23,7 +24,7 @@ from llmcore.protocols import (
 from llmcore.registry import Registry
 from llmcore.sched.validate import fault
 from llmcore.sched.view import StepView
-from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.conformance import all_problems, contributed, loaded
 from llmcore.testing.simulator import Scenario, simulate
 
 LIMITS = SchedulerLimits(max_running=8, max_input_len=255, max_total_len=256, batch_tokens=64, chunk_tokens=32)
@@ -45,48 +46,55 @@ def check_register_length_estimators(registry: Registry, plugin: str, samples: S
     """Every estimate lies between what is produced and what is allowed, with and without history."""
     estimators = contributed(registry, plugin, specs.LengthEstimatorSpec)
     random = np.random.default_rng(0)
-    for spec in estimators:
-        estimator: LengthEstimator = loaded(spec.make, f"make of {spec.name}")(LIMITS)
-        for history in (0, 1, 2000):
-            for _ in range(history):
-                estimator.observe(int(random.integers(1, 200)))
-            for used in (0.0, 0.5, 1.0):
-                _check_estimates(estimator, spec.name, random, used)
-        for scenario in SCENARIOS:
-            simulate(scenario=scenario, estimator=load(spec.make))
+    with all_problems() as problems:
+        for spec in estimators:
+            what = f"length estimator {spec.name}"
+            with problems.of(what):
+                estimator: LengthEstimator = loaded(spec.make, "make")(LIMITS)
+                for history in (0, 1, 2000):
+                    for _ in range(history):
+                        estimator.observe(int(random.integers(1, 200)))
+                    for used in (0.0, 0.5, 1.0):
+                        _check_estimates(estimator, random, used)
+            for scenario in SCENARIOS:
+                with problems.of(f"{what}, random trace {scenario.seed}"):
+                    simulate(scenario=scenario, estimator=load(spec.make))
     return len(estimators)
 
 
-def _check_estimates(estimator: LengthEstimator, name: str, random: np.random.Generator, used: float) -> None:
+def _check_estimates(estimator: LengthEstimator, random: np.random.Generator, used: float) -> None:
     for rows in (0, 1, 100):
         max_new = random.integers(1, 1000, rows).astype(np.int32)
         produced = (random.random(rows) * max_new).astype(np.int32)
         ignore = random.random(rows) < 0.3
         totals = estimator.totals(produced.copy(), max_new.copy(), ignore, used)
-        assert totals.shape == (rows,) and totals.dtype == np.int32, f"{name}: totals are no int32 column of {rows}"
-        assert (totals > produced).all(), f"{name}: foresees less than one more token"
-        assert (totals <= max_new).all(), f"{name}: foresees more than max_new"
+        assert totals.shape == (rows,) and totals.dtype == np.int32, f"totals are not an int32 column of {rows}"
+        assert (totals > produced).all(), "it foresees less than one more token"
+        assert (totals <= max_new).all(), "it foresees more than max_new"
         if estimator.guaranteed:
-            assert (totals == max_new).all(), f"{name} calls itself guaranteed and foresees less than max_new"
+            assert (totals == max_new).all(), "it calls itself guaranteed and foresees less than max_new"
 
 
 def check_register_kv_managers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Under random prompts a policy finds only what was kept, never drops what is in use, and loses no granule."""
     managers = contributed(registry, plugin, specs.KVManagerSpec)
-    for spec in managers:
-        make = loaded(spec.make, f"make of {spec.name}")
-        for granule, seed in ((1, 0), (1, 1), (4, 2)):
-            _Run(make(granule), granule, seed, spec.name).steps(120)
-        for scenario in SCENARIOS:
-            simulate(scenario=scenario, manager=make)
+    with all_problems() as problems:
+        for spec in managers:
+            what = f"prefix cache {spec.name}"
+            for granule, seed in ((1, 0), (1, 1), (4, 2)):
+                with problems.of(f"{what}, granule {granule}"):
+                    _Run(loaded(spec.make, "make")(granule), granule, seed).steps(120)
+            for scenario in SCENARIOS:
+                with problems.of(f"{what}, random trace {scenario.seed}"):
+                    simulate(scenario=scenario, manager=load(spec.make))
     return len(managers)
 
 
 class _Run:
     """Requests that come and go over 64 granules, against a plain record of which granule holds what."""
 
-    def __init__(self, manager: KVManager, granule: int, seed: int, name: str) -> None:
-        self.manager, self.granule, self.name = manager, granule, name
+    def __init__(self, manager: KVManager, granule: int, seed: int) -> None:
+        self.manager, self.granule = manager, granule
         self.random = np.random.default_rng(seed)
         self.free = list(range(64))
         self.holds: dict[int, tuple[bytes, bytes]] = {}
@@ -106,9 +114,9 @@ class _Run:
             if self.random.random() < 0.2:
                 self._remove(salt, content)
             self.used.clear()
-            assert self.manager.stats()["granules"] == len(self.holds), f"{self.name}: stats() miscounts granules"
+            assert self.manager.stats()["granules"] == len(self.holds), "stats() miscounts granules"
         self._evict(64)
-        assert not self.holds, f"{self.name}: {len(self.holds)} unused granules are kept when all are asked for"
+        assert not self.holds, f"{len(self.holds)} unused granules are kept when all are asked for"
 
     def _key(self, salt: bytes, content: Int64, index: int) -> tuple[bytes, bytes]:
         return salt, content[: (index + 1) * self.granule].tobytes()
@@ -117,7 +125,7 @@ class _Run:
         hit = self.manager.match(salt, content)
         for index, granule in enumerate(hit.tolist()):
             wanted = self._key(salt, content, index)
-            assert self.holds.get(granule) == wanted, f"{self.name}: granule {granule} is matched for what it lacks"
+            assert self.holds.get(granule) == wanted, f"granule {granule} is matched for what it lacks"
         return hit
 
     def _complete(self, content: Int64, hit: Int32) -> Int32 | None:
@@ -132,28 +140,28 @@ class _Run:
         kept = set(self.manager.insert(salt, content, granules).tolist())
         for index, granule in enumerate(granules.tolist()):
             if granule in kept:
-                assert granule not in self.holds, f"{self.name}: granule {granule} is kept twice"
+                assert granule not in self.holds, f"granule {granule} is kept twice"
                 self.holds[granule] = self._key(salt, content, index)
             elif granule not in self.holds:
                 self.free.append(granule)
-        assert kept <= set(granules.tolist()), f"{self.name}: insert keeps granules it was not given"
+        assert kept <= set(granules.tolist()), "insert keeps granules it was not given"
 
     def _remove(self, salt: bytes, content: Int64) -> None:
         start = int(self.random.integers(0, len(content) + 1)) // self.granule * self.granule
         self._dropped(self.manager.remove(salt, content, start), "remove")
         left = len(self.manager.match(salt, content)) * self.granule
-        assert left <= start, f"{self.name}: {left} tokens match after remove from token {start}"
+        assert left <= start, f"{left} tokens match after remove from token {start}"
 
     def _evict(self, n: int) -> None:
         used = self.used
         gone = self.manager.evict(n, lambda granules: np.asarray([int(g) in used for g in granules], np.bool_))
-        assert not used & set(gone.tolist()), f"{self.name}: evicts what is in use"
-        assert len(gone) <= n, f"{self.name}: evicts {len(gone)} where {n} were asked for"
+        assert not used & set(gone.tolist()), "evict drops granules that are in use"
+        assert len(gone) <= n, f"evict drops {len(gone)} granules where {n} were asked for"
         self._dropped(gone, "evict")
 
     def _dropped(self, granules: Int32, what: str) -> None:
         for granule in granules.tolist():
-            assert granule in self.holds, f"{self.name}: {what} drops granule {granule}, which is not kept"
+            assert granule in self.holds, f"{what} drops granule {granule}, which is not kept"
             del self.holds[granule]
             if granule not in self.used:
                 self.free.append(granule)
@@ -162,13 +170,13 @@ class _Run:
 def check_register_schedulers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Under every policy all requests of random traces end with the answers they have alone, and nothing leaks."""
     schedulers = contributed(registry, plugin, specs.SchedulerSpec)
-    for spec in schedulers:
-        make = loaded(spec.make, f"make of {spec.name}")
-        for scenario in SCENARIOS:
-            watched: list[_Watched] = []
-            simulate(lambda limits: _watch(make(limits), limits, watched), scenario)  # noqa: B023 - called at once
-            wrong = [fault for policy in watched for fault in policy.faults]
-            assert not wrong, f"{spec.name} would be overruled: {wrong[0]}"
+    with all_problems() as problems:
+        for spec, scenario in itertools.product(schedulers, SCENARIOS):
+            with problems.of(f"scheduler {spec.name}, random trace {scenario.seed}"):
+                make, watched = loaded(spec.make, "make"), list[_Watched]()
+                simulate(lambda limits: _watch(make(limits), limits, watched), scenario)  # noqa: B023 - called at once
+                wrong = dict.fromkeys(fault for policy in watched for fault in policy.faults)
+                assert not wrong, f"core would overrule it: {'; '.join(wrong)}"
     return len(schedulers)
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext, words_of
 from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.specs import TokenizerSpec
-from llmcore.testing.conformance import contributed, loaded
+from llmcore.testing.conformance import all_problems, contributed, loaded
 from llmcore.testing.tokenizer import EOS, write_tokenizer
 from llmcore.text.source import open_tokenizer
 
@@ -31,26 +32,31 @@ _UNKNOWN = {"no such argument": [3, None]}
 def check_register_logits_processors(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """With its `example`, each processor keeps its protocol over random tokens; other arguments are refused."""
     specs = contributed(registry, plugin, LogitsProcessorSpec)
-    random = np.random.default_rng(0)
-    for spec in specs:
-        what = f"logits processor {spec.name}"
-        make = loaded(spec.make, f"make of {spec.name}")
-        context = _context(registry)
-        try:
-            make(dict(_UNKNOWN), context)
-        except ValueError as error:
-            assert str(error), f"{what} refuses arguments and does not say why"
-        else:
-            raise AssertionError(f"{what} takes {_UNKNOWN}; what it does not know it must refuse with a ValueError")
-        start = make(copy.deepcopy(dict(spec.example)), context)
-        assert callable(start), f"{what}: make returned a {type(start).__name__}, needs start(prompt)"
-        for run in range(3):
-            prompt = np.array(_PROMPT[: run + 1], np.int32)
-            if spec.kind == "device":
-                _check_device(start(prompt), what)
-            else:
-                _check_host(start, prompt, spec.kind, what, random)
+    random, context = np.random.default_rng(0), _context(registry)
+    with all_problems() as problems:
+        for spec in specs:
+            what = f"logits processor {spec.name}"
+            with problems.of(what):
+                _check_refusal(loaded(spec.make, "make"), context)
+            with problems.of(what):
+                start = load(spec.make)(copy.deepcopy(dict(spec.example)), context)
+                assert callable(start), f"make returned a {type(start).__name__}, needs start(prompt)"
+                for run in range(3):
+                    prompt = np.array(_PROMPT[: run + 1], np.int32)
+                    if spec.kind == "device":
+                        _check_device(start(prompt))
+                    else:
+                        _check_host(start, prompt, spec.kind, random)
     return len(specs)
+
+
+def _check_refusal(make: Any, context: ProcessorContext) -> None:
+    try:
+        make(dict(_UNKNOWN), context)
+    except ValueError as error:
+        assert str(error), "it refuses arguments and does not say why"
+    else:
+        raise AssertionError(f"it takes {_UNKNOWN}; it must refuse unknown arguments with a ValueError")
 
 
 def _context(registry: Registry) -> ProcessorContext:
@@ -64,51 +70,51 @@ def _context(registry: Registry) -> ProcessorContext:
     return ProcessorContext(VOCAB, (EOS,), tokenizer)
 
 
-def _check_host(start: Any, prompt: Int32, kind: str, what: str, random: np.random.Generator) -> None:
+def _check_host(start: Any, prompt: Int32, kind: str, random: np.random.Generator) -> None:
     """Two choices side by side: what one is told must not change the other."""
     one, other = start(prompt.copy()), start(prompt.copy())
-    fresh = _said(other, kind, what)
+    fresh = _said(other, kind)
     for _ in range(_STEPS):
-        allowed = _said(one, kind, what)
+        allowed = _said(one, kind)
         token = int(random.choice(allowed))
         one.accept(token)
         finished = one.finished()
-        assert isinstance(finished, bool), f"{what}: finished() returned a {type(finished).__name__}"
+        assert isinstance(finished, bool), f"finished() returned a {type(finished).__name__}"
         if finished:
             break
-    assert np.array_equal(_said(other, kind, what), fresh), f"{what}: choices of one request share their state"
+    assert np.array_equal(_said(other, kind), fresh), "choices of one request share their state"
 
 
-def _said(processor: Any, kind: str, what: str) -> Int32:
+def _said(processor: Any, kind: str) -> Int32:
     """Tokens that the processor lets through."""
     if kind == "bias":
         bias = processor.bias()
         for token, value in bias.items():
-            assert 0 <= token < VOCAB, f"{what}: its bias names token {token} of {VOCAB}"
-            assert value < math.inf, f"{what}: its bias of token {token} is {value}"
+            assert 0 <= token < VOCAB, f"its bias names token {token} of {VOCAB}"
+            assert value < math.inf, f"its bias of token {token} is {value}"
         return np.array([t for t in range(VOCAB) if bias.get(t, 0.0) > -math.inf], np.int32)
     mask = processor.mask()
     if mask is None:
         return np.arange(VOCAB, dtype=np.int32)
     count = words_of(VOCAB)
     assert mask.shape == (count,) and mask.dtype in (np.int32, np.uint32), (
-        f"{what}: its mask is {mask.dtype} {list(mask.shape)}, needs int32 [{count}]"
+        f"its mask is {mask.dtype} {list(mask.shape)}, needs int32 [{count}]"
     )
     tokens = np.arange(VOCAB)
     allowed = np.flatnonzero(mask.view(np.uint32)[tokens // 32] >> (tokens % 32).astype(np.uint32) & 1)
-    assert allowed.size, f"{what}: its mask allows no token"
+    assert allowed.size, "its mask allows no token"
     return allowed.astype(np.int32)
 
 
-def _check_device(processor: Any, what: str) -> None:
+def _check_device(processor: Any) -> None:
     torch = importlib.import_module("torch")
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     ids = torch.full((16,), -1, dtype=torch.int32)
     ids[: len(_PROMPT)] = torch.tensor(_PROMPT, dtype=torch.int32)
     given = logits.clone()
     first, again = (processor(given, ids, torch.tensor(len(_PROMPT), dtype=torch.int32)) for _ in range(2))
-    assert torch.equal(given, logits), f"{what} changes the logits it was handed; return others"
-    assert first.shape == logits.shape, f"{what} returned {list(first.shape)} for {list(logits.shape)} scores"
-    assert bool((first < math.inf).all()), f"{what} returned NaN or plus infinity"
-    assert bool((first > -math.inf).any()), f"{what} forbids every token"
-    assert torch.equal(first, again), f"{what} returned something else the second time; it must have no state"
+    assert torch.equal(given, logits), "it writes into the logits; return others"
+    assert first.shape == logits.shape, f"it returned {list(first.shape)} for {list(logits.shape)} scores"
+    assert bool((first < math.inf).all()), "it returned NaN or plus infinity"
+    assert bool((first > -math.inf).any()), "it forbids every token"
+    assert torch.equal(first, again), "it returned something else the second time; it must have no state"

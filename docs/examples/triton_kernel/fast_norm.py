@@ -1,0 +1,24 @@
+"""What the plugin brings: rms_norm in Triton. Triton is not imported here, because plugins are listed without it."""
+
+from llmcore.api import KernelSpec, OpContext, Requires, hookimpl
+
+LONGEST = 16384
+"""Elements of a row that one program holds."""
+
+
+def refuses(context: OpContext):
+    """What `when` cannot say."""
+    size = context.shape.get("size", 0)
+    return f"takes rows of at most {LONGEST} elements, has {size}" if size > LONGEST else None
+
+
+@hookimpl
+def register_kernels():
+    yield KernelSpec(
+        op="rms_norm",
+        name="fast-norm",
+        make="fast_norm_kernel:make",
+        when=Requires(device="cuda", capability=(80, 129)),
+        refuses=refuses,
+        batch_invariant=True,
+    )

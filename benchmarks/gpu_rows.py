@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llmcore.bench.engine_runs import BenchEngine, measure_latency
 from llmcore.bench.stats import Spread
 from llmcore.bench.workloads import Lengths, chat
+from llmcore.engine.graphs import CAPTURED_AT
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Bench:
         return [(self.n(prompt), self.n(output))] * self.n(count)
 
     def seconds(self, lengths: Sequence[Lengths], warmup: Sequence[Lengths], repeats: int | None = None) -> Spread:
-        """Of `lengths` submitted at once, after `warmup` twice: a new size of step is captured when it comes again."""
-        for _ in range(2):
+        """Of `lengths` submitted at once, after `warmup` until its sizes of step are captured."""
+        for _ in range(CAPTURED_AT):
             self.engine.run(warmup)
         return Spread.of([self.engine.run(lengths).seconds for _ in range(repeats or self.repeats)])
 
@@ -59,7 +60,7 @@ def decode(batch: int) -> Row:
 
     def measure(bench: Bench) -> Spread:
         found = measure_latency(
-            bench.engine, bench.n(batch), bench.n(512), 1 + steps(bench), repeats=bench.repeats, warmup=2
+            bench.engine, bench.n(batch), bench.n(512), 1 + steps(bench), repeats=bench.repeats, warmup=CAPTURED_AT
         )
         return found.step.scaled(1e3)
 

@@ -4,9 +4,9 @@
 
 Random weights from a config.json alone, with a synthetic tokenizer of the model's vocabulary. For each value of
 `--prefill_stall_ms` (0: no limit) a server is started, requests of real conversations' lengths arrive at `--rate` for
-`--warm` seconds and once all at the same time, so that what is captured on second use is captured; then both once
-more, which is what counts. All settings get the same arrivals and lengths. Prints one line for each, milliseconds over
-requests: the first token, the time per further token, the longest gap inside an answer; and the seconds of the burst.
+`--warm` seconds and once all at the same time, so that what comes often is captured; then both once more, which is
+what counts. All settings get the same arrivals and lengths. Prints one line for each, milliseconds over requests: the
+first token, the time per further token, the longest gap inside an answer; and the seconds of the burst.
 `gaps.py` says what to expect without a GPU. `--shrink 20 --set device=cpu` tries the script on any machine.
 """
 

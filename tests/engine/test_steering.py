@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from llmcore.bridge import LogitsProcessor
+from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.engine.llm import LLM
 from llmcore.engine.processors import _refused
 from llmcore.errors import RequestError
@@ -47,7 +48,7 @@ def test_a_mask_leaves_the_best_of_what_it_allows(steered: MakeLLM, ahead: int) 
     banned = sorted(set(fake_answer(prompt, 20)))[:12]
     expected = by_hand(llm, prompt, 20, lambda place, token: token not in banned)
     assert expected != fake_answer(prompt, 20)
-    for _ in range(3):  # the second time is captured, the third replayed
+    for _ in range(CAPTURED_AT + 1):  # the last time but one is captured, the last replayed
         answer = llm.generate([prompt], max_new_tokens=20, **GREEDY, **forbidding(banned))[0]
         assert answer.token_ids == expected
         assert answer.finish_reason == "length"

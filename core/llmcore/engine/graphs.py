@@ -1,13 +1,14 @@
 """Captured steps: which sizes a step is padded to, and the graphs of those that came before.
 
-A graph is captured at the second step of its key, with nothing in flight; the first runs as it is and warms up what a
-capture cannot (compilation, libraries).
+A graph is captured at step `CAPTURED_AT` of its key. Those before it are launched, which warms up what a capture
+cannot (compilation, libraries). The device goes on with the step before meanwhile: a capture enqueues nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 MIXED_TOKENS = 512
 """Most tokens of a captured step that is not all decode rows; larger ones keep the device busy while they launch."""
+
+CAPTURED_AT = 4
+"""A capture keeps the host, and every stream, about as long as a few launches: rare steps are not worth one."""
 
 _MIXED_STEP = 64
 
@@ -70,7 +74,7 @@ class Graphs(Generic[T]):
         self._device = device
         self._most = device.graph_memory + reserve
         self._full = False
-        self._seen: set[object] = set()
+        self._seen: Counter[object] = Counter()
         self._captured: dict[object, _Captured[T]] = {}
 
     def __len__(self) -> int:
@@ -80,8 +84,8 @@ class Graphs(Generic[T]):
         """Enqueue `work`, which does the same over the same tensors whenever `key` and `layout` are the same."""
         found = self._captured.get(key)
         if found is None or found.layout != layout:
-            if (key, layout) not in self._seen or self._full:
-                self._seen.add((key, layout))
+            self._seen[key, layout] += 1
+            if self._seen[key, layout] < CAPTURED_AT or self._full:
                 return work()
             found = self._capture(key, layout, work)
             if found is None:
@@ -90,7 +94,6 @@ class Graphs(Generic[T]):
         return found.result
 
     def _capture(self, key: object, layout: object, work: Callable[[], T]) -> _Captured[T] | None:
-        self._device.synchronize()
         began = time.perf_counter()
         try:
             graph, result = self._device.capture(work)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmcore.bridge import LengthDecay, SamplingParams
-from llmcore.engine.graphs import MIXED_TOKENS, padded
+from llmcore.engine.graphs import CAPTURED_AT, MIXED_TOKENS, padded
 from llmcore.engine.runner import Runner
 from llmcore.errors import PluginError, reraise_if_stopping
 from llmcore.layers.build import AttentionKernels
@@ -75,7 +75,7 @@ def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: t
         return 0
     before = device.graph_memory
     for plan in filter(None, (decode_plan(limits, runner.graph_rows), mixed_plan(limits))):
-        for _ in range(2):  # the second time it is captured
+        for _ in range(CAPTURED_AT):
             runner.read(runner.launch(plan))
     device.synchronize()
     return device.graph_memory - before

@@ -15,6 +15,7 @@ from llmcore.ops.check import check
 from llmcore.ops.sample import Adjust, Sampler, SampleRows, plain_rows, reference
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.sample import floors as floors_module
+from llmcore_triton.sample import typical as typical_module
 from llmcore_triton.sample.adjust import adjusted
 from llmcore_triton.sample.numbers import gumbel
 from llmcore_triton.sample.peaks import peaks
@@ -200,6 +201,55 @@ def adjust_of(count: int, vocab: int, longest: int, biases: int) -> Adjust:
         bias_value=torch.where(torch.arange(biases) % 3 == 0, -torch.inf, torch.randn(biases, generator=g) * 5),
         bias_until=torch.randint(0, 1 << 20, (biases,), generator=g, dtype=torch.int32),
     )
+
+
+def with_shares(rows: SampleRows, seed: int = 0) -> SampleRows:
+    """The same rows, of which two in three ask for typical-p."""
+    shares = torch.rand(len(rows.seed), generator=torch.Generator().manual_seed(seed))
+    shares[::3] = 1.0
+    return replace(rows, typical_p=shares)
+
+
+@DTYPE
+@pytest.mark.parametrize("candidates", [None, 32])
+def test_typical_p_keeps_what_a_sorted_row_keeps(
+    dtype: str, candidates: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the candidates are too many to be gathered, where many are equal, and far from a normal shape."""
+    if candidates:
+        monkeypatch.setattr(typical_module, "CANDIDATES", candidates)
+    vocab = 600
+    logits = logits_of(39, vocab, dtype, seed=5)
+    logits[13:26] = (logits[13:26] / 2).round()
+    logits[26:32] = logits[26:32] * 0.01
+    logits[32:34] = 0.0
+    logits[34:36] = -logits[34:36].abs() * 100
+    logits[36:39, 5] = 12.0
+    rows = with_shares(mixed(39))
+    rows.typical_p[::5] = 1e-6
+    found = peaks(logits, False)
+    floors = floors_module.floors(logits, found, rows, False)
+    least, most = typical_module.typical(logits, found, floors, rows, False)
+    hot = rows.temperature > 0
+    tempered = logits.float() / torch.where(hot, rows.temperature, 1.0)[:, None]
+    before = tempered.masked_fill(tempered < op.floors(tempered, rows), -torch.inf)
+    expected = op.typical(before, rows.typical_p) & (before > -torch.inf)
+    got = (tempered >= least[:, None]) & (tempered <= most[:, None])
+    assert torch.equal(got[hot], expected[hot])
+    assert torch.equal(least[~hot], floors[~hot]) and bool((most[~hot] == torch.inf).all())
+
+
+@pytest.mark.parametrize(("dtype", "vocab", "masked"), [("f32", 9001, True), ("f16", 5000, False), ("f16", 31, True)])
+def test_typical_p_beside_every_other_way_to_draw(dtype: str, vocab: int, masked: bool) -> None:
+    """The same rows without typical-p draw what they draw without it in their batch."""
+    count = 26
+    logits, rows = logits_of(count, vocab, dtype, seed=6), with_shares(mixed(count))
+    if masked:
+        rows = replace(rows, masks=masks_of(count, vocab), adjust=adjust_of(count, vocab, 7, 9))
+    logits[3, 7], logits[4, 8] = torch.nan, torch.inf
+    same(sampler("full", vocab, dtype), logits, rows)
+    plain = sampler("full", vocab, dtype)(logits, replace(rows, typical_p=None)).tokens
+    assert torch.equal(sampler("full", vocab, dtype)(logits, rows).tokens[::3], plain[::3])
 
 
 @DTYPE

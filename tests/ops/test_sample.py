@@ -8,8 +8,26 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from llmcore.builtin.cpu import sample as sample_cpu
-from llmcore.ops.sample import Adjust, Rises, Sampler, SampleRows, adjusted, floors, plain_rows, reference, samples
+from llmcore.ops.sample import (
+    Adjust,
+    Rises,
+    Sampler,
+    SampleRows,
+    adjusted,
+    floors,
+    plain_rows,
+    reference,
+    samples,
+    typical,
+)
 from llmcore.specs import DeviceInfo, OpContext
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 KERNELS = pytest.mark.parametrize("sampler", [reference, sample_cpu.sample], ids=["reference", "cpu"])
 
@@ -84,8 +102,69 @@ def test_filters_keep_what_brute_force_keeps(
     assert len(set(drawn)) == len(allowed)
 
 
+def transformers_keeps(logits: torch.Tensor, columns: dict[str, float]) -> set[int]:
+    """The ids that may be drawn from logits [V], by transformers' own warpers in its order."""
+    scores = TemperatureLogitsWarper(columns["temperature"])(None, logits[None])
+    if "top_k" in columns:
+        scores = TopKLogitsWarper(int(columns["top_k"]))(None, scores)
+    if "top_p" in columns:
+        scores = TopPLogitsWarper(columns["top_p"])(None, scores)
+    if "min_p" in columns:
+        scores = MinPLogitsWarper(columns["min_p"])(None, scores)
+    scores = TypicalLogitsWarper(mass=columns["typical_p"])(None, scores)
+    return set(torch.nonzero(scores[0] > -torch.inf).flatten().tolist())
+
+
+@KERNELS
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"temperature": 1.0, "typical_p": 0.95},
+        {"temperature": 0.7, "typical_p": 0.2},
+        {"temperature": 1.0, "typical_p": 1e-6},
+        {"temperature": 1.5, "typical_p": 0.5, "top_k": 9},
+        {"temperature": 1.0, "typical_p": 0.9, "top_p": 0.8},
+        {"temperature": 1.2, "typical_p": 0.6, "min_p": 0.1},
+        {"temperature": 0.8, "typical_p": 0.7, "top_k": 12, "top_p": 0.95, "min_p": 0.01},
+    ],
+)
+@pytest.mark.parametrize("seed", [3, 4])
+def test_typical_p_keeps_what_transformers_keeps(sampler: Sampler, columns: dict[str, float], seed: int) -> None:
+    draws = 3000
+    logits = logits_of(1, 16, seed=seed, scale=1.0)
+    rows = positions(plain_rows(draws, seed=5, **columns))
+    drawn = sampler(logits.expand(draws, -1).contiguous(), rows).tokens.tolist()
+    assert set(drawn) == transformers_keeps(logits[0], columns)
+
+
+def test_typical_p_of_a_large_vocabulary_and_of_equal_scores() -> None:
+    logits = logits_of(6, 5000, seed=8)
+    logits[1] = (logits[1] * 2).round() / 2
+    logits[2] = 0.25
+    logits[3, ::2] = -torch.inf
+    logits[4, 17] = 40.0
+    logits[5] *= 20
+    for share in (0.05, 0.5, 0.95):
+        kept = typical(logits, torch.full((6,), share))
+        for row in range(6):
+            mine = kept[row] & (logits[row] > -torch.inf)
+            expected = transformers_keeps(logits[row], {"temperature": 1.0, "typical_p": share})
+            assert set(torch.nonzero(mine).flatten().tolist()) == expected, (row, share)
+    assert typical(logits, torch.ones(6)).all()
+
+
+def test_typical_p_can_leave_the_best_token_out() -> None:
+    """One likely token beside many: the most typical ones are of the many."""
+    logits = torch.zeros(1, 400)
+    logits[0, 7] = 5.0
+    kept = typical(logits, torch.tensor([0.5]))
+    assert not kept[0, 7] and kept.sum() == 399
+    out = sample_cpu.sample(logits.expand(50, -1), positions(plain_rows(50, typical_p=0.5)))
+    assert 7 not in out.tokens.tolist()
+
+
 def test_the_kernels_draw_the_same_tokens() -> None:
-    context = OpContext(op="sample", device=DeviceInfo("cpu"), dtype="f32", shape={"vocab": 3000})
+    context = OpContext(op="sample", device=DeviceInfo("cpu"), dtype="f32", shape={"variant": "full", "vocab": 3000})
     for logits, rows in samples(context):
         for k in (None, 3):
             mine, theirs = (sampler(logits, replace(rows, logprobs=k)) for sampler in (sample_cpu.sample, reference))
@@ -103,10 +182,11 @@ def test_a_row_does_not_see_its_batch(sampler: Sampler) -> None:
         top_k=torch.tensor([0, 40, 7] * 3, dtype=torch.int32),
         top_p=torch.tensor([1.0, 0.9, 0.5, 0.9, 1.0, 0.3, 0.2, 1.0, 0.99]),
         choice=torch.arange(9),
+        typical_p=torch.tensor([0.5, 1.0, 1.0, 0.9, 0.2, 1.0, 0.95, 1.0, 0.7]),
     )
     together = sampler(logits, rows).tokens.tolist()
     for i in range(9):
-        alone = replace(rows, **{f.name: getattr(rows, f.name)[i : i + 1] for f in fields(rows)[:7]})
+        alone = replace(rows, **{f.name: getattr(rows, f.name)[i : i + 1] for f in fields(rows)[:8]})
         assert sampler(logits[i : i + 1], alone).tokens.tolist() == [together[i]]
 
 

@@ -2,9 +2,14 @@
 
 What happens to a row, in this order: repetition, frequency and presence penalties; what grows with the answer's
 length; logit bias and masked stop ids; the mask of allowed tokens; division by the temperature; top-k; top-p over
-what top-k left, renormalized; min-p; a draw. Temperature, top-k, top-p, min-p is the order of Hugging Face's
-processors. Filters are thresholds: scores equal to the last one kept stay in too, so a filter does not depend on how
-a kernel sorts.
+what top-k left, renormalized; min-p; typical-p over what these left, renormalized; a draw. This is the order of Hugging
+Face's processors, and of text-generation-inference. Filters are thresholds: scores equal to the last one kept stay in
+too, so a filter does not depend on how a kernel sorts.
+
+Typical-p (locally typical sampling, arXiv:2202.00666) keeps the tokens whose surprise, -log p, is nearest to the
+expected surprise, the entropy H: as few of them as have a mass of `typical_p`. Kernels need neither. With the scores s
+and Z = sum of e^s, -log p = log Z - s and H = log Z - E[s], so |-log p - H| = |s - E[s]|: the tokens that stay are
+those within some distance of the mean score. E[s] is summed in f64 and rounded to f32; distances are f32.
 
 The draw is Gumbel-max in two levels, so that it takes some hundred random numbers and not one per token: first a
 block of BLOCK tokens, argmax(log of the block's mass + gumbel), then a token in it, argmax(score + gumbel), the first
@@ -95,8 +100,9 @@ class Masks:
 class SampleRows:
     """The parameters of S rows: f32 `temperature` (0: greedy), `top_p`, `min_p`; int32 `top_k` (0: all).
 
-    `seed`, `choice`, `position` are int64; `position` counts a row's output tokens before this one. `logprobs`: how
-    many of the best tokens to report, None for no log-probabilities at all.
+    `seed`, `choice`, `position` are int64; `position` counts a row's output tokens before this one. `typical_p`: f32
+    (1: all), None if no row asks for it; only the `full` variant takes it. `logprobs`: how many of the best tokens to
+    report, None for no log-probabilities at all.
     """
 
     temperature: Tensor
@@ -106,6 +112,7 @@ class SampleRows:
     seed: Tensor
     choice: Tensor
     position: Tensor
+    typical_p: Tensor | None = None
     adjust: Adjust | None = None
     masks: Masks | None = None
     logprobs: int | None = None
@@ -187,6 +194,20 @@ def floors(scores: Tensor, rows: SampleRows) -> Tensor:
     return torch.maximum(floor, best + torch.log(rows.min_p[:, None]))
 
 
+def typical(scores: Tensor, share: Tensor) -> Tensor:
+    """[S, V] bool: the tokens that typical-p keeps; `scores` [S, V] are tempered, minus infinity where another filter
+    took a token, and `share` [S] is `typical_p`."""
+    inside = scores > -torch.inf
+    mass = torch.exp(scores - scores.max(-1, keepdim=True).values).double()
+    total = mass.sum(-1, keepdim=True)
+    center = (mass * scores.masked_fill(~inside, 0.0)).sum(-1, keepdim=True) / total
+    distance = (scores - center.float()).abs()
+    nearest, order = distance.sort(dim=-1)
+    enough = share[:, None].double() * total
+    last = (mass.gather(1, order).cumsum(-1) < enough).sum(-1, keepdim=True).clamp(max=scores.shape[1] - 1)
+    return (distance <= nearest.gather(1, last)) | (share[:, None] >= 1.0)
+
+
 def with_logprobs(logits: Tensor, tokens: Tensor, finite: Tensor, k: int | None) -> Sampled:
     """The outcome, with log-probabilities of the raw logits [S, V] f32 unless `k` is None."""
     if k is None:
@@ -229,7 +250,10 @@ def reference(logits: Tensor, rows: SampleRows) -> Sampled:
         scores = masked(scores, rows.masks)
     hot = rows.temperature > 0
     tempered = scores / torch.where(hot, rows.temperature, 1.0)[:, None]
-    drawn = draw(tempered.masked_fill(tempered < floors(tempered, rows), -torch.inf), rows)
+    kept = tempered.masked_fill(tempered < floors(tempered, rows), -torch.inf)
+    if rows.typical_p is not None:
+        kept = kept.masked_fill(~typical(kept, rows.typical_p), -torch.inf)
+    drawn = draw(kept, rows)
     tokens = torch.where(hot, drawn, scores.argmax(-1)).int()
     return with_logprobs(logits, tokens, finite, rows.logprobs)
 
@@ -253,6 +277,7 @@ def plain_rows(count: int, **columns: float) -> SampleRows:
         seed=column("seed", 0, torch.int64),
         choice=column("choice", 0, torch.int64),
         position=column("position", 0, torch.int64),
+        typical_p=column("typical_p", 1.0, torch.float32) if "typical_p" in columns else None,
     )
 
 
@@ -280,6 +305,10 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
         masks = Masks(words=words, of=torch.tensor([0, 1, -1, 1], dtype=torch.int32))
         for columns in ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 5, "top_p": 0.7}):
             yield logits, replace(plain_rows(4, seed=5, **columns), masks=masks)
+        for position, share in enumerate((0.2, 0.95)):
+            for columns in ({}, {"top_k": 50, "top_p": 0.9}):
+                rows = plain_rows(4, temperature=0.8, seed=7, position=position, typical_p=share, **columns)
+                yield logits, replace(rows, masks=masks if columns else None)
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[Tensor, SampleRows]]:

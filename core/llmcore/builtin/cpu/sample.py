@@ -66,6 +66,8 @@ def _draw(scores: Float32, best: Indices, hot: Indices, rows: SampleRows) -> NDA
         floor = _floor(tempered, peak, int(top_k[row]), float(top_p[row]), depth[row])
         if floor > -np.inf:
             tempered[tempered < floor] = -np.inf
+        if rows.typical_p is not None and rows.typical_p[row] < 1.0:
+            _keep_typical(tempered, peak, float(rows.typical_p[row]))
         mass[i] = np.add.reduceat(np.exp(tempered - peak), starts, dtype=np.float64)
     chosen = _rows(rows, hot)
     with np.errstate(divide="ignore"):
@@ -95,6 +97,26 @@ def _floor(tempered: Float32, peak: np.float32, top_k: int, top_p: float, depth:
     mass = np.exp(best_first - peak).astype(np.float64)
     within = int(np.count_nonzero(np.cumsum(mass) - mass < share))
     return np.float32(best_first[max(within, 1) - 1])
+
+
+def _keep_typical(tempered: Float32, peak: np.float32, typical_p: float) -> None:
+    """Takes what typical-p does not keep: makes it minus infinity."""
+    at = np.flatnonzero(tempered > -np.inf)
+    if at.size == 0:
+        return
+    scores = tempered[at]
+    mass = np.exp(scores - peak).astype(np.float64)
+    distance = np.abs(scores - np.float32((mass * scores).sum() / mass.sum()))
+    enough = np.float64(np.float32(typical_p)) * mass.sum()
+    for reach in _DEPTHS:
+        near = distance <= reach
+        if mass[near].sum() >= enough:
+            break
+    else:
+        near[:] = True
+    order = distance[near].argsort()
+    last = int(np.count_nonzero(mass[near][order].cumsum() < enough))
+    tempered[at[distance > distance[near][order[min(last, order.size - 1)]]]] = -np.inf
 
 
 def _rows(rows: SampleRows, hot: Indices) -> SampleRows:

@@ -19,6 +19,7 @@ def _weigh(  # type: ignore[no-untyped-def]
     stride,
     best,
     floors,
+    ceilings,
     temperature,
     seed,
     choice,
@@ -31,6 +32,7 @@ def _weigh(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     FILTERED: tl.constexpr,
+    CAPPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The best of a chunk's blocks: its noisy log mass and its index."""
@@ -49,7 +51,10 @@ def _weigh(  # type: ignore[no-untyped-def]
         score = tl.load(scores + row * stride + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
         high = peak_of(best, row, PARTS, WIDTH)
         score = tempered(score, warm)
-        mass = tl.where(score >= floor, exp(score - tempered(high, warm)), 0.0).to(tl.float64)
+        kept = score >= floor
+        if CAPPED:
+            kept = kept & (score <= tl.load(ceilings + row))
+        mass = tl.where(kept, exp(score - tempered(high, warm)), 0.0).to(tl.float64)
         noise = gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), block, 1)
         noisy = tl.log(tl.sum(mass, 1)).to(tl.float32) + noise
         weight = tl.max(noisy, 0)
@@ -67,6 +72,7 @@ def _choose(  # type: ignore[no-untyped-def]
     first,
     raw_best,
     floors,
+    ceilings,
     temperature,
     seed,
     choice,
@@ -80,6 +86,7 @@ def _choose(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     FILTERED: tl.constexpr,
+    CAPPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -99,6 +106,8 @@ def _choose(  # type: ignore[no-untyped-def]
         score = tempered(score, warm)
         if FILTERED:
             score = tl.where(score >= tl.load(floors + row), score, float("-inf"))
+        if CAPPED:
+            score = tl.where(score <= tl.load(ceilings + row), score, float("-inf"))
         noisy = score + gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), at, 0)
         token = tl.min(tl.where(noisy == tl.max(noisy, 0), at, VOCAB - 1), 0)
     # rows that are not finite get some token of the vocabulary, too
@@ -106,10 +115,16 @@ def _choose(  # type: ignore[no-untyped-def]
 
 
 def draw(
-    scores: Tensor, found: Peaks, raw_best: Tensor, rows: SampleRows, floors: Tensor | None, pdl: bool
+    scores: Tensor,
+    found: Peaks,
+    raw_best: Tensor,
+    rows: SampleRows,
+    floors: Tensor | None,
+    pdl: bool,
+    ceilings: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(tokens [S] int32, finite [S]) of scores [S, V] whose peaks are `found`; `floors` [S] f32: the least tempered
-    score of a row that may be drawn.
+    """(tokens [S] int32, finite [S]) of scores [S, V] whose peaks are `found`; `floors` and `ceilings` [S] f32: the
+    least and the greatest tempered score of a row that may be drawn.
     """
     count, vocabulary = scores.shape
     parts = found.best.shape[1]
@@ -118,12 +133,13 @@ def draw(
     tokens = torch.empty(count, dtype=torch.int32, device=scores.device)
     finite = torch.empty(count, dtype=torch.bool, device=scores.device)
     fixed = {"VOCAB": vocabulary, "BLOCK": BLOCK, "WIDTH": width_of(parts), "PDL": pdl, "launch_pdl": pdl}
-    fixed |= {"PARTS": parts, "FILTERED": floors is not None}
+    fixed |= {"PARTS": parts, "FILTERED": floors is not None, "CAPPED": ceilings is not None}
     floor = found.best if floors is None else floors
+    ceiling = floor if ceilings is None else ceilings
     stride = scores.stride(0)
     noise = (rows.temperature, rows.seed, rows.choice, rows.position)
     _weigh[(parts, count)](
-        scores, stride, found.best, floor, *noise, weights, blocks, CHUNK=CHUNK, num_warps=8, **fixed
+        scores, stride, found.best, floor, ceiling, *noise, weights, blocks, CHUNK=CHUNK, num_warps=8, **fixed
     )
     _choose[(count,)](
         scores,
@@ -132,6 +148,7 @@ def draw(
         found.first,
         raw_best,
         floor,
+        ceiling,
         *noise,
         weights,
         blocks,

@@ -34,7 +34,8 @@ _ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 @triton.jit
-def _depth(index):  # type: ignore[no-untyped-def]
+def depth_of(index):  # type: ignore[no-untyped-def]
+    """How deep one of the surveyed depths lies."""
     return ((2 + (index & 1)) * (1 << (index >> 1))).to(tl.float32) * 0.5
 
 
@@ -77,7 +78,7 @@ def _survey(  # type: ignore[no-untyped-def]
         mass = exp(tempered(score, warm) - tempered(high, warm))
         tl.store(totals + out, tl.sum(mass.to(tl.float64), 0))
         for index in tl.static_range(DEPTHS):
-            inside = score >= high - _depth(tl.full((), index, tl.int32)) * warm
+            inside = score >= high - depth_of(tl.full((), index, tl.int32)) * warm
             tl.store(counts + out * DEPTHS + index, tl.sum(inside.to(tl.int32), 0))
             tl.store(masses + out * DEPTHS + index, tl.sum(tl.where(inside, mass, 0.0), 0))
 
@@ -124,7 +125,7 @@ def _gather(  # type: ignore[no-untyped-def]
         before = tl.sum(tl.sum(tl.where(chosen & (part[:, None] < chunk), count, 0), 1), 0)
         here = tl.sum(tl.sum(tl.where(chosen & (part[:, None] == chunk), count, 0), 1), 0)
         size = tl.where(depth < DEPTHS, size, CANDIDATES + 1)
-        edge = peak_of(best, row, PARTS, WIDTH) - _depth(depth) * warm
+        edge = peak_of(best, row, PARTS, WIDTH) - depth_of(depth) * warm
         if chunk == 0:
             tl.store(sizes + row, size)
             tl.store(edges + row, tl.where(depth < DEPTHS, edge, float("-inf")))

@@ -1,4 +1,4 @@
-"""Variant `full`: penalties, biases and masks before what `filtered` does, and log-probabilities after it."""
+"""Variant `full`: penalties, biases and masks before what `filtered` does, typical-p and log-probabilities after it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from llmcore_triton.sample.draw import draw
 from llmcore_triton.sample.floors import floors
 from llmcore_triton.sample.numbers import exp
 from llmcore_triton.sample.peaks import Peaks, peaks, width_of
+from llmcore_triton.sample.typical import typical
 
 
 @triton.jit(do_not_specialize_on_alignment=["logprobs", "normalizers"])
@@ -57,7 +58,10 @@ def make(context: OpContext) -> Sampler:
             scores = masked(scores, rows.masks, pdl)
         if scores is not logits:
             found = peaks(scores, pdl, raw=False)
-        tokens, finite = draw(scores, found, raw.best, rows, floors(scores, found, rows, pdl), pdl)
+        least, most = floors(scores, found, rows, pdl), None
+        if rows.typical_p is not None:
+            least, most = typical(scores, found, least, rows, pdl)
+        tokens, finite = draw(scores, found, raw.best, rows, least, pdl, most)
         if rows.logprobs is None:
             return Sampled(tokens=tokens, finite=finite)
         return _reported(logits, raw, tokens, finite, rows.logprobs, pdl)

@@ -12,7 +12,7 @@ from triton.language.extra.cuda import libdevice
 
 from llmcore_triton.launch import INTERPRETED
 
-COLUMNS = ["temperature", "top_k", "top_p", "min_p", "seed", "choice", "position"]
+COLUMNS = ["temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "choice", "position"]
 """Arguments that are columns of a step's tables: where they begin depends on the number of rows."""
 
 _INTERPRETED = tl.constexpr(INTERPRETED)

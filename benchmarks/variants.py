@@ -32,6 +32,7 @@ WAYS: tuple[SamplingParams, ...] = (
     SamplingParams(temperature=0.7, top_p=0.9),
     SamplingParams(temperature=0.7, top_k=20),
     SamplingParams(min_p=0.1),
+    SamplingParams(temperature=0.7, top_p=0.9, typical_p=0.95),
     SamplingParams(temperature=0.0, repetition_penalty=1.2),
     SamplingParams(temperature=0.7, presence_penalty=0.5, frequency_penalty=0.5),
     SamplingParams(temperature=0.0, logit_bias={5: 1.0}),

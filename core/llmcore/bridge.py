@@ -42,16 +42,21 @@ class LengthDecay(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
 
 
+COLDEST = 1e-5
+"""Temperatures below this are greedy, as in LightLLM: scores divided by much less would leave float32."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is drawn. Defaults sample from the model's own distribution; temperature 0
-    (below 1e-5) is greedy.
+    (below COLDEST) is greedy, and so is `top_p` 0.
 
     Presence and frequency penalties follow OpenAI's definitions, over generated tokens; `repetition_penalty` is
     Hugging Face's (divide a positive logit, multiply a negative one), over generated tokens and, with
     `repetition_over_prompt`, the prompt's; `penalize_prompt` extends all three to the prompt. `logprobs`: None, or
     how many of the best tokens to report beside the drawn one (0: it alone). `seed` is a 64-bit key; the front
     end draws one where the client gave none. `logits_processors`: all of them apply. `allowed_ids`: the only tokens
-    that may be drawn, () for all. `length_decay`: makes an end more likely, the longer the answer is.
+    that may be drawn, () for all. `length_decay`: makes an end more likely, the longer the answer is. `typical_p`:
+    the share of the mass that locally typical sampling keeps of what the other filters leave, 1 for all.
     """
 
     temperature: float = 1.0
@@ -69,6 +74,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logits_processors: tuple[LogitsProcessor, ...] = ()
     allowed_ids: tuple[int, ...] = ()
     length_decay: LengthDecay | None = None
+    typical_p: float = 1.0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < COLDEST or self.top_p <= 0
 
 
 class BeamSearch(msgspec.Struct, frozen=True):

@@ -8,10 +8,13 @@ import pytest
 from llmcore.bridge import LengthDecay
 from llmcore.engine.llm import LLM
 from llmcore.testing import fake_answer
+from llmcore.text.bad_words import sequences_of
+from steered import GREEDY, together
 
 MakeLLM = Callable[..., LLM]
 
 PLAIN = [3, 4, 5]
+PROMPTS = [PLAIN, [7, 8], [9, 9, 9, 9], [1, 2]]
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
@@ -54,3 +57,52 @@ def test_an_end_becomes_likely_with_the_length(make_llm: MakeLLM, ahead: int) ->
     assert never.token_ids == plain
     (banned,) = llm.generate([PLAIN], length_decay=decay, logit_bias=dict.fromkeys(ends, float("-inf")), **options)
     assert banned.token_ids == plain
+
+
+@AHEAD
+def test_bad_words_are_never_completed_and_neighbours_do_not_notice(make_llm: MakeLLM, ahead: int) -> None:
+    """Token by token, the best of those that complete no word, and the same beside others."""
+    llm = make_llm(ahead=ahead)
+    plain = [fake_answer(prompt, 24) for prompt in PROMPTS]
+    words = [llm.tokenizer.decode(plain[0][3:4]), llm.tokenizer.decode(plain[0][6:9])]
+    sequences = sequences_of(words, llm.tokenizer, llm.facts.vocab_size)
+    assert {tuple(plain[0][3:4]), tuple(plain[0][6:9])} <= set(sequences)
+    expected: list[int] = []
+    for _ in range(24):
+        (answer,) = llm.generate([[*PROMPTS[0], *expected]], temperature=0.0, max_new_tokens=1, logprobs=20)
+        best = (token for token, _ in answer.answers[0].top_logprobs[0])
+        expected.append(next(t for t in best if not any(completes([*expected, t], ids) for ids in sequences)))
+    assert expected != plain[0]
+    assert llm.generate(PROMPTS[:1], bad_words=words, max_new_tokens=24, **GREEDY)[0].token_ids == expected
+    options: list[dict[str, object]] = [{"bad_words": words}, {}, {"bad_words": words[0]}, {}]
+    found = together(llm, PROMPTS, options, 24)
+    assert found[0] == expected and found[1] == plain[1] and found[3] == plain[3]
+    for seed in range(5):
+        (drawn,) = llm.generate(PROMPTS[:1], bad_words=words, temperature=1.5, seed=seed, max_new_tokens=60)
+        ends = (drawn.token_ids[:end] for end in range(1, len(drawn.token_ids) + 1))
+        assert not any(completes(end, ids) for end in ends for ids in sequences)
+
+
+@AHEAD
+def test_typical_p_and_top_p_0(make_llm: MakeLLM, ahead: int) -> None:
+    """Beside others each draws what it draws alone; a share of 1 changes nothing; top_p 0 is greedy."""
+    llm = make_llm(ahead=ahead)
+    options: list[dict[str, object]] = [
+        {"temperature": 4.0, "seed": 5, "typical_p": 0.3},
+        {"temperature": 4.0, "seed": 5},
+        {"temperature": 1.0, "seed": 5, "top_p": 0.0},
+        {"temperature": 4.0, "seed": 5, "typical_p": 0.3, "top_k": 20, "repetition_penalty": 1.3},
+    ]
+    alone = [
+        llm.generate([prompt], max_new_tokens=20, ignore_eos=True, **option)[0].token_ids
+        for prompt, option in zip(PROMPTS, options, strict=True)
+    ]
+    assert together(llm, PROMPTS, options, 20) == alone
+    assert alone[2] == fake_answer(PROMPTS[2], 20)
+    (same,) = llm.generate(PROMPTS[:1], max_new_tokens=20, ignore_eos=True, temperature=4.0, seed=5, typical_p=1.0)
+    (without,) = llm.generate(PROMPTS[:1], max_new_tokens=20, ignore_eos=True, temperature=4.0, seed=5)
+    assert same.token_ids == without.token_ids != alone[0]
+
+
+def completes(answer: list[int], sequence: tuple[int, ...]) -> bool:
+    return tuple(answer[-len(sequence) :]) == sequence

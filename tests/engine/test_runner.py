@@ -266,7 +266,7 @@ def test_tables_too_large_to_number() -> None:
 
 def test_who_is_admitted_together_is_written_where_it_belongs() -> None:
     tables = Tables(CPU(), 5, MAX_LEN, (1,))
-    first = SamplingParams(temperature=0.5, top_p=0.25, min_p=0.125, top_k=7, seed=-1, penalize_prompt=False)
+    first = SamplingParams(temperature=0.5, top_p=0.25, min_p=0.125, typical_p=0.75, top_k=7, seed=-1)
     second = SamplingParams(
         repetition_penalty=1.5, presence_penalty=-0.5, frequency_penalty=0.75, seed=1 << 33 | 5, penalize_prompt=True
     )
@@ -283,8 +283,8 @@ def test_who_is_admitted_together_is_written_where_it_belongs() -> None:
     assert tables.lengths.tolist() == [0, 2, 0, 0, 3, 0]
     assert tables.computed.tolist() == [0, 0, 0, 0, 1, 0]
     assert tables.prompt_len.tolist() == [0, 2, 0, 0, 2, 0]
-    assert tables.floats[:, 4].tolist() == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
-    assert tables.floats[3:, 1].tolist() == [1.5, -0.5, 0.75]
+    assert tables.floats[:, 4].tolist() == [0.5, 0.25, 0.125, 0.75, 1.0, 0.0, 0.0]
+    assert tables.floats[4:, 1].tolist() == [1.5, -0.5, 0.75]
     repeat_from = 0 if first.repetition_over_prompt else 2
     assert tables.ints[:, 4].tolist() == [7, 3, repeat_from, 2, -1, -1]
     assert tables.ints[:, 1].tolist() == [max(second.top_k, 0), 0, 0, 0, 5, 2]

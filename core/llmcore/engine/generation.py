@@ -10,7 +10,7 @@ import msgspec
 
 from llmcore.errors import ConfigError
 
-FILTERS = ("top_p", "top_k", "min_p")
+FILTERS = ("top_p", "top_k", "min_p", "typical_p")
 SAMPLING = ("temperature", *FILTERS, "repetition_penalty")
 """What a generation_config.json says of how tokens are drawn."""
 

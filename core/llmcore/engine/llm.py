@@ -31,6 +31,7 @@ from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, TokenizerSpec
+from llmcore.text.bad_words import forbid
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import TextRules
@@ -46,7 +47,8 @@ class Limits:
     """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too, and
     `prompt_top` of the best tokens in the place of each.
 
-    `num_beams` above 1: the `n` best answers of a beam search, best first; for the other two see bridge.BeamSearch.
+    `bad_words`: texts whose tokens, with and without a space before them, an answer never completes. `num_beams` above 1:
+    the `n` best answers of a beam search, best first; for the other two see bridge.BeamSearch.
     """
 
     min_new_tokens: int = 0
@@ -56,6 +58,7 @@ class Limits:
     skip_special_tokens: bool = True
     prompt_logprobs: bool = False
     prompt_top: int = 0
+    bad_words: str | Sequence[str] = ()
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | None = False
@@ -127,6 +130,7 @@ class LLM:
         the context; `more` also takes the fields of `Limits`. Raises RequestError for the first prompt that fails.
         """
         limits, params = _sort_out(more, sampling)
+        params = self._forbidding(limits, params)
         rules = self._rules(limits, stop)
         ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
         submits = [self._submit(prompt, params, rules, limits, (max_new_tokens, n)) for prompt in ids]
@@ -178,6 +182,7 @@ class LLM:
         """The answer to one conversation, piece by piece; leaving the iterator ends it in the engine."""
         stop = options.pop("stop", ())
         limits, params = _sort_out(options, None)
+        params = self._forbidding(limits, params)
         rules = self._rules(limits, stop)
         submit = self._submit(self._chat_ids(messages), params, rules, limits, (max_new_tokens, 1))
         pieces: SimpleQueue[str | Collector] = SimpleQueue()
@@ -226,6 +231,10 @@ class LLM:
             skip_special_tokens=limits.skip_special_tokens,
             min_tokens=limits.min_new_tokens,
         )
+
+    def _forbidding(self, limits: Limits, sampling: SamplingParams) -> SamplingParams:
+        words = [limits.bad_words] if isinstance(limits.bad_words, str) else limits.bad_words
+        return forbid(sampling, words, self.tokenizer, self.facts.vocab_size)
 
     def _submit(
         self,

@@ -33,6 +33,7 @@ from llmcore.registry import Registry
 from llmcore.sched.bound import Bound
 from llmcore.specs import TokenizerSpec
 from llmcore.tallies import TALLIES
+from llmcore.text.bad_words import PROCESSOR as BAD_WORDS
 from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare
 
@@ -58,7 +59,7 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
 
     converted = tempfile.TemporaryDirectory(prefix="llmcore-")
     context = ProcessorContext(model.vocab_size, model.eos_ids, tokenizer)
-    specs = {spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)}
+    specs = {spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)} | {BAD_WORDS.name: BAD_WORDS}
     if config.requests.token_healing_mode:
         specs[HEALING.name] = HEALING
     processors = Processors(specs, context)

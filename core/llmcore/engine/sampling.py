@@ -29,7 +29,8 @@ class Draw:
 
     `variant`: index into VARIANTS. `logprobs`: best tokens to report, -1 for no log-probabilities. `width`: columns of
     the history that penalties look at, 0 where nobody is penalized or biased. `biases`: how many there are. `masks`:
-    room for how many there is, a power of two or 0. `rises`: how many scores rise with the answer's length.
+    room for how many there is, a power of two or 0. `rises`: how many scores rise with the answer's length. `typical`:
+    whether a row asks for typical-p.
     """
 
     variant: int
@@ -38,6 +39,7 @@ class Draw:
     biases: int = 0
     masks: int = 0
     rises: int = 0
+    typical: bool = False
 
     @property
     def lasting(self) -> bool:
@@ -78,6 +80,7 @@ class RowSampler:
         self._variant = np.zeros(size, np.uint8)
         self._adjusts = np.zeros(size, np.bool_)
         self._steered = np.zeros(size, np.bool_)
+        self._typical = np.zeros(size, np.bool_)
         self._logprobs = np.full(size, -1, np.int32)
         self._longest = np.zeros(size, np.int32)
         self._bias: dict[int, _Bias] = {}
@@ -126,7 +129,8 @@ class RowSampler:
             longest = max(int(self._longest[indices].max()), _NARROWEST)
             width = min(1 << (longest - 1).bit_length(), self._tables.max_len)
         asked = int(self._logprobs[indices].max())
-        return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks, rises)
+        typical = bool(self._typical[indices].any())
+        return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks, rises, typical)
 
     def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
         """Device: draw from logits [S, V] for the requests `request` [S] int64."""
@@ -135,7 +139,7 @@ class RowSampler:
         if draw.variant == _GREEDY:
             return sample(logits, self._greedy_rows(count))
         floats, ints = self._tables.floats[:, request].unbind(0), self._tables.ints[:, request].unbind(0)
-        temperature, top_p, min_p, *penalties = floats
+        temperature, top_p, min_p, typical_p, *penalties = floats
         top_k, choice, repeat_from, count_from, low, high = ints
         length = self._tables.lengths[request]
         adjust = None
@@ -150,6 +154,7 @@ class RowSampler:
             seed=(high.long() << 32) | (low.long() & 0xFFFFFFFF),
             choice=choice.long(),
             position=(length - self._tables.prompt_len[request]).long(),
+            typical_p=typical_p if draw.typical else None,
             adjust=adjust,
             masks=self._masks(draw, upload),
             logprobs=draw.logprobs if draw.logprobs >= 0 else None,
@@ -213,6 +218,7 @@ class RowSampler:
         if sampling.length_decay is not None:
             self._decay[index] = sampling.length_decay
         self._steered[index] = bound is not None
+        self._typical[index] = _typical(sampling)
         if bound is not None:
             self._bound[index] = bound
         bias = _bias(admitted)
@@ -228,8 +234,10 @@ def variant_of(sampling: SamplingParams) -> int:
     steered = sampling.allowed_ids or sampling.length_decay is not None
     if _penalized(sampling) or sampling.logit_bias or sampling.logprobs is not None or steered:
         return _FULL
-    if sampling.temperature <= 0:
+    if sampling.greedy:
         return _GREEDY
+    if _typical(sampling):
+        return _FULL
     if sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0:
         return _FILTERED
     return _TEMPERATURE
@@ -238,6 +246,10 @@ def variant_of(sampling: SamplingParams) -> int:
 def _penalized(sampling: SamplingParams) -> bool:
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     return penalties != (1.0, 0.0, 0.0)
+
+
+def _typical(sampling: SamplingParams) -> bool:
+    return sampling.typical_p < 1.0 and not sampling.greedy
 
 
 def _bias(admitted: Admitted) -> _Bias | None:

@@ -16,9 +16,7 @@ from llmcore.sched.plan import Admitted, TableWrites
 
 COUNTS = ("lengths", "computed", "prompt_len")
 INTS = ("top_k", "choice", "repeat_from", "count_from", "seed_low", "seed_high")
-FLOATS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-COLDEST = 1e-5
-"""Temperatures below this are greedy, as in LightLLM: scores divided by much less would leave float32."""
+FLOATS = ("temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency")
 
 _ALIGNED = 16
 """Numbers between the beginnings of two columns: kernels read faster from addresses that are multiples of 64 bytes."""
@@ -183,8 +181,8 @@ def _columns(admitted: list[Admitted]) -> Int32:
         repeat_from = 0 if s.repetition_over_prompt or s.penalize_prompt else a.prompt_len
         count_from = 0 if s.penalize_prompt else a.prompt_len
         ints.append((len(a.tokens), a.start, a.prompt_len, max(s.top_k, 0), a.choice, repeat_from, count_from))
-        temperature = s.temperature if s.temperature >= COLDEST else 0.0
+        temperature = 0.0 if s.greedy else s.temperature
         penalties = s.repetition_penalty, s.presence_penalty, s.frequency_penalty
-        floats.append((temperature, s.top_p, s.min_p, *penalties))
+        floats.append((temperature, s.top_p, s.min_p, s.typical_p, *penalties))
     seeds = np.array([a.sampling.seed & (1 << 64) - 1 for a in admitted], np.uint64).view(np.int32).reshape(-1, 2)
     return np.concatenate((np.array(ints, np.int32), seeds, np.array(floats, np.float32).view(np.int32)), axis=1)

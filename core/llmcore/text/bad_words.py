@@ -1,0 +1,111 @@
+"""Words that an answer must not have, as sequences of tokens that it never completes.
+
+A word of one token is a bias, which lasts. The last token of a longer one is forbidden while the answer ends with all
+its others, which the host has to look up before each token; only requests with such words pay for that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from llmcore.bridge import LogitsProcessor, SamplingParams
+from llmcore.errors import RequestError
+from llmcore.processors import LogitsProcessorSpec, ProcessorContext
+from llmcore.protocols import Tokenizer
+
+FIELD = "bad_words"
+"""The client's field, and the name of the processor."""
+
+NEVER = -1e30
+"""What is added to the score of a forbidden token. It is below any other score and above minus infinity: where a mask
+(a grammar's) leaves nothing else, the mask wins."""
+
+MOST_SEQUENCES = 4096
+MOST_TOKENS = 1024
+"""Of one sequence."""
+
+PROCESSOR = LogitsProcessorSpec(
+    name=FIELD,
+    make=f"{__name__}:make",
+    kind="bias",
+    example={"sequences": [[1, 2]]},
+    summary="The answer never completes one of `sequences`, lists of token ids.",
+)
+"""What every engine has."""
+
+
+def forbid(sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
+    """The same parameters, with which an answer completes none of `words`. Raises RequestError for words that are
+    empty, that the model cannot write, or that are all that `allowed_ids` allow."""
+    if not words:
+        return sampling
+    sequences = sequences_of(words, tokenizer, vocab_size)
+    singles = {ids[0] for ids in sequences if len(ids) == 1}
+    if sampling.allowed_ids and singles.issuperset(sampling.allowed_ids):
+        raise _refusal("they are all the tokens that are allowed")
+    bias = sampling.logit_bias | {token: sampling.logit_bias.get(token, 0.0) + NEVER for token in singles}
+    longer = [list(ids) for ids in sequences if len(ids) > 1]
+    processors = (LogitsProcessor(FIELD, {"sequences": longer}, FIELD),) if longer else ()
+    return msgspec.structs.replace(
+        sampling, logit_bias=bias, logits_processors=(*sampling.logits_processors, *processors)
+    )
+
+
+def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> list[tuple[int, ...]]:
+    """The tokens of each word, at the beginning of a text and after a space, each sequence once."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip() or word  # a word may be white space
+        spellings = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
+        if not word or not spellings[0]:
+            raise _refusal("a word is empty")
+        if highest := max((token for ids in spellings for token in ids if token >= vocab_size), default=0):
+            raise _refusal(f"token id {highest} is not in the vocabulary; ids are 0 to {vocab_size - 1}")
+        found |= dict.fromkeys(spellings)
+    return list(found)
+
+
+class BadWords:
+    """The processor of one choice; `sequences` are of two tokens at least."""
+
+    def __init__(self, sequences: Iterable[tuple[int, ...]]) -> None:
+        self._last: dict[tuple[int, ...], list[int]] = {}
+        for *begun, last in sequences:
+            self._last.setdefault(tuple(begun), []).append(last)
+        self._lengths = sorted({len(begun) for begun in self._last})
+        self._end: deque[int] = deque(maxlen=self._lengths[-1] if self._lengths else 0)
+
+    def accept(self, token: int) -> None:
+        """The answer ends with `token`."""
+        self._end.append(token)
+
+    def finished(self) -> bool:
+        """The answer goes on."""
+        return False
+
+    def bias(self) -> dict[int, float]:
+        """The tokens that would complete a sequence."""
+        end = tuple(self._end)
+        begun = (end[-length:] for length in self._lengths if length <= len(end))
+        return {token: NEVER for sequence in begun for token in self._last.get(sequence, ())}
+
+
+def make(args: dict[str, Any], context: ProcessorContext) -> Any:
+    """LogitsProcessorSpec.make."""
+    sequences = args.pop("sequences", None)
+    if args or not isinstance(sequences, list) or not all(isinstance(ids, list) and len(ids) > 1 for ids in sequences):
+        raise ValueError("it takes sequences, lists of two token ids or more, and nothing else")
+    if len(sequences) > MOST_SEQUENCES or any(len(ids) > MOST_TOKENS for ids in sequences):
+        raise ValueError(f"it takes at most {MOST_SEQUENCES} sequences of at most {MOST_TOKENS} tokens")
+    if not all(type(token) is int and 0 <= token < context.vocab_size for ids in sequences for token in ids):
+        raise ValueError(f"token ids are 0 to {context.vocab_size - 1}")
+    known = [tuple(ids) for ids in sequences]
+    return lambda prompt: BadWords(known)
+
+
+def _refusal(why: str) -> RequestError:
+    return RequestError(f"{FIELD}: {why}", param=FIELD, code="invalid_value")

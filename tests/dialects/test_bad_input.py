@@ -210,8 +210,10 @@ def test_odd_completions(openai: MakeSide, more: dict[str, Any], param: str) -> 
     ("more", "param"),
     [
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"verbosity": "low"}, "verbosity"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"verbosity": "mute"}, "verbosity"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         (
             {"continue_final_message": True, "messages": [{"role": "assistant", "content": ""}]},

@@ -96,6 +96,8 @@ def test_native_refuses(lightllm: MakeSide, param: str, parameters: dict[str, An
         ("temperature", {"num_beams": 2, "temperature": 0.7}),
         ("top_k", {"num_beams": 2, "top_k": 7}),
         ("logit_bias", {"num_beams": 2, "logit_bias": {"1": 2}}),
+        ("bad_words", {"num_beams": 2, "bad_words": ["x"]}),
+        ("typical_p", {"num_beams": 2, "typical_p": 0.5}),
         ("best_of", {"num_beams": 4, "best_of": 3}),
         ("best_of", {"best_of": 3, "stream": True}),
     ],

@@ -117,6 +117,7 @@ def test_how_a_request_becomes_a_submit(lightllm: MakeSide) -> None:
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 7,
+        "typical_p": 0.8,
         "max_new_tokens": 9,
         "min_new_tokens": 4,
         "ignore_eos": True,
@@ -132,15 +133,19 @@ def test_how_a_request_becomes_a_submit(lightllm: MakeSide) -> None:
     assert (submit.max_new_tokens, submit.min_new_tokens, submit.stop_ids) == (9, 3, ())
     sampling = submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
+    assert sampling.typical_p == 0.8
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, 0.1, 0.2)
     assert (sampling.repetition_over_prompt, sampling.penalize_prompt, sampling.logprobs) == (True, True, 0)
 
 
-@pytest.mark.parametrize("temperature", [0, 1e-6])
-def test_tiny_temperatures_reach_the_engine_which_knows_them_as_greedy(lightllm: MakeSide, temperature: float) -> None:
+@pytest.mark.parametrize("more", [{"temperature": 0}, {"temperature": 1e-6}, {"top_p": 0}])
+def test_what_leaves_nothing_to_draw_reaches_the_engine_which_knows_it_as_greedy(
+    lightllm: MakeSide, more: dict[str, float]
+) -> None:
     side = lightllm("ab")
-    side.ok("/generate", inputs="say", parameters={"do_sample": True, "temperature": temperature})
-    assert side.bridge.submitted[0].sampling.temperature == temperature
+    side.ok("/generate", inputs="say", parameters={"do_sample": True, **more})
+    sampling = side.bridge.submitted[0].sampling
+    assert sampling.greedy and {name: getattr(sampling, name) for name in more} == more
 
 
 def test_the_end_token_may_be_the_last_of_the_least(lightllm: MakeSide) -> None:

@@ -10,6 +10,7 @@ import pytest
 from llmcore.builtin.openai.routes import routes
 from llmcore.testing.dialect import Side
 from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore.text.bad_words import NEVER, sequences_of
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -49,6 +50,55 @@ def test_how_a_request_becomes_a_submit(openai: Callable[..., Side]) -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 1.0, 0, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
     assert (sampling.logit_bias, sampling.seed) == ({7: 3.0}, 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ({"max_tokens": -1}, 50),
+        ({"max_completion_tokens": -1}, 50),
+        ({"max_completion_tokens": -1, "max_tokens": 7}, 7),
+        ({"max_completion_tokens": 6, "max_tokens": -1}, 6),
+    ],
+)
+def test_minus_one_token_is_as_many_as_fit(openai: Callable[..., Side], asked: dict[str, int], most: int) -> None:
+    side = openai("ab", facts={"max_total_len": 100})
+    side.ok(CHAT, messages=USER, **asked)
+    submit = side.bridge.submitted[0]
+    assert submit.max_new_tokens == (100 - len(submit.prompt) // 4 if most == 50 else most)
+    if "max_tokens" in asked:
+        side.ok("/v1/completions", prompt=list(range(50)), max_tokens=asked["max_tokens"])
+        assert side.bridge.submitted[1].max_new_tokens == (50 if asked["max_tokens"] == -1 else 7)
+
+
+def test_typical_p_and_top_p_0(openai: Callable[..., Side]) -> None:
+    side = openai("ab", facts={"generation": {"typical_p": 0.9}})
+    for asked in ({}, {"typical_p": 0.5}, {"typical_p": 1}, {"top_p": 0}):
+        side.ok(CHAT, messages=USER, **asked)
+    drawn = [submit.sampling for submit in side.bridge.submitted]
+    assert [sampling.typical_p for sampling in drawn] == [0.9, 0.5, 1.0, 0.9]
+    assert [sampling.greedy for sampling in drawn] == [False, False, False, True]
+
+
+def test_bad_words_are_biases_and_a_processor(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:
+    side = openai("ab")
+    for path, prompt in ((CHAT, {"messages": USER}), ("/v1/completions", {"prompt": "hi"})):
+        side.ok(path, bad_words=[], **prompt)
+        side.ok(path, bad_words=["x", "house"], logit_bias={"7": 3}, **prompt)
+        without, sampling = (submit.sampling for submit in side.bridge.submitted[-2:])
+        assert not without.logit_bias and not without.logits_processors
+        sequences = sequences_of(["x", "house"], tokenizer, side.front.facts.vocab_size)
+        singles = {ids[0] for ids in sequences if len(ids) == 1}
+        assert singles and sampling.logit_bias == {7: 3.0, **dict.fromkeys(singles, NEVER)}
+        (processor,) = sampling.logits_processors
+        assert (processor.name, processor.param) == ("bad_words", "bad_words")
+        assert processor.args == {"sequences": [list(ids) for ids in sequences if len(ids) > 1]}
+        small = openai("ab", facts={"vocab_size": 60})
+        odd: list[tuple[Side, Any]] = [(side, words) for words in ([""], ["x" * 257], ["x"] * 1025, "x", [7])]
+        for asked, words in (*odd, (small, ["house"])):
+            refused = asked.post(path, bad_words=words, **prompt)
+            assert refused.status_code == 400, words
+            assert refused.json["error"]["param"].startswith("bad_words")
 
 
 @pytest.mark.parametrize(
@@ -167,12 +217,13 @@ def write_template(tmp_path: Path, text: str) -> FastTokenizer:
         ("x{% if enable_thinking %}think{% endif %}", "low", "xthink"),
         ("x{% if enable_thinking is not defined or enable_thinking %}think{% endif %}", "none", "x"),
         ("plain", "medium", "plain"),
+        *(("plain", effort, "plain") for effort in ("none", "minimal", "low", "high", "xhigh", "max")),
     ],
 )
 def test_how_much_to_think(tmp_path: Path, template: str, effort: str, prompt: str) -> None:
     tokenizer = write_template(tmp_path, template)
     side = Side.of(routes, tokenizer, "ab")
-    side.ok(CHAT, messages=[{"role": "user", "content": "hi"}], reasoning_effort=effort)
+    side.ok(CHAT, messages=[{"role": "user", "content": "hi"}], reasoning_effort=effort, verbosity="low")
     assert prompt_of(side, tokenizer) == prompt
 
 

@@ -140,6 +140,10 @@ def test_the_root_goes_both_ways(tgi: MakeTGI) -> None:
         ({"best_of": 2, "do_sample": True, "seed": -1}, {"temperature": 1.0}),
         ({"top_k": 3}, {"temperature": 1.0, "top_k": 3}),
         ({"top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5}),
+        ({"top_p": 0}, {"greedy": True}),
+        ({"typical_p": 1.0}, {"temperature": 0.0, "typical_p": 1.0}),
+        ({"typical_p": None}, {"temperature": 0.0, "typical_p": 1.0}),
+        ({"typical_p": 0.95}, {"temperature": 1.0, "typical_p": 0.95}),
         ({"repetition_penalty": 1.5, "frequency_penalty": -0.5}, {"repetition_penalty": 1.5, "temperature": 0.0}),
         ({"frequency_penalty": -0.5}, {"frequency_penalty": -0.5, "penalize_prompt": True}),
     ],
@@ -157,6 +161,9 @@ def test_truncation_keeps_the_end(tgi: MakeTGI) -> None:
     side.ok("/generate", inputs="x" * 50 + "yz", parameters={"truncate": 3, "max_new_tokens": 2})
     assert len(side.bridge.submitted[0].prompt) == 3 * 4
     assert list(memoryview(side.bridge.submitted[0].prompt).cast("i")) == side.front.tokenizer.encode("xyz")
+    for cut, kept in (("left", "xyz"), ("right", "abx")):
+        side.ok("/generate", inputs="ab" + "x" * 9 + "yz", parameters={"truncate": 3, "truncation_side": cut})
+        assert list(memoryview(side.bridge.submitted[-1].prompt).cast("i")) == side.front.tokenizer.encode(kept)
     failed = side.post("/generate", inputs="x", parameters={"truncate": 11})
     assert failed.json["error"].startswith("parameters.truncate")
 
@@ -178,7 +185,6 @@ def test_every_field_with_wrong_values(tgi: MakeTGI) -> None:
         ("parameters", 3),
         ("parameters.stop", ["a"] * 33),
         ("parameters.watermark", True),
-        ("parameters.typical_p", 0.5),
         ("inputs", ["a"]),
     ]
     assert len(table) > 80

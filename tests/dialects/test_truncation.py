@@ -81,6 +81,20 @@ def test_the_rest_of_the_context_is_the_answer_s(openai: MakeSide) -> None:
     assert side.bridge.submitted[0].max_new_tokens == 5
 
 
+@pytest.mark.parametrize(("side", "kept"), [(None, [7, 8, 9]), ("left", [7, 8, 9]), ("right", [0, 1, 2])])
+def test_the_side_from_which_a_request_cuts_its_prompt(openai: MakeSide, side: str | None, kept: list[int]) -> None:
+    made = openai("ok", facts={"embedding_size": 4})
+    asked = {"truncate_prompt_tokens": 3, "truncation_side": side}
+    made.ok("/v1/completions", prompt=list(range(10)), **asked)
+    made.ok("/v1/completions", prompt=list(range(10)), truncation_side=side)
+    assert prompts(made) == [kept, list(range(10))]
+    messages = [{"role": "user", "content": "hi"}]
+    made.ok("/v1/chat/completions", messages=messages)
+    made.ok("/v1/chat/completions", messages=messages, **asked)
+    whole, cut = prompts(made)[2:]
+    assert cut == (whole[:3] if side == "right" else whole[-3:])
+
+
 def test_an_answer_that_leaves_no_room_is_refused(lightllm: MakeSide) -> None:
     side = lightllm("ok", facts=facts("head", max_input_len=19))
     result = side.post("/generate", inputs=[1, 2, 3], parameters={"max_new_tokens": 20})

@@ -21,9 +21,10 @@ def refusal(house: House, body: dict[str, Any], path: str = "/v1/completions") -
 
 BAD: dict[str, tuple[Any, ...]] = {
     "temperature": (-1, 2.1, 1e308, "NaN", "Infinity"),
-    "top_p": (0, -0.1, 1.1),
+    "top_p": (-0.1, 1.1),
     "top_k": (-2, 2**31, 2**40),
     "min_p": (-0.1, 1.1),
+    "typical_p": (0, -0.1, 1.1, "NaN"),
     "presence_penalty": (-1e9, 1e9, 2.1),
     "frequency_penalty": (-1e9, 1e9, -2.1),
     "repetition_penalty": (0, -1, 1e-38, 1e9),
@@ -45,7 +46,7 @@ def test_rows_30_to_32_and_35_values_out_of_range(house: House, name: str) -> No
 
 EXTREMES: tuple[dict[str, Any], ...] = (
     *({"temperature": t} for t in (1e-4, 1e-9, 1e-38, 1e-44, 5e-324)),
-    *({"top_k": 1}, {"top_p": 1e-9}, {"top_p": 5e-324}, {"min_p": 1}),
+    *({"top_k": 1}, {"top_p": 0}, {"top_p": 1e-9}, {"top_p": 5e-324}, {"min_p": 1}),
     *({"temperature": 1e-38, **more} for more in ({"top_p": 0.5}, {"top_k": 3}, {"logprobs": 2})),
 )
 """Drawn as if greedy: the best token is all that is left."""
@@ -59,6 +60,8 @@ def test_row_30_parameters_at_the_edge_of_their_range(house: House) -> None:
             assert status == 200 and json.loads(answer)["choices"][0]["text"] == expected([8, 8], 9), (more, answer)
         for more in (
             {"temperature": 2, "top_p": 1, "top_k": 2**31 - 1, "min_p": 0},
+            *({"typical_p": share, "temperature": 2} for share in (5e-324, 1e-6, 0.95, 1)),
+            {"bad_words": [chr(97 + i % 26) * (1 + i // 26) for i in range(1024)]},
             {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 0.01},
             {"repetition_penalty": 100, "presence_penalty": 2, "frequency_penalty": -2, "logprobs": 20},
             {"seed": -(2**63)},
@@ -128,7 +131,7 @@ def test_row_34_ids_beyond_the_vocabulary(house: House) -> None:
         for more in (
             *({"allowed_token_ids": ids} for ids in ([100_000], [1, 2**31 - 1], [-1], [2**31], list(range(2000)))),
             *({"stop_token_ids": ids} for ids in ([100_000], [-1], [2**40])),
-            {"bad_words": ["x"]},
+            *({"bad_words": words} for words in ([""], ["x", ""], ["x" * 257], ["x"] * 1025, [7])),
         ):
             assert refusal(house, {**COMPLETION, **more})["param"].split("[")[0] in more
         native = {"inputs": "x", "parameters": {"allowed_token_ids": [100_000]}}

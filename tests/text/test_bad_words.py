@@ -35,9 +35,7 @@ def test_a_word_is_forbidden_at_the_beginning_and_after_a_space() -> None:
     assert sequences_of(["end", "\n"], LETTERS, 256) == [(0,), (128,), (10,), (138,)]
 
 
-@pytest.mark.parametrize(
-    ("words", "size", "reason"), [(["a", ""], 256, "empty"), (["ab"], 225, "225")]
-)
+@pytest.mark.parametrize(("words", "size", "reason"), [(["a", ""], 256, "empty"), (["ab"], 225, "225")])
 def test_words_that_cannot_be_forbidden(words: list[str], size: int, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as raised:
         sequences_of(words, LETTERS, size)

@@ -47,8 +47,8 @@ class Limits:
     """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too, and
     `prompt_top` of the best tokens in the place of each.
 
-    `bad_words`: texts whose tokens, with and without a space before them, an answer never completes. `num_beams` above 1:
-    the `n` best answers of a beam search, best first; for the other two see bridge.BeamSearch.
+    `bad_words`: texts whose tokens, with and without a space before them, an answer never completes. `num_beams` above
+    1: the `n` best answers of a beam search, best first; for the other two see bridge.BeamSearch.
     """
 
     min_new_tokens: int = 0

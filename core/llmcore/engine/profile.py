@@ -18,9 +18,7 @@ from llmcore.sched.plan import Admitted, StepPlan, TableWrites
 from llmcore.specs import TOKEN_BUCKETS
 
 _GREEDY = SamplingParams(temperature=0.0)
-_EVERYTHING = SamplingParams(
-    temperature=1.0, top_k=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20
-)
+_EVERYTHING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20)
 _STEERED = SamplingParams(logit_bias={0: 1.0}, allowed_ids=(0,), length_decay=LengthDecay(0, 1.1, (0,)))
 """Steps with these are not captured."""
 _WAYS = (

@@ -13,6 +13,7 @@ import numpy as np
 from llmcore.bridge import BeamSearch, SamplingParams, Submit
 from llmcore.errors import RequestError
 from llmcore.http.front import Front
+from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 
 MAX_PROMPTS = 256
@@ -27,6 +28,10 @@ and tokenizing takes some fifty bytes of memory for each of them, whatever is do
 
 LEAST_CHARACTERS = 1 << 18
 """So many characters are tokenized however short the longest prompt is."""
+
+
+LEFT = "left"
+"""The side from which prompts are cut where a request does not say `truncation_side`: their end is kept."""
 
 
 def refuse(
@@ -85,12 +90,14 @@ def prompt_ids(
     add_special_tokens: bool = True,
     max_new_tokens: int | None = None,
     keep: int | None = None,
+    side: str = LEFT,
 ) -> Sequence[int]:
     """The token ids of a prompt given as text or as ids. Raises RequestError when it is empty, or not in the
     vocabulary, or longer than the server takes.
 
-    `keep`: only so many at its end. With `--long_truncation_mode` one that is too long is cut, so that
-    `max_new_tokens` (None: one) fit beside it. Ids that are cut are not looked at.
+    `keep`: only so many at its end; at its beginning where `side`, from which it is cut, is "right". With
+    `--long_truncation_mode` one that is too long is cut, so that `max_new_tokens` (None: one) fit beside it. Ids that
+    are cut are not looked at.
     """
     if isinstance(prompt, str):
         ids: Sequence[int] = encode(front, prompt, param=param, add_special_tokens=add_special_tokens)
@@ -99,7 +106,8 @@ def prompt_ids(
         ids = prompt
     if not ids:
         raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
-    ids = ids if keep is None else ids[-keep:]
+    if keep is not None:
+        ids = ids[-keep:] if side == LEFT else ids[:keep]
     limit, mode = front.facts.max_input_len, front.config.requests.long_truncation_mode
     if mode is not None:
         ids = truncated(ids, min(limit, front.facts.max_total_len - (max_new_tokens or 1)), mode)
@@ -238,6 +246,11 @@ def logit_bias(front: Front, given: Mapping[str, float], *, param: str = "logit_
             )
         biases[int(key)] = bias
     return biases
+
+
+def without_words(front: Front, sampling: SamplingParams, words: Sequence[str] | None) -> SamplingParams:
+    """The same parameters, with which an answer completes none of `words`; see text.bad_words.forbid."""
+    return forbid(sampling, words or (), front.tokenizer, front.facts.vocab_size)
 
 
 NO_SEED = -1

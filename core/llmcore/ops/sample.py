@@ -2,9 +2,9 @@
 
 What happens to a row, in this order: repetition, frequency and presence penalties; what grows with the answer's
 length; logit bias and masked stop ids; the mask of allowed tokens; division by the temperature; top-k; top-p over
-what top-k left, renormalized; min-p; typical-p over what these left, renormalized; a draw. This is the order of Hugging
-Face's processors, and of text-generation-inference. Filters are thresholds: scores equal to the last one kept stay in
-too, so a filter does not depend on how a kernel sorts.
+what top-k left, renormalized; min-p; typical-p over what these left, renormalized; a draw. Hugging Face's processors
+have this order, and so has text-generation-inference. Filters are thresholds: scores equal to the last one kept stay
+in too, so a filter does not depend on how a kernel sorts.
 
 Typical-p (locally typical sampling, arXiv:2202.00666) keeps the tokens whose surprise, -log p, is nearest to the
 expected surprise, the entropy H: as few of them as have a mass of `typical_p`. Kernels need neither. With the scores s

@@ -1,5 +1,5 @@
-"""What LightLLM's clients send. Names, defaults and ranges are LightLLM's; `seed`, `min_p`, `num_beams` and what
-follows it are new.
+"""What LightLLM's clients send. Names, defaults and ranges are LightLLM's, except that `top_p` may be 0; `seed`,
+`min_p`, `typical_p`, `num_beams` and what follows it are new.
 
 null means absent everywhere. A field that would change the answer and that this server gives no meaning to is typed
 `Any` and listed in `REFUSED`; one that changes nothing is checked and then ignored.
@@ -28,9 +28,10 @@ class Parameters(Struct):
     n: Copies = None
     do_sample: Flag = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None

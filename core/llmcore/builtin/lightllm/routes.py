@@ -203,6 +203,7 @@ def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> Sampl
         top_p=1.0 if given.top_p is None else given.top_p,
         top_k=max(0, given.top_k or 0),
         min_p=given.min_p or 0.0,
+        typical_p=1.0 if given.typical_p is None else given.typical_p,
         repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
         presence_penalty=given.presence_penalty or 0.0,
         frequency_penalty=given.frequency_penalty or 0.0,

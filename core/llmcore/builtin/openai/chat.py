@@ -119,7 +119,7 @@ class ChatCompletions:
                 "top_logprobs: set logprobs to true as well", param="top_logprobs", code="invalid_value"
             )
         best = (body.top_logprobs or 0) if body.logprobs else None
-        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        name, most = longest(body)
         tools = offered_tools(self._front, body)
         variables = variables_of(self._front, body)
         prompt = render(self._front, body, tools, variables)
@@ -133,10 +133,10 @@ class ChatCompletions:
         ids = sampling.prompt_ids(
             self._front,
             prompt,
-            body.truncate_prompt_tokens,
+            body,
             param="messages",
             special=bool(body.add_special_tokens),
-            most=getattr(body, name),
+            most=most,
         )
         submits = sampling.submits(
             self._front,
@@ -144,7 +144,7 @@ class ChatCompletions:
             [ids],
             rules,
             logprobs=best,
-            limit=(name, getattr(body, name)),
+            limit=(name, most),
             source="messages",
         )
         submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
@@ -173,3 +173,12 @@ class ChatCompletions:
             prompt=prompt,
             continued=continued(body),
         )
+
+
+def longest(body: ChatRequest) -> tuple[str, int | None]:
+    """The field that bounds the answer, and its value. Raises RequestError for 0, which is no answer."""
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    most: int | None = getattr(body, name)
+    if most == 0:
+        raise RequestError(f"{name}: give 1 or more, or -1 for as many as fit", param=name, code="invalid_value")
+    return name, most

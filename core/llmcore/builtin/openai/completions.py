@@ -119,7 +119,7 @@ class Completions:
         return sampling.prompt_ids(
             self._front,
             filled(self._front, prompt, body.suffix) if body.suffix else prompt,
-            body.truncate_prompt_tokens,
+            body,
             param="prompt",
             special=body.add_special_tokens is not False,
             most=body.max_tokens,

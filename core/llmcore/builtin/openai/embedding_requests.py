@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from llmcore.builtin.openai.requests import Flag, Text, TokenId
+from llmcore.builtin.openai.requests import Flag, Side, Text, TokenId
 
 Texts = str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
 
@@ -17,6 +17,7 @@ class Pooled(Struct, kw_only=True):
     model: Text | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Side = None
     add_special_tokens: Flag = None
     pooling: Literal["last", "mean"] | None = None
     cache_salt: Text | None = None

@@ -67,7 +67,7 @@ class Vectors:
             ids = sampling.prompt_ids(
                 front,
                 text,
-                body.truncate_prompt_tokens,
+                body,
                 param=param,
                 special=body.add_special_tokens is not False,
                 most=1,

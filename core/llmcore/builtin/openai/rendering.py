@@ -27,14 +27,17 @@ def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
     if reserved:
         param = f"chat_template_kwargs.{min(reserved)}"
         raise _refusal(param, "a request cannot set it")
+    known = getattr(front.tokenizer, "template_variables", None)  # tokenizers of plugins need not say
     if body.enable_thinking is not None:  # LMDeploy's; what a template does not know is off
-        _set(front, variables, "enable_thinking", body.enable_thinking)
-    for name in ("reasoning_effort", "verbosity"):
+        if body.enable_thinking and known is not None and "enable_thinking" not in known:
+            raise _refusal("enable_thinking", "this model's chat template does not know it; leave it out")
+        variables.setdefault("enable_thinking", body.enable_thinking)
+    for name in ("reasoning_effort", "verbosity"):  # hints: a model without such a measure has its own
         value = getattr(body, name)
-        if value is not None and value != "medium":
-            _set(front, variables, name, value)
-        elif value is not None:  # every model's own measure, as far as there is another
+        if value is not None and (known is None or name in known):
             variables.setdefault(name, value)
+        elif name == "reasoning_effort" and value not in (None, "medium") and "enable_thinking" in (known or ()):
+            variables.setdefault("enable_thinking", value not in ("none", "minimal"))
     if body.add_generation_prompt is not None:
         variables["add_generation_prompt"] = body.add_generation_prompt
     asked = continuing(body)
@@ -43,17 +46,6 @@ def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
             raise _contradiction(asked, "an answer continues a message or begins one; leave add_generation_prompt out")
         variables["add_generation_prompt"] = False
     return variables
-
-
-def _set(front: Front, variables: dict[str, Any], name: str, value: str | bool) -> None:
-    """Raises RequestError where the template would not notice."""
-    known = getattr(front.tokenizer, "template_variables", None)  # tokenizers of plugins need not say
-    if known is None or name in known or value is False:
-        variables.setdefault(name, value)
-    elif name == "reasoning_effort" and "enable_thinking" in known:
-        variables.setdefault("enable_thinking", value not in ("none", "minimal"))
-    else:
-        raise _refusal(name, f"this model's chat template does not know {str(value)[:50]!r}; leave it out")
 
 
 def continuing(body: ChatRequest) -> str:

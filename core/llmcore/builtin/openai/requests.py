@@ -15,10 +15,12 @@ Text = Annotated[str, Meta(max_length=512)]
 Flag = bool | None
 Penalty = Annotated[float, Meta(ge=-2, le=2)] | None
 Fraction = Annotated[float, Meta(ge=0, le=1)] | None
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None
+Most = Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None
+Side = Literal["left", "right"] | None
 BestTokens = Annotated[int, Meta(ge=0, le=20)] | None
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -75,9 +77,10 @@ class Sampled(Struct, kw_only=True):
 
     model: Text | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Fraction = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Fraction = None
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None
@@ -85,7 +88,7 @@ class Sampled(Struct, kw_only=True):
     do_sample: Flag = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    max_tokens: Count = None
+    max_tokens: Most = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     min_new_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=32)] | None = None
@@ -127,17 +130,28 @@ class Sampled(Struct, kw_only=True):
     return_token_ids: Flag = None
     prompt_logprobs: BestTokens = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Side = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=1024)] | None = None
 
-    bad_words: Any = None
+    custom_logit_processor: Any = None
     kv_transfer_params: Any = None
+    logprob_token_ids: Any = None
     lora_path: Any = None
     no_repeat_ngram_size: Any = None
+    no_stop_trim: Any = None
+    repetition_detection: Any = None
     repetition_ngram_size: Any = None
+    return_hidden_states: Any = None
     return_logprob: Any = None
     stop_regex: Any = None
     thinking_token_budget: Any = None
-    typical_p: Any = None
     vllm_xargs: Any = None
+
+    def __post_init__(self) -> None:
+        """-1 tokens are as many as fit, as for llama.cpp and LM Studio: the field is absent."""
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name, None) == -1:
+                setattr(self, name, None)
 
 
 class Function(Struct):
@@ -225,19 +239,19 @@ class ChatRequest(Sampled, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Count = None
+    max_completion_tokens: Most = None
     logprobs: Flag = None
     top_logprobs: BestTokens = None
     add_generation_prompt: Flag = None
     continue_final_message: Flag = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Text | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     enable_thinking: Flag = None
     tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: Flag = None
 
-    verbosity: Text | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     prediction: dict[str, Any] | None = None
     prompt_cache_key: Text | None = None
     safety_identifier: Text | None = None
@@ -262,7 +276,6 @@ class CompletionRequest(Sampled, kw_only=True):
     """POST /v1/completions. `prompt`: text, ids, or a list of either. `max_tokens` 0: only with `echo`."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     echo: Flag = None
     logprobs: BestTokens = None
     suffix: str | None = None
@@ -272,16 +285,19 @@ class CompletionRequest(Sampled, kw_only=True):
 
 
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "bad_words": ([],),
+    "custom_logit_processor": (),
     "kv_transfer_params": ({},),
+    "logprob_token_ids": ([],),
     "lora_path": ("", []),
     "no_repeat_ngram_size": (0,),
+    "no_stop_trim": (False,),
     "priority": (0,),
+    "repetition_detection": (),
     "repetition_ngram_size": (0,),
+    "return_hidden_states": (False,),
     "return_logprob": (False,),
     "stop_regex": ("", []),
     "thinking_token_budget": (),
-    "typical_p": (1.0,),
     "vllm_xargs": ({},),
 }
 
@@ -311,11 +327,13 @@ PENALTIES: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
     "top_k": (-1, 0),
     "min_p": (0.0,),
+    "typical_p": (1.0,),
     "repetition_penalty": (1.0,),
     "presence_penalty": (0.0,),
     "frequency_penalty": (0.0,),
     "logit_bias": ({},),
     "logits_processors": ([],),
     "allowed_token_ids": ([],),
+    "bad_words": ([],),
 }
 """Fields that a beam search does not take, with the values beside null that change nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -11,6 +11,13 @@ from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
 from llmcore.api.http import Front, intake
 from llmcore.api.text import TextRules
 from llmcore.builtin.openai.requests import PENALTIES, REFUSED, Sampled
+
+
+class Cut(Protocol):
+    """A request that may say which part of its prompt counts."""
+
+    truncate_prompt_tokens: int | None
+    truncation_side: Literal["left", "right"] | None
 
 
 def check(front: Front, body: Sampled) -> None:
@@ -107,11 +114,12 @@ def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> Sampli
     model = front.facts.generation
     allowed = tuple(body.allowed_token_ids or ())
     intake.check_ids(front, allowed, param="allowed_token_ids")
-    return SamplingParams(
+    sampling = SamplingParams(
         temperature=temperature(body, model),
         top_p=_default(body.top_p, model, "top_p", 1.0),
         top_k=max(0, int(_default(body.top_k, model, "top_k", 0))),
         min_p=_default(body.min_p, model, "min_p", 0.0),
+        typical_p=_default(body.typical_p, model, "typical_p", 1.0),
         repetition_penalty=_default(body.repetition_penalty, model, "repetition_penalty", 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -121,12 +129,14 @@ def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> Sampli
         allowed_ids=allowed,
         logits_processors=tuple(LogitsProcessor(given.name, given.args) for given in body.logits_processors or ()),
     )
+    return intake.without_words(front, sampling, body.bad_words)
 
 
 def prompt_ids(
-    front: Front, prompt: str | Sequence[int], keep: int | None, *, param: str, special: bool, most: int | None
+    front: Front, prompt: str | Sequence[int], body: Cut, *, param: str, special: bool, most: int | None
 ) -> Sequence[int]:
-    """The last `keep` tokens of a prompt; -1: as many as leave room for `most`, None: all."""
+    """A prompt's tokens: those that `body` says, of which -1 are as many as leave room for `most`."""
+    keep = body.truncate_prompt_tokens
     if keep is not None:
         longest = front.facts.max_input_len
         if keep == 0 or keep > longest:
@@ -137,7 +147,15 @@ def prompt_ids(
             )
         if keep == -1:
             keep = max(1, min(longest, front.facts.max_total_len - (most or 1)))
-    return intake.prompt_ids(front, prompt, param=param, add_special_tokens=special, max_new_tokens=most, keep=keep)
+    return intake.prompt_ids(
+        front,
+        prompt,
+        param=param,
+        add_special_tokens=special,
+        max_new_tokens=most,
+        keep=keep,
+        side=body.truncation_side or intake.LEFT,
+    )
 
 
 def text_rules(front: Front, body: Sampled) -> TextRules:

@@ -1,4 +1,5 @@
-"""What TGI's clients send. Names, ranges and meaning are TGI's; null means absent everywhere."""
+"""What TGI's clients send. Names and meaning are TGI's, and so are ranges, except that numbers that
+change nothing are taken, and 0 for `top_p`; `truncation_side` is new. null means absent everywhere."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ class Parameters(Struct):
     temperature: Annotated[float, Meta(gt=0, le=100)] | None = None
     top_k: Count = None
     top_n_tokens: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     truncate: Count = None
+    truncation_side: Literal["left", "right"] | None = None
     typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     watermark: Flag = None
     grammar: Grammar | None = None
@@ -52,7 +54,7 @@ class Parameters(Struct):
     @property
     def sampled(self) -> bool:
         """Whether tokens are drawn: asked for, or implied by something that only a draw can do."""
-        filters = (self.temperature, self.top_p)
+        filters = (self.temperature, self.top_p, self.typical_p)
         return bool(self.do_sample or self.top_k) or any(value not in (None, 1.0) for value in filters)
 
 
@@ -66,7 +68,6 @@ class GenerateRequest(Struct):
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "adapter_id": (),
-    "typical_p": (1.0,),
     "watermark": (False,),
 }
 """Fields of `parameters` that are refused, with the values beside null that change nothing."""

@@ -119,10 +119,17 @@ def guide(front: Front, grammar: Grammar | None) -> LogitsProcessor | None:
 
 
 def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
-    """The prompt's tokens; with `truncate` the last so many of them."""
+    """The prompt's tokens; with `truncate` so many at their end, or beginning."""
     if given.truncate is not None and given.truncate > front.facts.max_input_len:
         raise _refusal("truncate", f"{given.truncate} is more than the longest prompt, {front.facts.max_input_len}")
-    return intake.prompt_ids(front, text, param="inputs", max_new_tokens=given.max_new_tokens, keep=given.truncate)
+    return intake.prompt_ids(
+        front,
+        text,
+        param="inputs",
+        max_new_tokens=given.max_new_tokens,
+        keep=given.truncate,
+        side=given.truncation_side or intake.LEFT,
+    )
 
 
 def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: bool) -> tuple[Submit, TextRules]:
@@ -137,6 +144,7 @@ def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: 
         temperature=(given.temperature or 1.0) if given.sampled else 0.0,
         top_p=1.0 if given.top_p is None else given.top_p,
         top_k=given.top_k or 0,
+        typical_p=1.0 if given.typical_p is None else given.typical_p,
         repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
         frequency_penalty=given.frequency_penalty or 0.0,
         # "the text so far" is the prompt too

@@ -1,4 +1,4 @@
-"""Variant `full`: penalties, biases and masks before what `filtered` does, typical-p and log-probabilities after it."""
+"""Variant `full`: penalties, biases and masks, then what `filtered` does, typical-p and log-probabilities after."""
 
 from __future__ import annotations
 

@@ -210,8 +210,7 @@ def with_shares(rows: SampleRows, seed: int = 0) -> SampleRows:
     return replace(rows, typical_p=shares)
 
 
-@DTYPE
-@pytest.mark.parametrize("candidates", [None, 32])
+@pytest.mark.parametrize(("dtype", "candidates"), [("f32", None), ("f16", 32)])
 def test_typical_p_keeps_what_a_sorted_row_keeps(
     dtype: str, candidates: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,10 +238,10 @@ def test_typical_p_keeps_what_a_sorted_row_keeps(
     assert torch.equal(least[~hot], floors[~hot]) and bool((most[~hot] == torch.inf).all())
 
 
-@pytest.mark.parametrize(("dtype", "vocab", "masked"), [("f32", 9001, True), ("f16", 5000, False), ("f16", 31, True)])
+@pytest.mark.parametrize(("dtype", "vocab", "masked"), [("f32", 4097, True), ("f16", 1000, False)])
 def test_typical_p_beside_every_other_way_to_draw(dtype: str, vocab: int, masked: bool) -> None:
     """The same rows without typical-p draw what they draw without it in their batch."""
-    count = 26
+    count = 18
     logits, rows = logits_of(count, vocab, dtype, seed=6), with_shares(mixed(count))
     if masked:
         rows = replace(rows, masks=masks_of(count, vocab), adjust=adjust_of(count, vocab, 7, 9))

@@ -305,10 +305,9 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
         masks = Masks(words=words, of=torch.tensor([0, 1, -1, 1], dtype=torch.int32))
         for columns in ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 5, "top_p": 0.7}):
             yield logits, replace(plain_rows(4, seed=5, **columns), masks=masks)
-        for position, share in enumerate((0.2, 0.95)):
-            for columns in ({}, {"top_k": 50, "top_p": 0.9}):
-                rows = plain_rows(4, temperature=0.8, seed=7, position=position, typical_p=share, **columns)
-                yield logits, replace(rows, masks=masks if columns else None)
+        yield logits, plain_rows(4, temperature=0.8, seed=7, typical_p=0.2)
+        rows = plain_rows(4, temperature=0.8, seed=9, typical_p=0.95, top_k=50, top_p=0.9)
+        yield logits, replace(rows, masks=masks)
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[Tensor, SampleRows]]:

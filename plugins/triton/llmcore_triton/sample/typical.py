@@ -251,12 +251,14 @@ def typical(scores: Tensor, found: Peaks, floors: Tensor, rows: SampleRows, pdl:
     """
     count, vocabulary = scores.shape
     parts, where = found.best.shape[1], scores.device
-    totals, firsts = torch.empty((2, count, parts), dtype=torch.float64, device=where).unbind(0)
+    totals = torch.empty((count, parts), dtype=torch.float64, device=where)
+    firsts = torch.empty_like(totals)
     counts = torch.empty((count, parts, DEPTHS), dtype=torch.int32, device=where)
     masses = torch.empty((count, parts, DEPTHS), dtype=torch.float32, device=where)
     candidates = torch.empty((count, CANDIDATES), dtype=scores.dtype, device=where)
     sizes = torch.empty(count, dtype=torch.int32, device=where)
-    reaches, least, most = torch.empty((3, count), dtype=torch.float32, device=where).unbind(0)
+    reaches = torch.empty(count, dtype=torch.float32, device=where)
+    least, most = torch.empty_like(reaches), torch.empty_like(reaches)
     fixed = {"VOCAB": vocabulary, "PARTS": parts, "WIDTH": width_of(parts), "PDL": pdl, "launch_pdl": pdl}
     # all must find the same distances: no fused multiply-add in one of them only
     exact = {"enable_fp_fusion": False, "num_warps": 8}

@@ -15,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, TextGenerationError, Validati
 from llmcore.testing.server import RunningServer, serving
 from llmcore.testing.sockets import call
 from llmcore.testing.tokenizer import write_tokenizer
+from llmcore.text.tokenizer import load_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PROMPT = "abcdefgh"
@@ -49,6 +50,24 @@ def expected(model: LlamaForCausalLM, ids: list[int]) -> list[float]:
     with torch.inference_mode():
         logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)
     return [float(logprobs[i, token]) for i, token in enumerate(ids[1:])]
+
+
+def ids_of(answer: Any) -> list[int]:
+    return [token.id for token in answer.details.tokens]
+
+
+def test_what_langchain_sends(client: InferenceClient, model: tuple[Path, LlamaForCausalLM]) -> None:
+    """Its defaults; and with the least share only the most typical token is left, as in transformers."""
+    defaults: dict[str, Any] = {"return_full_text": False, "do_sample": False, "watermark": False, "truncate": None}
+    asked = {**defaults, "max_new_tokens": 12, "temperature": 0.8, "details": True, "stop": []}
+    answers = [client.text_generation(PROMPT, seed=3, top_p=0.95, typical_p=0.95, **asked) for _ in range(2)]
+    assert ids_of(answers[0]) == ids_of(answers[1])
+    ids = load_tokenizer(model[0]).encode(PROMPT)
+    drawn = {"do_sample": True, "typical_p": 1e-6, "temperature": 0.8, "top_k": 0, "pad_token_id": 0}
+    theirs = model[1].generate(torch.tensor([ids]), max_new_tokens=12, **drawn)[0, len(ids) :].tolist()
+    mine = client.text_generation(PROMPT, typical_p=1e-6, **asked)
+    greedy = client.text_generation(PROMPT, max_new_tokens=12, details=True)
+    assert ids_of(mine) == theirs != ids_of(greedy)
 
 
 def test_text(client: InferenceClient) -> None:

@@ -115,6 +115,7 @@ def test_a_chat_with_all_its_extras(client: openai.OpenAI) -> None:
         **{"stop_token_ids": [1], "skip_special_tokens": False, "include_stop_str_in_output": True},
         **{"chat_template_kwargs": {"enable_thinking": False}, "priority": 0, "truncate_prompt_tokens": -1},
         **{"spaces_between_special_tokens": False, "allowed_token_ids": list(range(60, 90))},
+        **{"typical_p": 0.95, "truncation_side": "left", "bad_words": ["a", "b c"], "verbosity": "low"},
     }
     stream = client.chat.completions.create(
         model=client.models.list().data[0].id,
@@ -127,6 +128,7 @@ def test_a_chat_with_all_its_extras(client: openai.OpenAI) -> None:
         logit_bias={"70": 5},
         stop=["\n\n"],
         user="somebody",
+        reasoning_effort="high",
         metadata={"a": "b"},
         store=False,
         service_tier="auto",
@@ -145,3 +147,4 @@ def test_a_chat_with_all_its_extras(client: openai.OpenAI) -> None:
         mine = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
         entries = [entry for choice in mine if choice.logprobs for entry in choice.logprobs.content or ()]
         assert len(entries) == 8 and all(len(entry.top_logprobs) == 3 for entry in entries)
+        assert all(entry.token != "a" for entry in entries)

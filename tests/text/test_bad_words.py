@@ -35,6 +35,20 @@ def test_a_word_is_forbidden_at_the_beginning_and_after_a_space() -> None:
     assert sequences_of(["end", "\n"], LETTERS, 256) == [(0,), (128,), (10,), (138,)]
 
 
+def test_a_sequence_that_ends_with_another_is_left_out() -> None:
+    """Also where a space is a token of its own, so that every word after a space ends with the word."""
+    assert sequences_of(["ab", "cab", "b"], LETTERS, 256) == [(98,), (226,)]
+    assert sequences_of(["b c"], LETTERS, 256) == [(98, 227), (226, 227)]
+
+
+def test_the_tokens_of_all_words_are_bounded() -> None:
+    letters = "abcdefghijklmnop"
+    words = [first + second * 500 for first in letters for second in letters[:2]]
+    assert len(sequences_of(words[:16], LETTERS, 256)) == 32
+    with pytest.raises(RequestError, match="16,384 tokens"):
+        sequences_of(words, LETTERS, 256)
+
+
 @pytest.mark.parametrize(("words", "size", "reason"), [(["a", ""], 256, "empty"), (["ab"], 225, "225")])
 def test_words_that_cannot_be_forbidden(words: list[str], size: int, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as raised:
@@ -84,8 +98,7 @@ def test_the_tokens_that_transformers_forbids() -> None:
         {"sequences": [[1, -1]]},
         {"sequences": [[1, True]]},
         {"sequences": [[1, 2]], "more": 1},
-        {"sequences": [[1] * 1025]},
-        {"sequences": [[1, 2]] * 4097},
+        {"sequences": [[1, 2]] * 8193},
     ],
 )
 def test_arguments_that_are_refused(args: dict[str, object]) -> None:

@@ -31,7 +31,7 @@ LEAST_CHARACTERS = 1 << 18
 
 
 LEFT = "left"
-"""The side from which prompts are cut where a request does not say `truncation_side`: their end is kept."""
+"""The side of a prompt that is cut, unless the request's `truncation_side` says "right"."""
 
 
 def refuse(
@@ -95,9 +95,9 @@ def prompt_ids(
     """The token ids of a prompt given as text or as ids. Raises RequestError when it is empty, or not in the
     vocabulary, or longer than the server takes.
 
-    `keep`: only so many at its end; at its beginning where `side`, from which it is cut, is "right". With
-    `--long_truncation_mode` one that is too long is cut, so that `max_new_tokens` (None: one) fit beside it. Ids that
-    are cut are not looked at.
+    `keep`: the number of tokens that stay. `side` is the one that is cut: "left" keeps the end, "right" the beginning.
+    With `--long_truncation_mode` a prompt that is too long is cut, so that `max_new_tokens` (None: one) fit beside it.
+    Ids that are cut are not looked at.
     """
     if isinstance(prompt, str):
         ids: Sequence[int] = encode(front, prompt, param=param, add_special_tokens=add_special_tokens)

@@ -7,9 +7,9 @@ have this order, and so has text-generation-inference. Filters are thresholds: s
 in too, so a filter does not depend on how a kernel sorts.
 
 Typical-p (locally typical sampling, arXiv:2202.00666) keeps the tokens whose surprise, -log p, is nearest to the
-expected surprise, the entropy H: as few of them as have a mass of `typical_p`. Kernels need neither. With the scores s
-and Z = sum of e^s, -log p = log Z - s and H = log Z - E[s], so |-log p - H| = |s - E[s]|: the tokens that stay are
-those within some distance of the mean score. E[s] is summed in f64 and rounded to f32; distances are f32.
+expected surprise, the entropy H: as few of them as have a mass of `typical_p`. Kernels compute neither. With scores s
+and Z = sum of e^s, -log p is log Z - s, and H is log Z - E[s]. So |-log p - H| = |s - E[s]|, and the tokens that stay
+are those within some distance of the mean score. E[s] is summed in f64 and rounded to f32; distances are f32.
 
 The draw is Gumbel-max in two levels, so that it takes some hundred random numbers and not one per token: first a
 block of BLOCK tokens, argmax(log of the block's mass + gumbel), then a token in it, argmax(score + gumbel), the first

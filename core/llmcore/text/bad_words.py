@@ -1,7 +1,7 @@
-"""Words that an answer must not have, as sequences of tokens that it never completes.
+"""Words that an answer must not have: sequences of tokens that it never completes.
 
-A word of one token is a bias, which lasts. The last token of a longer one is forbidden while the answer ends with all
-its others, which the host has to look up before each token; only requests with such words pay for that.
+A word of one token is a bias that lasts. The last token of a longer word is forbidden while the answer ends with the
+word's other tokens. The host looks that up before each token, and only requests with such words pay for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ FIELD = "bad_words"
 """The client's field, and the name of the processor."""
 
 NEVER = -1e30
-"""What is added to the score of a forbidden token. It is below any other score and above minus infinity: where a mask
-(a grammar's) leaves nothing else, the mask wins."""
+"""Added to the score of a forbidden token. The score is then below all others and not minus infinity: if a mask (a
+grammar's) leaves nothing else, the mask wins."""
 
-MOST_SEQUENCES = 4096
-MOST_TOKENS = 1024
-"""Of one sequence."""
+MOST_TOKENS = 1 << 14
+"""Most tokens of all words of a request together."""
 
 PROCESSOR = LogitsProcessorSpec(
     name=FIELD,
@@ -35,7 +34,7 @@ PROCESSOR = LogitsProcessorSpec(
     example={"sequences": [[1, 2]]},
     summary="The answer never completes one of `sequences`, lists of token ids.",
 )
-"""What every engine has."""
+"""Every engine has it."""
 
 
 def forbid(sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
@@ -56,8 +55,10 @@ def forbid(sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer,
 
 
 def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> list[tuple[int, ...]]:
-    """The tokens of each word, at the beginning of a text and after a space, each sequence once."""
+    """The tokens of each word, at the beginning of a text and after a space. A sequence is left out if it ends with
+    another: that one is never completed either."""
     found: dict[tuple[int, ...], None] = {}
+    tokens = 0
     for word in words:
         bare = word.lstrip() or word  # a word may be white space
         spellings = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
@@ -66,7 +67,9 @@ def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) ->
         if highest := max((token for ids in spellings for token in ids if token >= vocab_size), default=0):
             raise _refusal(f"token id {highest} is not in the vocabulary; ids are 0 to {vocab_size - 1}")
         found |= dict.fromkeys(spellings)
-    return list(found)
+        if (tokens := tokens + sum(map(len, spellings))) > MOST_TOKENS:
+            raise _refusal(f"they have more than {MOST_TOKENS:,} tokens; send fewer")
+    return [ids for ids in found if not any(ids[start:] in found for start in range(1, len(ids)))]
 
 
 class BadWords:
@@ -99,8 +102,8 @@ def make(args: dict[str, Any], context: ProcessorContext) -> Any:
     sequences = args.pop("sequences", None)
     if args or not isinstance(sequences, list) or not all(isinstance(ids, list) and len(ids) > 1 for ids in sequences):
         raise ValueError("it takes sequences, lists of two token ids or more, and nothing else")
-    if len(sequences) > MOST_SEQUENCES or any(len(ids) > MOST_TOKENS for ids in sequences):
-        raise ValueError(f"it takes at most {MOST_SEQUENCES} sequences of at most {MOST_TOKENS} tokens")
+    if sum(map(len, sequences)) > MOST_TOKENS:
+        raise ValueError(f"it takes at most {MOST_TOKENS:,} tokens")
     if not all(type(token) is int and 0 <= token < context.vocab_size for ids in sequences for token in ids):
         raise ValueError(f"token ids are 0 to {context.vocab_size - 1}")
     known = [tuple(ids) for ids in sequences]

@@ -176,7 +176,7 @@ class ChatCompletions:
 
 
 def longest(body: ChatRequest) -> tuple[str, int | None]:
-    """The field that bounds the answer, and its value. Raises RequestError for 0, which is no answer."""
+    """The field that bounds the answer, and its value. Raises RequestError for 0."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     most: int | None = getattr(body, name)
     if most == 0:

@@ -119,7 +119,7 @@ def guide(front: Front, grammar: Grammar | None) -> LogitsProcessor | None:
 
 
 def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
-    """The prompt's tokens; with `truncate` so many at their end, or beginning."""
+    """The prompt's tokens; `truncate` is the number of those that stay."""
     if given.truncate is not None and given.truncate > front.facts.max_input_len:
         raise _refusal("truncate", f"{given.truncate} is more than the longest prompt, {front.facts.max_input_len}")
     return intake.prompt_ids(

@@ -35,7 +35,7 @@ _ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 @triton.jit
 def depth_of(index):  # type: ignore[no-untyped-def]
-    """How deep one of the surveyed depths lies."""
+    """The surveyed depth of an index, in temperatures."""
     return ((2 + (index & 1)) * (1 << (index >> 1))).to(tl.float32) * 0.5
 
 

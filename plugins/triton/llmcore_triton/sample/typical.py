@@ -1,10 +1,10 @@
-"""What typical-p keeps of each row: the tempered scores between a floor and a ceiling, on both sides of their mean.
+"""Typical-p: the least and the greatest tempered score of each row that it keeps, on both sides of the mean score.
 
 `_moments` sums, per chunk, the mass of what the other filters keep, and mass times score; their quotient is the mean.
-The rest goes as in `floors`, with distances from the mean instead of ranks: `_survey` counts the tokens within some
-distances and sums their mass, `_gather` writes the candidates side by side, and `_select` finds the least distance
-within which there is enough mass, by bisection over the bits of f32 numbers that are not negative. Where the
-candidates are too many, the bisection reads the whole row: slower, and as exact.
+The rest goes as in `floors`, with distances from the mean instead of ranks. `_survey` counts the tokens within some
+distances and sums their mass. `_gather` writes the candidates side by side. `_select` finds the least distance within
+which there is enough mass, by bisection over the bits of f32 numbers that are not negative. If there are too many
+candidates, the bisection reads the whole row, which is slower and as exact.
 """
 
 from __future__ import annotations

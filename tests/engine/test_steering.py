@@ -146,7 +146,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     (use("device", ban=[1], fault="nan"), "not finite"),
     (use("lists", lists="x", nothing=1), "'lists' refuses its arguments: there is no argument nothing"),
     (use("even", start_fails=True), "'even' failed: RuntimeError: told to raise in start"),
-    (use("evne"), "there is no 'evne'; known: device, even, lists, push. Did you mean even"),
+    (use("evne"), "there is no 'evne'; known: bad_words, device, even, lists, push. Did you mean even"),
 ]
 
 

@@ -50,7 +50,7 @@ def test_the_answer_is_one_of_the_texts(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("processors", "words"),
     [
-        ([{"name": "chioce"}], "there is no 'chioce'; known: choice. Did you mean choice?"),
+        ([{"name": "chioce"}], "there is no 'chioce'; known: bad_words, choice. Did you mean choice?"),
         ([{"name": "choice", "args": {"texts": "yes"}}], "'choice' refuses its arguments: texts must be a list"),
         ([{"name": "choice", "args": {"texts": ["a"], "b": 1}}], "there is no argument 'b'"),
         ([{"name": "choice", "arguments": {}}], "logits_processors[0]"),

@@ -136,7 +136,7 @@ class Processors:
 
     def _find(self, call: LogitsProcessor) -> LogitsProcessorSpec:
         if call.name not in self._specs:
-            known = ", ".join(sorted(self._specs)) or "none"
+            known = ", ".join(sorted(self._specs))
             raise RequestError(
                 f"{call.param}: there is no {call.name[:100]!r}; known: {known}."
                 f"{did_you_mean(call.name, self._specs)}",

@@ -29,7 +29,7 @@ from llmcore.engine.model import pick_device
 OWNER = 0
 GIB = 1 << 30
 EVERYTHING = SamplingParams(
-    temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.5, logprobs=20
+    temperature=0.8, top_k=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, presence_penalty=0.5, logprobs=20
 )
 VARIANTS = {
     "greedy": SamplingParams(temperature=0.0),

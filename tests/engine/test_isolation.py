@@ -118,6 +118,8 @@ SAMPLED = [
     {"temperature": 0.6, "top_k": 5},
     {"temperature": 1.3, "top_p": 0.8},
     {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 1.2, "typical_p": 0.6},
+    {"temperature": 0.9, "bad_words": ["5", "ab"]},
     {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
     {"temperature": 0.8, "logit_bias": {5: 4.0}, "min_new_tokens": 4, "stop_token_ids": (5,)},
 ]

@@ -30,7 +30,7 @@ SOURCES = (
     (
         "Scheduling",
         "llmcore.api.sched",
-        "SchedulerLimits SchedulerPolicy SchedulerView WaitingRequest Decision LengthEstimator KVManager",
+        "SchedulerLimits SchedulerPolicy SchedulerView RequestInfo WaitingRequest Decision LengthEstimator KVManager",
     ),
     (
         "Logits processors",
@@ -51,6 +51,7 @@ SOURCES = (
 """Heading, module, names: shown as they stand in the source."""
 
 OUTLINES = (
+    ("What scheduling policies have in common", "llmcore.api.sched", "Share"),
     (
         "Building blocks of families",
         "llmcore.layers",

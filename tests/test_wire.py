@@ -63,6 +63,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     "message",
     [
         ToEngine(3, Submit(id=1, prompt=b"\1\0\0\0", max_new_tokens=5, sampling=SamplingParams(logit_bias={7: 1.0}))),
+        ToEngine(3, Submit(id=1, prompt=bytes(4), max_new_tokens=5, priority=-9, hints={"a": 1, "b": 0.5, "c": True})),
         ToEngine(3, Abort(1)),
         ToEngine(-1, Shutdown()),
     ],

@@ -95,6 +95,9 @@ class BeamSearch(msgspec.Struct, frozen=True):
     early_stopping: bool | None = False
 
 
+Hint = str | int | float | bool
+"""A value of `Submit.hints`."""
+
 MOST_PROMPT_LOGPROBS = 1 << 17
 """Most log-probabilities that are told of one prompt, the best in every place included: a step that told more would
 keep all other requests waiting, in the engine and in the worker, and its message might be too long to be sent."""
@@ -112,7 +115,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     each; the whole prompt is computed for them. `pool`: nothing is produced, and `max_new_tokens` is 1; what comes is
     the model's hidden state of the prompt, after its last norm: of the "last" token or the "mean" of all. `beams`: the
     `n` best answers of a beam search, best first; each comes as a whole when the search is over, and nothing of
-    `sampling` counts but `logprobs`. `request_id`: what logs call the request.
+    `sampling` counts but `logprobs`. `priority`: requests with lower numbers run earlier, where the scheduling policy
+    heeds it. `hints`: what else a dialect tells the scheduling policy; core does not look at it. `request_id`: what
+    logs call the request.
     """
 
     id: int
@@ -130,6 +135,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     prompt_top: int = 0
     pool: str = ""
     beams: BeamSearch | None = None
+    priority: int = 0
+    hints: dict[str, Hint] = {}
     request_id: str = ""
 
     @property

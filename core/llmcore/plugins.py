@@ -38,6 +38,7 @@ BUILTINS: Mapping[str, str] = {
     "lightllm": "llmcore.builtin.lightllm",
     "openai": "llmcore.builtin.openai",
     "ops": "llmcore.builtin.ops",
+    "priority": "llmcore.builtin.priority",
     "prometheus": "llmcore.builtin.prometheus",
     "radix": "llmcore.builtin.radix",
     "safetensors": "llmcore.builtin.safetensors",

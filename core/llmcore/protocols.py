@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcore.bridge import Hint
 from llmcore.specs import DeviceInfo
 from llmcore.tallies import ServerFigures
 
@@ -197,11 +198,23 @@ class LengthEstimator(Protocol):
 
 
 @dataclass(frozen=True)
+class RequestInfo:
+    """A request's wishes for the scheduler. `priority`: lower numbers are to run earlier, 0 unless the client says
+    otherwise. `client`: the number of the API key that it came with, counted from 0; -1 without one. `hints`: values
+    that its dialect adds, by name.
+    """
+
+    priority: int = 0
+    client: int = -1
+    hints: Mapping[str, Hint] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class WaitingRequest:
     """A candidate for admission as a policy sees it.
 
     `index` names it in a Decision. Of its `tokens`, a prefix hit would save the first `cached`; `choices` places
-    among the running are taken at once. `waited`: steps since it was queued.
+    among the running are taken at once. `waited`: steps since it was queued. `info`: its wishes.
     """
 
     index: int
@@ -210,6 +223,7 @@ class WaitingRequest:
     max_new: int
     choices: int
     waited: int
+    info: RequestInfo = RequestInfo()
 
 
 class SchedulerView(Protocol):
@@ -218,7 +232,7 @@ class SchedulerView(Protocol):
     budget: int
     """Tokens that all rows together may compute in this step."""
     prompt_budget: int
-    """How many of them should belong to prompts, so that answers do not wait long for their next token
+    """Tokens of `budget` that prompts may have, so that answers do not wait long for their next token
     (`--prefill_stall_ms`). A policy keeps to it; core does not enforce it."""
     chunk: int
     """Most tokens of one row; core cuts a chunk back to the next granule border."""
@@ -231,9 +245,14 @@ class SchedulerView(Protocol):
     remaining: Int32
     """Tokens of each running request still to compute: 1 for one that decodes, more while it is prefilled."""
 
-    def waiting(self) -> Iterator[WaitingRequest]:
+    def info(self, index: int) -> RequestInfo:
+        """The wishes of a running request; `index` is one of the values of `running`."""
+
+    def waiting(self, order: Callable[[RequestInfo], Any] | None = None) -> Iterator[WaitingRequest]:
         """The queue from its head; prefix hits are looked up as it is read, so stop early.
 
+        Without `order` the oldest request comes first. With `order` the lowest key comes first, and among equal keys
+        the oldest request.
         Left out are requests whose next tokens another is just computing: they wait for its KV.
         """
 

@@ -183,9 +183,12 @@ class DeviceSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSpec(Spec):
-    """`make`: (protocols.SchedulerLimits) -> protocols.SchedulerPolicy."""
+    """`make`: (protocols.SchedulerLimits) -> protocols.SchedulerPolicy. `priorities`: it heeds the `priority` of
+    requests; where it does not, a request that has one is refused.
+    """
 
     make: ImportString
+    priorities: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

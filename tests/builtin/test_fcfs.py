@@ -2,41 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-from llmcore.api.sched import Decision, SchedulerLimits, WaitingRequest
 from llmcore.builtin.fcfs import FCFS
-
-LIMITS = SchedulerLimits(max_running=8, max_input_len=100, max_total_len=200, batch_tokens=16, chunk_tokens=8)
-
-
-class View:
-    """Running requests by what remains of each, waiting ones by (tokens, cached, whether they fit)."""
-
-    def __init__(
-        self, remaining: list[int], queue: list[tuple[int, int, bool]], *, admit: bool = True, whole: bool = False
-    ) -> None:
-        self.budget = self.prompt_budget = 16
-        self.chunk = 16 if whole else 8
-        self.whole = whole
-        self.admit = admit
-        self.running = np.arange(10, 10 + len(remaining), dtype=np.int32)
-        self.remaining = np.array(remaining, np.int32)
-        self.queue = queue
-        self.read = 0
-
-    def waiting(self) -> Iterator[WaitingRequest]:
-        for index, (tokens, cached, _) in enumerate(self.queue):
-            self.read += 1
-            yield WaitingRequest(index=index, tokens=tokens, cached=cached, max_new=5, choices=1, waited=0)
-
-    def fits(self, candidate: WaitingRequest) -> bool:
-        return self.queue[candidate.index][2]
-
-
-def shares(decision: Decision) -> dict[int, int]:
-    return dict(zip(decision.rows.tolist(), decision.n_query.tolist(), strict=True))
+from written_view import LIMITS, View, shares
 
 
 def test_decode_first_then_chunks_in_order_of_arrival() -> None:
@@ -77,11 +44,8 @@ def test_a_running_prompt_that_is_recomputed_goes_before_the_queue() -> None:
 
 
 def test_prompts_take_no_more_of_a_step_than_they_should() -> None:
-    view = View([1, 6, 1, 9], [(5, 0, True)])
-    view.prompt_budget = 7
+    view = View([1, 6, 1, 9], [(5, 0, True)], prompt_budget=7)
     decision = FCFS(LIMITS).plan(view)
     assert (shares(decision), decision.admit) == ({10: 1, 11: 6, 12: 1, 13: 1}, [])
     assert view.read == 0
-    view = View([1, 1], [(4, 0, True), (9, 0, True)])
-    view.prompt_budget = 7
-    assert FCFS(LIMITS).plan(view).admit == [(0, 4), (1, 3)]
+    assert FCFS(LIMITS).plan(View([1, 1], [(4, 0, True), (9, 0, True)], prompt_budget=7)).admit == [(0, 4), (1, 3)]

@@ -150,7 +150,6 @@ def test_odd_messages(openai: MakeSide, message: dict[str, Any], param: str) -> 
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"n": 3, "best_of": 2}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
-        ({"priority": 1}, "priority"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 0, "min_tokens": 1, "echo": True}, "min_tokens"),
         ({"suffix": "x"}, "suffix"),
@@ -275,7 +274,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
             {**COMPLETION, "early_stopping": "x"},
             "early_stopping: 'x' is none of false, true, never",
         ),
-        ("/v1/embeddings", {"input": "x", "priority": 3}, "priority: 3 is none of 0"),
+        ("/v1/embeddings", {"input": "x", "pooling": "max"}, "pooling: 'max' is none of last, mean"),
         (
             "/v1/completions",
             {**COMPLETION, "response_format": {"type": "xml"}},

@@ -29,6 +29,7 @@ class Bench:
         estimator: Callable[[SchedulerLimits], Any] = Conservative,
         manager: Callable[[int], Any] = RadixCache,
         ahead: int = 0,
+        priorities: bool = False,
         **limits: Any,
     ) -> None:
         given = {"max_running": 8, "max_input_len": 200, "max_total_len": 300, "batch_tokens": 64, "chunk_tokens": 64}
@@ -40,7 +41,14 @@ class Bench:
             max_len=300,
             manager=manager(granule),
         )
-        self.scheduler = Scheduler(self.limits, [self.group], policy(self.limits), estimator(self.limits), ahead=ahead)
+        self.scheduler = Scheduler(
+            self.limits,
+            [self.group],
+            policy(self.limits),
+            estimator(self.limits),
+            ahead=ahead,
+            priorities=priorities,
+        )
         self.events: dict[int, list[ChoiceEvent]] = {}
 
     def submit(self, id: int, prompt: Sequence[int], max_new: int = 4, **more: Any) -> None:

@@ -6,11 +6,13 @@ from llmcore.protocols import (
     Int64,
     KVManager,
     LengthEstimator,
+    RequestInfo,
     SchedulerLimits,
     SchedulerPolicy,
     SchedulerView,
     WaitingRequest,
 )
+from llmcore.sched.share import Share
 
 __all__ = [
     "Decision",
@@ -18,8 +20,10 @@ __all__ = [
     "Int64",
     "KVManager",
     "LengthEstimator",
+    "RequestInfo",
     "SchedulerLimits",
     "SchedulerPolicy",
     "SchedulerView",
+    "Share",
     "WaitingRequest",
 ]

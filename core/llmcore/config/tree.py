@@ -293,7 +293,7 @@ class Scheduling:
     )
     disable_chunked_prefill: bool = option(False, "Compute every prompt in one step.")
     disable_dynamic_prompt_cache: bool = option(False, "Do not keep and reuse the KV of common prefixes.")
-    scheduler: str = option("fcfs", "Scheduling policy.")
+    scheduler: str = option("fcfs", "Scheduling policy: fcfs, priority, or a plugin's.")
     kv_manager: str = option("radix", "Prefix-cache policy.")
     length_estimator: str | None = option(
         None, "How answers' lengths are foreseen: past_future (default), capped, conservative."

@@ -275,7 +275,8 @@ def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
         group.manager = GuardedManager(group, manager)
     policy = made(registry, SchedulerSpec, scheduling, limits)
     guarded = GuardedEstimator(made(registry, LengthEstimatorSpec, estimating, limits), estimating)
-    return Scheduler(limits, groups, policy, guarded, ahead=parts.device.ahead)
+    priorities = registry.find(SchedulerSpec, scheduling).priorities
+    return Scheduler(limits, groups, policy, guarded, ahead=parts.device.ahead, priorities=priorities)
 
 
 def _fingerprint(parts: _Parts) -> str:

@@ -42,7 +42,7 @@ FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 """How a finished choice is called in OpenAI's and LightLLM's dialects."""
 
 _STATUS = {
-    **{"context_length_exceeded": 400, "invalid_value": 400},
+    **{"context_length_exceeded": 400, "invalid_value": 400, "unsupported_parameter": 400},
     **{"queue_full": 429, "rate_limit_exceeded": 429},
     **{"engine_failed": 503, "server_overloaded": 503, "queue_timeout": 503},
 }
@@ -51,7 +51,8 @@ _STATUS = {
 _CAUSES = {
     **{"queue_full": "overload", "rate_limit_exceeded": "overload", "server_overloaded": "overload"},
     **{"queue_timeout": "deadline", "first_token_timeout": "deadline", "request_timeout": "deadline"},
-    **{"engine_failed": "engine", "context_length_exceeded": "refused", "invalid_value": "refused"},
+    **{"context_length_exceeded": "refused", "invalid_value": "refused", "unsupported_parameter": "refused"},
+    "engine_failed": "engine",
 }
 """What records call them; any other one is a "failure"."""
 
@@ -372,10 +373,10 @@ def _as_error(event: ChoiceEvent, submit: Submit, retry_after: int) -> RequestEr
         return _CUT_OFF
     code, message = event.error
     # The engine's messages begin with the field, which events do not carry.
-    fields = (call.param for call in submit.sampling.logits_processors if message.startswith(f"{call.param}:"))
+    fields = (*(call.param for call in submit.sampling.logits_processors), "priority")
     return RequestError(
         message,
-        param=next(fields, None),
+        param=next((name for name in fields if message.startswith(f"{name}:")), None),
         code=code,
         status=_STATUS.get(code, 500),
         retry_after=retry_after if code == "queue_full" else 1,

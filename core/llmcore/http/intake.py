@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcore.bridge import BeamSearch, SamplingParams, Submit
+from llmcore.bridge import BeamSearch, Hint, SamplingParams, Submit
 from llmcore.errors import RequestError
 from llmcore.http.front import Front
 from llmcore.text.bad_words import forbid
@@ -267,6 +267,23 @@ def salt(text: str | None) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16] if text else b""
 
 
+MOST_HINTS, LONGEST_HINT = 16, 256
+"""Hints of a request, and characters of a name or a text among them."""
+
+
+def check_hints(hints: Mapping[str, Hint]) -> None:
+    """Refuse what a dialect cannot tell the scheduler. Raises RequestError."""
+    longest = max((len(text) for pair in hints.items() for text in pair if isinstance(text, str)), default=0)
+    whole = (value for value in hints.values() if isinstance(value, int))
+    if len(hints) > MOST_HINTS or longest > LONGEST_HINT or any(abs(value) >= 1 << 63 for value in whole):
+        raise RequestError(
+            f"hints: a request has at most {MOST_HINTS}, with names and texts of up to {LONGEST_HINT} characters and "
+            "whole numbers of 64 bits",
+            param="hints",
+            code="invalid_value",
+        )
+
+
 def submit(
     front: Front,
     prompt: Sequence[int],
@@ -278,8 +295,11 @@ def submit(
     n: int = 1,
     cache_salt: bytes = b"",
     beams: BeamSearch | None = None,
+    priority: int | None = None,
+    hints: Mapping[str, Hint] | None = None,
 ) -> Submit:
-    """One prompt as the bridge takes it, under a fresh id."""
+    """One prompt as the bridge takes it, under a fresh id. Raises RequestError for `hints` that are too many."""
+    check_hints(hints or {})
     return Submit(
         id=front.next_id(),
         prompt=np.asarray(prompt, dtype="<i4").tobytes(),
@@ -291,4 +311,6 @@ def submit(
         salt=cache_salt,
         received=time.monotonic(),
         beams=beams,
+        priority=priority or 0,
+        hints=dict(hints or {}),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.bridge import Submit
-from llmcore.protocols import Int32, Int64
+from llmcore.protocols import Int32, Int64, RequestInfo
 from llmcore.sched.beams import Beams, searching
 from llmcore.sched.bound import Bound
 
@@ -32,7 +32,8 @@ class Job:
     the request's choices, () if it has none. `prompt_logprobs`: of all prompt tokens but the first, as far as they
     are known; None if nobody wants them (any more); `prompt_ranks`: how many tokens are likelier in the place of each,
     and one more; `prompt_top`: the best (ids, logprobs) [, k] there. `pooled`: the sum of the prompt's hidden states,
-    as far as it is known. `beams`: the search that it is a beam of.
+    as far as it is known. `beams`: the search that it is a beam of. `info`: the request's
+    wishes for the scheduling policy.
     """
 
     submit: Submit
@@ -56,6 +57,7 @@ class Job:
     prompt_top: tuple[Int32, Float32] | None = None
     pooled: Float32 | None = None
     beams: Beams | None = None
+    info: RequestInfo = field(default_factory=RequestInfo)
 
     @property
     def size(self) -> int:
@@ -97,13 +99,15 @@ class Job:
         twin.row = row
         twin.bounds = self.bounds
         twin.beams = self.beams
+        twin.info = self.info
         return twin
 
 
 def new_job(submit: Submit, owner: int, arrival: int) -> Job:
     """A request that has just come."""
     prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
-    job = Job(submit, owner, 0, arrival, prompt, forks=submit.n - 1)
+    info = RequestInfo(submit.priority, submit.client, submit.hints)
+    job = Job(submit, owner, 0, arrival, prompt, forks=submit.n - 1, info=info)
     if submit.beams is not None:
         job.submit, job.beams, job.forks = searching(submit), Beams(submit), submit.beams.width - 1
     if submit.prompt_logprobs:

@@ -11,8 +11,8 @@ from llmcore.protocols import SchedulerLimits
 
 
 def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:
-    """`limits` with at most so many running requests that a step in which all decode has room for a chunk, and with
-    room for a chunk among the prompt tokens beside answers.
+    """`limits` that leave room for a chunk in a step in which all requests decode: fewer of them may run at once, and
+    `stall_tokens` is a granule at least.
 
     Raises ConfigError where chunks cannot be formed.
     """

@@ -29,7 +29,7 @@ from llmcore.sched.job import NO_ROW, Job, new_job
 from llmcore.sched.limits import check_submit, fitting
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.results import Results
-from llmcore.sched.search import newest, outrun
+from llmcore.sched.search import outrun, victim
 from llmcore.sched.state import State, Totals
 from llmcore.sched.table import RESERVED, RUNNING, RequestTable
 from llmcore.sched.trials import Trials
@@ -47,7 +47,8 @@ class Scheduler:
     """Requests of several owners (HTTP workers) on one engine; used by one thread.
 
     `plan` makes the next step; `commit` takes the results of the oldest one not read yet. Up to `ahead` plans may be
-    made before a commit. Raises ConfigError where `limits` contradict each other or the groups.
+    made before a commit. `priorities`: the policy heeds those of requests. Raises ConfigError where `limits`
+    contradict each other or the groups.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Scheduler:
         estimator: LengthEstimator,
         *,
         ahead: int = 0,
+        priorities: bool = False,
     ) -> None:
         space = KVSpace(groups)
         limits = fitting(limits, space)
         self._state = State(limits, RequestTable(limits.max_running, limits.max_total_len), space, estimator, ahead)
         self._policy = policy
+        self._priorities = priorities
         self._departures = Departures(self._state)
         self._results = Results(self._state, self._departures)
         self._flights: deque[Flight] = deque()
@@ -109,6 +112,13 @@ class Scheduler:
         state = self._state
         if (owner, submit.id) in state.requests:
             raise RequestError(f"request {submit.id} exists already", code="invalid_value")
+        if submit.priority and not self._priorities:
+            raise RequestError(
+                "priority: the scheduler of this server does not heed it; leave it out, or start the server with "
+                "--scheduler priority",
+                param="priority",
+                code="unsupported_parameter",
+            )
         check_submit(submit, state.limits, state.space, guaranteed=state.estimator.guaranteed)
 
     def abort(self, owner: int, request_id: int) -> None:
@@ -332,7 +342,7 @@ class Scheduler:
         return rows, n_query
 
     def _secure(self, view: StepView, rows: Int32, n_query: Int32) -> tuple[Int32, Int32]:
-        """Have slots for all rows: evict, take reserves back, then preempt the newest; the oldest is never one."""
+        """Have slots for all rows: evict, take reserves back, then preempt; the oldest request always stays."""
         state, table = self._state, self._state.table
         trimmed = False
         while rows.size:
@@ -344,14 +354,14 @@ class Scheduler:
                 state.space.trim(running, table.computed[running])
                 trimmed = True
                 continue
-            victim = newest(running, table)
-            job = table.job(victim)
+            leaving = victim(running, table)
+            job = table.job(leaving)
             if job in view.placed:
                 view.placed.remove(job)
                 self._departures.unplace(job)
             else:
                 self.totals.preemptions += 1
-                self._departures.preempt(victim)
+                self._departures.preempt(leaving)
             stays = table.status[rows] == RUNNING
             rows, n_query = rows[stays], n_query[stays]
         return rows, n_query

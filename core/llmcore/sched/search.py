@@ -87,13 +87,13 @@ class Searches:
         return self._state.requests[job.owner, job.submit.id][0]
 
 
-def newest(running: Int32, table: RequestTable) -> int:
-    """The newest of `running`, oldest first, that is neither the oldest nor a beam of its search."""
-    if not table.beams:
-        return int(running[1:][-1])
-    oldest = table.beams.get(int(running[0]))
-    others = [row for row in running[1:].tolist() if oldest is None or table.beams.get(row) is not oldest]
-    return int(others[-1])
+def victim(running: Int32, table: RequestTable) -> int:
+    """Of `running`, oldest first, the newest of the lowest priority that is neither the oldest nor a beam of its
+    search."""
+    others, oldest = running[1:], table.beams.get(int(running[0])) if table.beams else None
+    if oldest is not None:
+        others = others[[table.beams.get(row) is not oldest for row in others.tolist()]]
+    return int(others[np.argsort(table.priority[others], kind="stable")][-1])
 
 
 def outrun(rows: Int32, state: State) -> Int32:

@@ -34,6 +34,7 @@ class RequestTable:
         self.status = np.zeros(rows, np.int8)
         self.epoch = np.zeros(rows, np.int64)
         self.arrival = np.zeros(rows, np.int64)
+        self.priority = np.zeros(rows, np.int64)
         self.owner = np.zeros(rows, np.int32)
         self.request = np.zeros(rows, np.int64)
         self.choice = np.zeros(rows, np.int32)
@@ -153,6 +154,7 @@ class RequestTable:
             self.probing.add(row)
         self.status[row] = RUNNING
         self.arrival[row] = job.arrival
+        self.priority[row] = submit.priority
         self.owner[row] = job.owner
         self.request[row] = submit.id
         self.choice[row] = job.choice

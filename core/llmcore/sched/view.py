@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from llmcore.kv.space import Hit, KVSpace
-from llmcore.protocols import Int32, Int64, WaitingRequest
+from llmcore.protocols import Int32, Int64, RequestInfo, WaitingRequest
 from llmcore.sched.foresight import Foresight, Lengths
 from llmcore.sched.job import NO_ROW, Job, WaitingQueue
 from llmcore.sched.state import State
@@ -17,8 +18,8 @@ WORTH_WAITING = 64
 """Tokens that another request is about to compute for which a candidate waits; or half of its own."""
 
 CROWD = 16
-"""Prompts of which more than this many wait take more of a step than `limits.stall_tokens`, in proportion: from then
-on everybody waits for the device, and many small steps would keep it from being used well."""
+"""Prompts that may wait before they get more of a step than `limits.stall_tokens`; beyond that their share grows in
+proportion. A crowd of prompts waits longer than any answer, and is computed fastest in large steps."""
 
 
 class Frontier:
@@ -72,6 +73,7 @@ class StepView:
         able = rest > 0
         self.running = running[able]
         self.remaining = rest[able]
+        self.prompt_budget = _prompt_budget(state, len(queue))
         self.offers: list[tuple[Job, Hit]] = []
         """What was offered; a WaitingRequest's index points here."""
         self.placed: list[Job] = []
@@ -82,22 +84,17 @@ class StepView:
         self._foresight: Foresight | None = None
         self._frontier: Frontier | None = None
 
-    @property
-    def prompt_budget(self) -> int:
-        """Prompt tokens for this step: `limits.stall_tokens` while answers wait for their next token."""
-        limits = self._state.limits
-        answers = int(np.count_nonzero(self.remaining == 1))
-        if not limits.stall_tokens or self.whole or not answers:
-            return self.budget
-        prompts = self.running.size - answers + len(self._queue)
-        return min(self.budget, limits.stall_tokens * max(CROWD, prompts) // CROWD)
+    def info(self, index: int) -> RequestInfo:
+        """The wishes of a running request."""
+        return self._state.table.job(index).info
 
-    def waiting(self) -> Iterator[WaitingRequest]:
-        """The queue from its head; prefix hits are looked up as it is read."""
+    def waiting(self, order: Callable[[RequestInfo], Any] | None = None) -> Iterator[WaitingRequest]:
+        """The queue from its head, or by `order`, lowest first; prefix hits are looked up as it is read."""
         state = self._state
+        queue = self._queue if order is None else sorted(self._queue, key=lambda job: order(job.info))
         if self._frontier is None:
             self._frontier = Frontier(state.table, state.space)
-        for job in self._queue:
+        for job in queue:
             if state.table.places < job.choices:
                 return
             if job.row != NO_ROW or not job.ready or self._waiting_for_another(job):
@@ -115,6 +112,7 @@ class StepView:
                 max_new=job.submit.max_new_tokens - job.produced.size,
                 choices=job.choices,
                 waited=state.step - job.queued_at,
+                info=job.info,
             )
 
     def fits(self, candidate: WaitingRequest) -> bool:
@@ -150,3 +148,15 @@ class StepView:
             computing = table.epoch[row] == epoch and table.status[row] == RUNNING
             self._waits[job.waits] = bool(computing and table.computed[row] < tokens)
         return self._waits[job.waits]
+
+
+def _prompt_budget(state: State, waiting: int) -> int:
+    """Tokens of prompts for the next step; `waiting` requests are in the queue. Answers in progress limit them."""
+    limits, table = state.limits, state.table
+    if not (limits.stall_tokens and limits.chunked):
+        return limits.batch_tokens
+    rows = table.running()
+    prompts = int(np.count_nonzero(table.length[rows] - table.computed[rows] > 1))
+    if prompts == rows.size:
+        return limits.batch_tokens
+    return min(limits.batch_tokens, limits.stall_tokens * max(CROWD, prompts + waiting) // CROWD)

@@ -36,6 +36,7 @@ class Scenario:
     `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `failures` are steps
     that cannot be launched, or cannot be read. `cursed` requests make every step fail that they are in; `poisoned`
     ones give logits that are not finite at some position. `crowd`: steps of more rows than this fail, 0 for none.
+    `priorities`: of which each request gets one; () for none.
     """
 
     seed: int = 0
@@ -61,6 +62,7 @@ class Scenario:
     poisoned: float = 0.0
     crowd: int = 0
     searches: float = 0.0
+    priorities: tuple[int, ...] = ()
     vocab: int = 50
 
 
@@ -112,7 +114,9 @@ class Simulation:
         self._groups = _groups(scenario, manager)
         limits = _limits(scenario)
         self._guaranteed = estimator(limits).guaranteed
-        self._scheduler = Scheduler(limits, self._groups, policy(limits), estimator(limits), ahead=scenario.ahead)
+        self._scheduler = Scheduler(
+            limits, self._groups, policy(limits), estimator(limits), ahead=scenario.ahead, priorities=True
+        )
         self._device = SimulatedDevice(self._groups, vocab=scenario.vocab, bad=self._is_bad)
         self._roots = [self._draw_tokens(scenario.longest_prompt) for _ in range(3)]
         self._clients: dict[tuple[int, int], Client] = {}
@@ -256,6 +260,9 @@ class Simulation:
             stop_ids=tuple(int(t) for t in random.integers(0, scenario.vocab, int(random.integers(0, 3)))),
             n=int(random.integers(1, scenario.most_choices + 1)),
         )
+        if scenario.priorities:
+            priority = scenario.priorities[int(random.integers(len(scenario.priorities)))]
+            submit = msgspec.structs.replace(submit, priority=priority, client=int(random.integers(-1, 3)))
         if scenario.searches and random.random() < scenario.searches:
             submit = msgspec.structs.replace(submit, beams=self._draw_search(submit.n))
         owner = int(random.integers(2))

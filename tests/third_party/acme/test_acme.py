@@ -40,7 +40,14 @@ def test_short_prompts_overtake_long_ones():
         WaitingRequest(i, tokens, 0, 8, 1, waited) for i, (tokens, waited) in enumerate([(90, 3), (7, 2), (9, 1)])
     ]
     view = SimpleNamespace(
-        **{"budget": 20, "chunk": 16, "whole": False, "admit": True, "fits": lambda candidate: True},
+        **{
+            "budget": 20,
+            "prompt_budget": 20,
+            "chunk": 16,
+            "whole": False,
+            "admit": True,
+            "fits": lambda candidate: True,
+        },
         **{"running": np.array([4, 5, 6]), "remaining": np.array([1, 12, 4]), "waiting": lambda: iter(queue)},
     )
     decision = ShortestPrompt(None).plan(view)

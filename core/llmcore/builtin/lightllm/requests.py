@@ -50,6 +50,7 @@ class Parameters(Struct):
     early_stopping: bool | Literal["never"] | None = None
 
     add_spaces_between_special_tokens: Flag = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     group_request_id: int | None = None
     suggested_dp_index: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
 

@@ -95,6 +95,7 @@ class Generate:
             stop_ids=sorted(rules.stop_ids),
             n=n,
             beams=search,
+            priority=given.priority,
         )
         intake.check_allowed(
             given.allowed_token_ids or (),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from llmcore.builtin.openai.requests import Flag, Side, Text, TokenId
+from llmcore.builtin.openai.requests import Flag, Priority, Side, Text, TokenId
 
 Texts = str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
 
@@ -21,7 +21,7 @@ class Pooled(Struct, kw_only=True):
     add_special_tokens: Flag = None
     pooling: Literal["last", "mean"] | None = None
     cache_salt: Text | None = None
-    priority: Literal[0] | None = None
+    priority: Priority = None
     lora_path: Any = None
 
 

@@ -73,7 +73,8 @@ class Vectors:
                 most=1,
             )
             salt = intake.salt(body.cache_salt)
-            submit = intake.submit(front, ids, SamplingParams(temperature=0.0), max_new_tokens=1, cache_salt=salt)
+            greedy = SamplingParams(temperature=0.0)
+            submit = intake.submit(front, ids, greedy, max_new_tokens=1, cache_salt=salt, priority=body.priority)
             submits.append(msgspec.structs.replace(submit, pool=kind))
         job = Job(submits=submits, rules=TextRules(), dialect="openai", request_id=front.request_id(req))
         generation = Generation(front, front.detach(req, resp), job)

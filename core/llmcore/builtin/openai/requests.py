@@ -21,6 +21,7 @@ BestTokens = Annotated[int, Meta(ge=0, le=20)] | None
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -122,7 +123,7 @@ class Sampled(Struct, kw_only=True):
     store: Flag = None
     service_tier: Text | None = None
     session_id: int | Text | None = None
-    priority: int | None = None
+    priority: Priority = None
     spaces_between_special_tokens: Flag = None
 
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -291,7 +292,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "lora_path": ("", []),
     "no_repeat_ngram_size": (0,),
     "no_stop_trim": (False,),
-    "priority": (0,),
     "repetition_detection": (),
     "repetition_ngram_size": (0,),
     "return_hidden_states": (False,),

@@ -237,6 +237,7 @@ def submits(
                 n=drawn(body),
                 cache_salt=intake.salt(body.cache_salt),
                 beams=search,
+                priority=body.priority,
             )
         )
     return made

@@ -46,6 +46,15 @@ def test_hints_are_few_and_short(openai: MakeSide) -> None:
 
     some = {"due": 2.5, "tenant": "a" * 256, "tries": -(2**63) + 1, "batch": True}
     assert hinted(some) == some and hinted({}) == {}
-    for wrong in ({str(i): i for i in range(17)}, {"a": "b" * 257}, {"a" * 257: 1}, {"a": 2**63}):
-        with pytest.raises(RequestError, match="a request has at most 16, with names and texts of up to 256"):
+    wrongs: list[dict[Any, Any]] = [
+        {str(i): i for i in range(17)},
+        {"a": "b" * 257},
+        {"a" * 257: 1},
+        {"a": 2**63},
+        {"a": [1]},
+        {"a": None},
+        {1: 2},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(RequestError, match="a request has at most 16, with names of up to 256"):
             hinted(wrong)

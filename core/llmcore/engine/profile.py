@@ -30,7 +30,7 @@ _WAYS = (
 """With _EVERYTHING and _STEERED all kernels by which tokens are drawn."""
 _LONG = 2 * MIXED_TOKENS
 """Tokens of a step of the last bucket, which is not captured."""
-_RATED, _TIMED = 2048, 5
+_RATED, _TIMED = 2048, 3
 """Tokens of a step that tells how fast prompts are computed, and how often it runs. The first run warms it up."""
 
 
@@ -130,7 +130,7 @@ def prefill_rate(runner: Runner, device: Device, limits: SchedulerLimits) -> flo
 
 
 def prompts_plan(limits: SchedulerLimits) -> StepPlan:
-    """About `_RATED` tokens of prompts, as far as the limits allow, of which none is sampled."""
+    """About `_RATED` tokens of prompts, as far as the limits allow."""
     length = min(_RATED, limits.max_input_len, limits.batch_tokens)
     count = min(_RATED // length, limits.batch_tokens // length, limits.max_running)
     rows = np.arange(count, dtype=np.int32)

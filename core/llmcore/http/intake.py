@@ -273,15 +273,22 @@ MOST_HINTS, LONGEST_HINT = 16, 256
 
 def check_hints(hints: Mapping[str, Hint]) -> None:
     """Refuse what a dialect cannot tell the scheduler. Raises RequestError."""
-    longest = max((len(text) for pair in hints.items() for text in pair if isinstance(text, str)), default=0)
-    whole = (value for value in hints.values() if isinstance(value, int))
-    if len(hints) > MOST_HINTS or longest > LONGEST_HINT or any(abs(value) >= 1 << 63 for value in whole):
+    names = all(isinstance(name, str) and len(name) <= LONGEST_HINT for name in hints)
+    if len(hints) > MOST_HINTS or not names or not all(map(_is_hint, hints.values())):
         raise RequestError(
-            f"hints: a request has at most {MOST_HINTS}, with names and texts of up to {LONGEST_HINT} characters and "
-            "whole numbers of 64 bits",
+            f"hints: a request has at most {MOST_HINTS}, with names of up to {LONGEST_HINT} characters; each is a "
+            "text as short, a whole number of 64 bits, another number or a boolean",
             param="hints",
             code="invalid_value",
         )
+
+
+def _is_hint(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= LONGEST_HINT
+    if isinstance(value, int):
+        return abs(value) < 1 << 63
+    return isinstance(value, float)
 
 
 def submit(

@@ -32,8 +32,8 @@ class Job:
     the request's choices, () if it has none. `prompt_logprobs`: of all prompt tokens but the first, as far as they
     are known; None if nobody wants them (any more); `prompt_ranks`: how many tokens are likelier in the place of each,
     and one more; `prompt_top`: the best (ids, logprobs) [, k] there. `pooled`: the sum of the prompt's hidden states,
-    as far as it is known. `beams`: the search that it is a beam of. `info`: the request's
-    wishes for the scheduling policy.
+    as far as it is known. `beams`: the search that it is a beam of. `info`: the request's wishes for the scheduling
+    policy.
     """
 
     submit: Submit

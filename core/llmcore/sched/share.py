@@ -36,10 +36,9 @@ class Share:
         """Places of prompts in `view.running`, oldest first."""
         return np.flatnonzero(~self._decodes).astype(np.int32)
 
-    def compute(self, row: int) -> bool:
-        """Give the prompt at `row` of `view.running` all it can have; False if nothing is left for others."""
+    def compute(self, row: int) -> None:
+        """Give the prompt at `row` of `view.running` all it can have."""
         self._n_query[row] = self._take(int(self._view.remaining[row]))
-        return self.open
 
     def admit(self, candidate: WaitingRequest) -> bool:
         """Admit `candidate` if there is room for it; False if no other may follow."""

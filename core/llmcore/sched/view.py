@@ -91,6 +91,8 @@ class StepView:
     def waiting(self, order: Callable[[RequestInfo], Any] | None = None) -> Iterator[WaitingRequest]:
         """The queue from its head, or by `order`, lowest first; prefix hits are looked up as it is read."""
         state = self._state
+        if not state.table.places:
+            return
         queue = self._queue if order is None else sorted(self._queue, key=lambda job: order(job.info))
         if self._frontier is None:
             self._frontier = Frontier(state.table, state.space)

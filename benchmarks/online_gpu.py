@@ -6,7 +6,8 @@ Random weights from a config.json alone, with a synthetic tokenizer of the model
 `--prefill_stall_ms` (0: no limit) a server is started, requests of real conversations' lengths arrive at `--rate` for
 `--warm` seconds and once all at the same time, so that what comes often is captured; then both once more, which is
 what counts. All settings get the same arrivals and lengths. Prints one line for each, milliseconds over requests: the
-first token, the time per further token, the longest gap inside an answer; and the seconds of the burst.
+first token, the time per further token, the longest gap inside an answer, how many steps were captured meanwhile; and
+the seconds of the burst.
 `gaps.py` says what to expect without a GPU. `--shrink 20 --set device=cpu` tries the script on any machine.
 """
 
@@ -31,7 +32,7 @@ from llmcore.bench.workloads import Lengths, read_lengths
 from llmcore.supervisor import Pace
 from llmcore.testing.server import serving
 
-LAYOUT = "{:>9}  {:>17}  {:>15}  {:>17}  {:>8}  {:>10}  {:>8}"
+LAYOUT = "{:>9}  {:>17}  {:>15}  {:>17}  {:>8}  {:>8}  {:>10}  {:>8}"
 START_SECONDS, RUN_SECONDS = 300.0, 150.0
 
 
@@ -69,9 +70,18 @@ def one(model: Path, stall: float, options: argparse.Namespace) -> dict[str, Any
         target = Target(server.url, DIALECTS["lightllm"] if options.native else DIALECTS["openai-completions"])
         measure(target, lengths[:warm], options.rate, vocab, options.seed + 1)
         measure(target, burst, math.inf, vocab, options.seed)
+        before = captured(server.admin)
         online = measure(target, lengths, options.rate, vocab, options.seed)
+        during = captured(server.admin) - before
         at_once = measure(target, burst, math.inf, vocab, options.seed)
-    return {"stall_ms": stall, "online": online, "burst": at_once}
+    return {"stall_ms": stall, "online": online, "burst": at_once, "captured": during}
+
+
+def captured(admin: str) -> int:
+    """Steps that the server has captured so far."""
+    with urllib.request.urlopen(f"{admin}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("llmcore_graphs_captured"))
 
 
 def main() -> int:
@@ -93,7 +103,8 @@ def main() -> int:
         model = with_tokenizer(options.model, Path(folder))
         print(
             LAYOUT.format(
-                "stall, ms", "first p50 / p99", "per token", "longest gap", "burst, s", "its tok/s", "client"
+                *("stall, ms", "first p50 / p99", "per token", "longest gap", "captured"),
+                *("burst, s", "its tok/s", "client"),
             )
         )
         for stall in options.stall_ms:
@@ -102,7 +113,8 @@ def main() -> int:
             online, burst = found["online"], found["burst"]
             columns = [shown(online, name) for name in ("ttft_ms", "tpot_ms", "gap_ms")]
             total, speed = f"{burst['seconds']:.2f}", f"{burst['output_tokens_per_s']:,.0f}"
-            print(LAYOUT.format(f"{stall:g}", *columns, total, speed, f"{online['client_busy']:.0%}"), flush=True)
+            columns += [found["captured"], total, speed, f"{online['client_busy']:.0%}"]
+            print(LAYOUT.format(f"{stall:g}", *columns), flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0

@@ -66,9 +66,7 @@ def read_config(hf: Mapping[str, Any]) -> CohereConfig:
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"CohereForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     given = {"rope_theta": 500000.0, **hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
-    fields = read_dense(given, "CohereForCausalLM", defaults=DEFAULTS)
-    if fields["rope"].rotated != fields["head_size"]:
-        raise ConfigError("CohereForCausalLM whose rope turns part of a head is not known; it turns whole heads")
+    fields = read_dense(given, "CohereForCausalLM", defaults=DEFAULTS, partial_rotary=False)
     fields["max_position"] = max(fields["max_position"], int(hf.get("model_max_length") or 0))
     return CohereConfig(
         **fields,

@@ -68,9 +68,7 @@ def read_config(hf: Mapping[str, Any]) -> Cohere2Config:
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"Cohere2ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     given = {**hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
-    fields = read_dense(given, "Cohere2ForCausalLM", defaults=DEFAULTS)
-    if fields["rope"].rotated != fields["head_size"]:
-        raise ConfigError("Cohere2ForCausalLM whose rope turns part of a head is not known; it turns whole heads")
+    fields = read_dense(given, "Cohere2ForCausalLM", defaults=DEFAULTS, partial_rotary=False)
     window, every = hf.get("sliding_window", 4096), int(hf.get("sliding_window_pattern", 4))
     if window is None:
         raise ConfigError("Cohere2ForCausalLM without a sliding_window is not known; its windowed layers alone turn")

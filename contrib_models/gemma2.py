@@ -74,7 +74,7 @@ def read_config(hf: Mapping[str, Any]) -> Gemma2Config:
         raise ConfigError(f"Gemma2ForCausalLM with hidden_activation {activation!r} is not known; its MLP uses gelu")
     if hf.get("use_bidirectional_attention"):
         raise ConfigError("Gemma2ForCausalLM with use_bidirectional_attention is not known; generation is causal")
-    dense = read_dense(hf, "Gemma2ForCausalLM", defaults=DEFAULTS)
+    dense = read_dense(hf, "Gemma2ForCausalLM", defaults=DEFAULTS, partial_rotary=False)
     window = hf.get("sliding_window", 4096)
     alternating = [("sliding_attention", "full_attention")[index % 2] for index in range(dense["num_layers"])]
     dense["kv_groups"] = windowed_groups(dense["kv_groups"][0], hf.get("layer_types") or alternating, window)

@@ -77,8 +77,8 @@ def read_config(hf: Mapping[str, Any]) -> Gemma3Config:
     if hf.get("use_bidirectional_attention"):
         raise ConfigError("Gemma3ForCausalLM with use_bidirectional_attention is not known; generation is causal")
     full, windowed = _ropes(hf)
-    dense = read_dense(full, "Gemma3ForCausalLM", defaults=DEFAULTS)
-    window_rope = read_rope(windowed, dense["head_size"])
+    dense = read_dense(full, "Gemma3ForCausalLM", defaults=DEFAULTS, partial_rotary=False)
+    window_rope = read_rope(windowed, dense["head_size"], partial_rotary=False)
     fixed = [rope.fixed_angles_up_to for rope in (dense["rope"], window_rope)]
     dense["fixed_angles_up_to"] = min((length for length in fixed if length is not None), default=None)
     # the file's length is what the scaling has led to already

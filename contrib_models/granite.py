@@ -66,7 +66,7 @@ def read_config(hf: Mapping[str, Any]) -> GraniteConfig:
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"GraniteForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     return GraniteConfig(
-        **read_dense(hf, "GraniteForCausalLM", defaults=DEFAULTS),
+        **read_dense(hf, "GraniteForCausalLM", defaults=DEFAULTS, partial_rotary=False),
         embedding_factor=float(hf.get("embedding_multiplier", 1.0)),
         score_factor=float(hf.get("attention_multiplier", 1.0)),
         residual_factor=float(hf.get("residual_multiplier", 1.0)),

@@ -64,7 +64,9 @@ def read_config(hf: Mapping[str, Any]) -> MistralConfig:
         raise ConfigError(f"MistralForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     window = hf.get("sliding_window", 4096)
     reach = "all" if window is None else f"window:{window}"
-    return MistralConfig(**read_dense(hf, "MistralForCausalLM", defaults=DEFAULTS, reach=reach), window=window)
+    return MistralConfig(
+        **read_dense(hf, "MistralForCausalLM", defaults=DEFAULTS, reach=reach, partial_rotary=False), window=window
+    )
 
 
 def weights(config: MistralConfig) -> WeightMap:

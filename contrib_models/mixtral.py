@@ -70,7 +70,13 @@ def read_config(hf: Mapping[str, Any]) -> MixtralConfig:
     window = hf.get("sliding_window")
     reach = "all" if window is None else f"window:{window}"
     experts, top_k = int(hf.get("num_local_experts", 8)), int(hf.get("num_experts_per_tok", 2))
-    fields = read_dense({**DEFAULTS, "rope_theta": 1e6, **hf}, "MixtralForCausalLM", defaults=DEFAULTS, reach=reach)
+    fields = read_dense(
+        {**DEFAULTS, "rope_theta": 1e6, **hf},
+        "MixtralForCausalLM",
+        defaults=DEFAULTS,
+        reach=reach,
+        partial_rotary=False,
+    )
     route = RouteSpec(experts=experts, top_k=top_k, normalize=True)
     elements = expert_elements(route, fields["hidden_size"], fields["inner"])
     return MixtralConfig(**fields, expert_elements=elements, route=route, window=window)

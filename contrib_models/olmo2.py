@@ -56,7 +56,7 @@ def read_config(hf: Mapping[str, Any]) -> Olmo2Config:
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"Olmo2ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     return Olmo2Config(
-        **read_dense(hf, "Olmo2ForCausalLM", defaults=DEFAULTS),
+        **read_dense(hf, "Olmo2ForCausalLM", defaults=DEFAULTS, partial_rotary=False),
         attention_bias=bool(hf.get("attention_bias", False)),
     )
 

@@ -71,7 +71,7 @@ def read_config(hf: Mapping[str, Any]) -> SmolLM3Config:
     """From config.json. `no_rope_layers` has a 1 for each layer that has rope, in spite of its name."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"SmolLM3ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
-    fields = read_dense(hf, "SmolLM3ForCausalLM", defaults=DEFAULTS)
+    fields = read_dense(hf, "SmolLM3ForCausalLM", defaults=DEFAULTS, partial_rotary=False)
     count, every = fields["num_layers"], int(hf.get("no_rope_layer_interval", 4))
     turned = [bool(one) for one in hf.get("no_rope_layers") or ((i + 1) % every for i in range(count))][:count]
     if len(turned) < count:

@@ -70,7 +70,7 @@ def read_config(hf: Mapping[str, Any]) -> Starcoder2Config:
     given = {**hf, "rms_norm_eps": hf.get("norm_epsilon", 1e-5)}
     reach = "all" if window is None else f"window:{window}"
     return Starcoder2Config(
-        **read_dense(given, "Starcoder2ForCausalLM", defaults=DEFAULTS, reach=reach),
+        **read_dense(given, "Starcoder2ForCausalLM", defaults=DEFAULTS, reach=reach, partial_rotary=False),
         bias=bool(hf.get("use_bias", True)),
         window=window,
     )

@@ -34,7 +34,7 @@ def register_models():
 
 def read_config(hf):
     """config.json -> what core and the blocks below read; a family that has more subclasses DenseConfig."""
-    return DenseConfig(**read_dense(hf, "ArceeForCausalLM"))
+    return DenseConfig(**read_dense(hf, "ArceeForCausalLM", partial_rotary=False))
 
 
 def weights(config):

@@ -59,8 +59,6 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
     assert read({**old, "rope_theta": 4e6, "model_max_length": 131072}).max_position == 131072
     with pytest.raises(ConfigError, match="hidden_act 'gelu'"):
         read({**hf, "hidden_act": "gelu"})
-    with pytest.raises(ConfigError, match="whole heads"):
-        read({**old, "partial_rotary_factor": 0.5})
 
 
 def test_weights_that_cannot_be_ordered_are_refused(tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ def test_a_file_as_command_r7b_has_it() -> None:
     ("fields", "says"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not known"),
-        ({"partial_rotary_factor": 0.5}, "it turns whole heads"),
         ({"sliding_window": None}, "without a sliding_window is not known"),
     ],
 )

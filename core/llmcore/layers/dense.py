@@ -40,11 +40,12 @@ def read_dense(
     defaults: Mapping[str, Any] | None = None,
     group: str = "all",
     reach: str = "all",
+    partial_rotary: bool = True,
 ) -> dict[str, Any]:
     """The fields of a DenseConfig from config.json: ``YourConfig(**read_dense(hf, "YourModel"), more=...)``.
 
     `defaults`: what transformers takes for fields that the file leaves out. `group`, `reach`: of the one KV group.
-    Raises KeyError for a field that must be there, ConfigError for values that contradict each other.
+    `partial_rotary`: False where the family's code in transformers does not read `partial_rotary_factor`. Raises KeyError for a field that must be there, ConfigError for values that contradict each other.
     """
     given = {**(defaults or {}), **{name: value for name, value in hf.items() if value is not None}}
     heads, layers = int(given["num_attention_heads"]), int(given["num_hidden_layers"])
@@ -52,7 +53,7 @@ def read_dense(
     if heads % kv_heads:
         raise ConfigError(f"{heads} attention heads cannot share {kv_heads} KV heads; check the model's config.json")
     head_size = int(given.get("head_dim") or given["hidden_size"] // heads)
-    rope = read_rope(given, head_size)
+    rope = read_rope(given, head_size, partial_rotary=partial_rotary)
     # A null in the file is an answer here: the model has no end token.
     eos = hf["eos_token_id"] if "eos_token_id" in hf else given.get("eos_token_id")
     sizes: dict[str, Any] = {"kv_heads": kv_heads, "key_size": head_size, "value_size": head_size}

@@ -46,10 +46,11 @@ class RopeConfig:
         return self.original if self.kind == "dynamic" else None
 
 
-def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
+def read_rope(hf: Mapping[str, Any], head_size: int, *, partial_rotary: bool = True) -> RopeConfig:
     """From a Hugging Face config: `rope_parameters`, or `rope_theta` and `rope_scaling` beside the other fields.
 
-    Raises ConfigError for a kind that is not known or lacks a number it needs.
+    `partial_rotary`: whether the family's code in transformers reads `partial_rotary_factor`; without it whole heads
+    turn. Raises ConfigError for a kind that is not known or lacks a number it needs, and for a factor that cannot be.
     """
     scaling = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
@@ -70,9 +71,29 @@ def read_rope(hf: Mapping[str, Any], head_size: int) -> RopeConfig:
         )
     if kind in ("yarn", "llama3", "longrope"):
         trained = original
-    share = scaling.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
+    given = (scaling.get("partial_rotary_factor"), hf.get("partial_rotary_factor"))
+    share = next((float(value) for value in given if value is not None), 1.0)
+    rotated = int(head_size * _share_that_turns(share, kind, partial_rotary))
     theta = float(scaling.get("rope_theta") or hf.get("rope_theta") or 10000.0)
-    return RopeConfig(kind=kind, theta=theta, rotated=int(head_size * share), original=trained, scaling=scaling)
+    return RopeConfig(kind=kind, theta=theta, rotated=rotated, original=trained, scaling=scaling)
+
+
+def _share_that_turns(factor: float, kind: str, partial_rotary: bool) -> float:
+    """The part of a head that turns where the config's partial_rotary_factor is `factor`.
+
+    Code that does not read the factor computes the default kind for whole heads. transformers computes every other
+    kind for the part, which such code then cannot apply.
+    """
+    if not partial_rotary:
+        if kind != "default" and factor != 1:
+            raise ConfigError(
+                f"partial_rotary_factor is {factor:g} and the rope type is {kind!r}: this family turns whole heads and "
+                "cannot run that, nor can transformers; remove partial_rotary_factor from the model's config"
+            )
+        return 1.0
+    if not 0 < factor <= 1:
+        raise ConfigError(f"partial_rotary_factor is {factor:g} in the model's config; it has to be in (0, 1]")
+    return factor
 
 
 class Rope(Layer):

@@ -118,7 +118,8 @@ def _given(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]
 
 def _read(given: Mapping[str, Any], architecture: str, route: RouteSpec, *, interleaved: bool) -> DeepseekConfig:
     heads, rotated = int(given["num_attention_heads"]), int(given["qk_rope_head_dim"])
-    fields = read_dense({**given, "head_dim": rotated, "num_key_value_heads": heads}, architecture)
+    sizes = {"head_dim": rotated, "num_key_value_heads": heads}
+    fields = read_dense({**given, **sizes}, architecture, partial_rotary=False)
     layers: int = fields["num_layers"]
     plain, q_rank = int(given["qk_nope_head_dim"]), given["q_lora_rank"]
     latent = LatentSpec(

@@ -88,7 +88,12 @@ class Fields:
 def _rope(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     file = fields.file
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": fields.get("rope.freq_base", 10000.0)}
-    rope["partial_rotary_factor"] = fields.get("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+    size = config["head_dim"]
+    if (turned := fields.number("rope.dimension_count", size)) != size:
+        raise ConfigError(
+            f"{file.path} turns {turned} of the {size} elements of a head; {config['architectures'][0]} turns whole "
+            "heads, use the model's safetensors"
+        )
     kind = fields.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
         original = fields.get("rope.scaling.original_context_length", config["max_position_embeddings"])

@@ -45,7 +45,7 @@ def read_config(hf: Mapping[str, Any]) -> LlamaConfig:
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"LlamaForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     return LlamaConfig(
-        **read_dense(hf, "LlamaForCausalLM", defaults=DEFAULTS),
+        **read_dense(hf, "LlamaForCausalLM", defaults=DEFAULTS, partial_rotary=False),
         attention_bias=bool(hf.get("attention_bias", False)),
         mlp_bias=bool(hf.get("mlp_bias", False)),
     )

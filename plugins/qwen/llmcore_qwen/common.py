@@ -62,7 +62,7 @@ def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """The fields of a QwenConfig from config.json. Raises ConfigError for what is not known or contradicts itself."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"{architecture} with hidden_act {activation!r} is not known; its MLP uses silu")
-    fields = read_dense({**DEFAULTS, **hf}, architecture)
+    fields = read_dense({**DEFAULTS, **hf}, architecture, partial_rotary=False)
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window") else None
     # without layer_types, the layers from max_window_layers on have the window
     first = fields["num_layers"] if window is None else hf.get("max_window_layers", 28)

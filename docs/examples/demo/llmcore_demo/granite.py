@@ -33,7 +33,7 @@ class GraniteConfig(DenseConfig):
 def read_config(hf):
     """From config.json, as a dict."""
     return GraniteConfig(
-        **read_dense(hf, "GraniteForCausalLM"),
+        **read_dense(hf, "GraniteForCausalLM", partial_rotary=False),
         embedding=hf.get("embedding_multiplier", 1.0),
         residual=hf.get("residual_multiplier", 1.0),
         attention=hf.get("attention_multiplier", 1.0),

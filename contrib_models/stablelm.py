@@ -72,8 +72,8 @@ def read_config(hf: Mapping[str, Any]) -> StableLmConfig:
 
 
 def weights(config: StableLmConfig) -> WeightMap:
-    """Names as transformers saves them; old checkpoints hold the rope frequencies too."""
-    return dense_weights(config, skip=("*.rotary_emb.inv_freq",))
+    """Names as transformers saves them."""
+    return dense_weights(config)
 
 
 class HeadNorms(Layer):

@@ -127,3 +127,26 @@ def test_a_size_needs_a_number() -> None:
         "3.0 MiB",
         "5.00 GiB",
     ]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_head_beside_a_tied_embedding_is_counted(
+    held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Headers do not say whether the two are equal."""
+    from llmcore.testing.family import small_model
+    from safetensors.torch import load_file, save_file
+
+    small_model("LlamaForCausalLM", tie_word_embeddings=True).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    table = tensors["model.embed_tokens.weight"]
+    if held:
+        save_file({**tensors, "lm_head.weight": table.clone()}, file)
+    _, found, _ = plan(capsys, str(tmp_path), "--device", "cpu")
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    assert found["budget"]["parameters"] == parameters + held * table.numel()
+    assert found["doubled"] == ["lm_head.weight"] * held
+    with pytest.raises(SystemExit):
+        main(["plan", str(tmp_path), "--device", "cpu"])
+    assert ("with lm_head.weight (less if it is equal to the embedding)" in capsys.readouterr().out) == held

@@ -168,6 +168,14 @@ def test_a_converted_model_equals_its_original(tmp_path: Path, overrides: dict[s
     assert_same("gguf", ours.generate(prompt, 5), oracle(theirs, prompt, 5), 1e-4)
 
 
+def test_a_head_beside_the_embedding_of_a_tied_original_is_used(tmp_path: Path) -> None:
+    theirs = rounded(tie_word_embeddings=True)
+    theirs.lm_head.weight = torch.nn.Parameter(theirs.model.embed_tokens.weight.flip(0))
+    ours = LoadedModel(write(tmp_path / "m.gguf", theirs), data_type="f32")
+    prompt = [5, 9, 2, 77, 31]
+    assert_same("gguf", ours.generate(prompt, 5), oracle(theirs, prompt, 5), 1e-4)
+
+
 IN_BLOCKS = {
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -59,3 +59,29 @@ def test_linears_that_stay_int8_give_the_plain_models_logits(more: dict[str, Any
     check_plugin(registry, "int8_linears", [quantized])
     left, right = (LoadedModel(path, registry=registry).all_logits(TOKENS) for path in (plain, quantized))
     assert 0 < float((left - right).abs().max()) < 0.05 * float(left.abs().max())
+
+
+@pytest.mark.parametrize("stored", ["int8", "plain"])
+def test_a_head_that_a_tied_config_does_not_expect(stored: str, tmp_path: Path) -> None:
+    """It is used as the file has it: int8 beside its scale, or plain."""
+    plain, quantized = small(tmp_path / "plain", tie_word_embeddings=True), tmp_path / "int8"
+    quantized.mkdir()
+    held = load_file(plain / "model.safetensors")
+    held["lm_head.weight"] = held["model.embed_tokens.weight"].flip(0)
+    tensors = {}
+    for name, tensor in held.items():
+        tensors[name] = tensor
+        if name.endswith("proj.weight") or (stored == "int8" and name == "lm_head.weight"):
+            scale = tensor.abs().amax(1) / 127
+            tensors[name] = (tensor / scale[:, None]).round().to(torch.int8)
+            tensors[f"{name}_scale"] = scale
+    save_file(tensors, quantized / "model.safetensors")
+    save_file(held, plain / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    quant = {"quantization_config": {"quant_method": "int8_linears"}}
+    (quantized / "config.json").write_text(json.dumps(config | quant))
+    registry = registry_of(str(EXAMPLES / "int8_linears.py"), "llama")
+    left, right = (LoadedModel(path, registry=registry) for path in (plain, quantized))
+    assert right.model.lm_head.weight.dtype == (torch.int8 if stored == "int8" else torch.float32)
+    expected = left.all_logits(TOKENS)
+    assert 0 < float((expected - right.all_logits(TOKENS)).abs().max()) < 0.05 * float(expected.abs().max())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from llmcore.errors import ConfigError
 from llmcore.weights.dtypes import DATA_TYPES, data_type, read_dtype
@@ -39,14 +41,96 @@ def test_targets(name: str, targets: list[tuple[str, str | None]]) -> None:
     assert MAP.targets(name) == tuple(Target(*target) for target in targets)
 
 
+# --- GPT-2's names: ends of paths, and matrices that lie [inputs, outputs] ----------------------------------------
+
+GPT2 = WeightMap(
+    rename={"transformer.h.": "layers.", "transformer.wte.": "embed_tokens.", "transformer.": ""},
+    suffix={
+        "attn.c_attn": "self_attn.qkv_proj",
+        "attn.c_proj": "self_attn.o_proj",
+        "c_proj": "down_proj",
+        "c_fc": "up_proj",
+        "ln_1.gamma": "input_layernorm.weight",
+    },
+    transpose=("*.c_attn.weight", "*.c_proj.weight", "*.c_fc.weight"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("transformer.h.3.attn.c_attn.weight", "layers.3.self_attn.qkv_proj.weight"),
+        ("transformer.h.3.attn.c_attn.bias", "layers.3.self_attn.qkv_proj.bias"),
+        ("transformer.h.3.attn.c_proj.weight", "layers.3.self_attn.o_proj.weight"),
+        ("transformer.h.3.mlp.c_proj.weight", "layers.3.mlp.down_proj.weight"),
+        ("transformer.h.3.ln_1.gamma", "layers.3.input_layernorm.weight"),
+        ("transformer.wte.weight", "embed_tokens.weight"),
+        ("h.3.xattn.c_proj.weight", "h.3.xattn.down_proj.weight"),
+    ],
+)
+def test_ends_are_renamed_in_whole_components(name: str, target: str) -> None:
+    assert GPT2.targets(name) == (Target(target),)
+    assert name in GPT2.sources(Target(target))
+
+
+def test_causal_masks_are_no_parameters_but_what_a_rule_names_is() -> None:
+    assert GPT2.targets("transformer.h.0.attn.bias") == ()
+    assert WeightMap(suffix={"attn": "qkv_proj"}).targets("h.0.attn.bias") == (Target("h.0.qkv_proj.bias"),)
+
+
+def test_only_matrices_are_transposed() -> None:
+    sizes = {"a.c_fc.weight": ((3, 5), "F32"), "b.weight": ((3, 5), "F32"), "x.inv_freq": ((4,), "F32")}
+    names = WeightMap(transpose=("*.c_fc.*",), skip=("*.inv_freq",))
+    assert names.wanted(sizes) == {"a.c_fc.weight": (5, 3), "b.weight": (3, 5)}
+    assert names.shape("a.c_fc.bias", (5,)) == (5,)
+    assert names.shape("a.c_fc.weight", (2, 3, 5)) == (2, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("target", "sources"),
+    [
+        (("layers.0.self_attn.qkv_proj.weight", "k_proj"), "model.layers.0.self_attn.k_proj.weight"),
+        (("mlp.up_proj.weight", None), "mlp.gate_up.weight"),
+        (("mlp.experts.gate_up_proj", "11.up_proj"), "mlp.experts.11.up.weight"),
+        (("layers_of.norm.weight", None), "model.decoder.norm.weight"),
+    ],
+)
+def test_the_way_back(target: tuple[str, str | None], sources: str) -> None:
+    assert sources in MAP.sources(Target(*target))
+
+
+@pytest.mark.parametrize(
+    ("rules", "key"),
+    [
+        ({"fuse": {"attn.qkv_proj": ("q_proj",)}}, "attn.qkv_proj"),
+        ({"fuse": {"qkv_proj": ("attn.q_proj",)}}, "attn.q_proj"),
+        ({"split": {"attn.c_proj": ("o_proj",)}}, "attn.c_proj"),
+        ({"stack": {"mlp.experts": {}}}, "mlp.experts"),
+        ({"stack": {"experts": {"ffn.w1": ("gate_up_proj", "gate_proj")}}}, "ffn.w1"),
+    ],
+)
+def test_a_dotted_key_where_one_module_is_meant(rules: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"takes the names of single modules, and '{key}' has a dot.*suffix="):
+        WeightMap(**rules)
+
+
+def test_rules_that_no_name_meets() -> None:
+    names = ["transformer.h.0.attn.c_attn.weight", "transformer.h.0.mlp.c_fc.weight"]
+    wrong = WeightMap(
+        rename=GPT2.rename, suffix={"attn.c_atn": "x", "mlp.c_fc": "y"}, transpose=("*.c_attn.weight", "*.cfc.weight")
+    )
+    assert wrong.idle(names) == ["suffix 'attn.c_atn'", "transpose '*.cfc.weight'"]
+
+
 def test_data_types() -> None:
-    assert {name: data_type(name) for name in ("fp16", "bfloat16", "fp32")} == {
+    assert {name: data_type(name) for name in ("f16", "fp16", "bfloat16", "fp32")} == {
+        "f16": "f16",
         "fp16": "f16",
         "bfloat16": "bf16",
         "fp32": "f32",
     }
-    assert len(DATA_TYPES) == 6
-    with pytest.raises(ConfigError, match="use one of fp16"):
+    assert len(DATA_TYPES) == 8 and list(DATA_TYPES)[:3] == ["bf16", "f16", "f32"]
+    with pytest.raises(ConfigError, match="use one of bf16, f16, f32"):
         data_type("int8")
 
 

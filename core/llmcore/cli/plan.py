@@ -23,6 +23,7 @@ from llmcore.protocols import Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec, KVLayoutSpec
 from llmcore.weights.quant import find_quantization, unquantized
+from llmcore.weights.map import Target
 from llmcore.weights.source import open_checkpoint
 from llmcore.weights.stretch import read_model_as_set
 
@@ -32,12 +33,15 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command prints: the model, the machine, the stored types and the prediction."""
+    """What the command prints: the model, the machine, the stored types and the prediction. `doubled`: checkpoint
+    tensors that are counted and take no memory if they are equal to the embedding, which headers do not say.
+    """
 
     model: ModelConfig
     machine: Machine
     stored: Mapping[str, int]
     budget: Budget
+    doubled: tuple[str, ...] = ()
 
 
 @click.command(cls=SettingsCommand, groups=("model", "memory", "scheduling", "kernels", "plugins"))
@@ -64,7 +68,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     dummy = config.model.load_format == "dummy"
     checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
     family, model = read_model_as_set(registry, checkpoint.config(), config)
-    machine = find_machine(registry, config.model.device, memory)
+    machine, doubled = find_machine(registry, config.model.device, memory), ()
     pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
     if dummy:
@@ -72,15 +76,17 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
         from llmcore.weights.load import stored_shapes
 
         built, _ = dry_model(family, model, registry, machine.info, pins, config.kernels.deterministic, quantized)
-        sizes = {name: (shape, "drawn") for name, shape in stored_shapes(built).items()}
-        stored = Counter(dtype for _, dtype in sizes.values())
+        shapes = stored_shapes(built)
+        stored = Counter({"drawn": len(shapes)})
     else:
         names = load(family.weights)(model)
-        sizes = {n: entry for n, entry in unquantized(quantized, checkpoint).sizes().items() if names.targets(n)}
+        shapes = names.wanted(unquantized(quantized, checkpoint).sizes())
         stored = Counter(dtype for name, (_, dtype) in checkpoint.sizes().items() if names.targets(name))
+        if getattr(model, "tied", False):
+            doubled = tuple(name for name in shapes if names.targets(name) == (Target("lm_head.weight"),))
     kv_token = sum(_kv_bytes(registry, group, pins.layout or group.layout, model) for group in model.kv_groups)
-    budget = predict(model, {name: shape for name, (shape, _) in sizes.items()}, config, machine, kv_token)
-    return Plan(model, machine, stored, budget)
+    budget = predict(model, shapes, config, machine, kv_token)
+    return Plan(model, machine, stored, budget, doubled)
 
 
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
@@ -129,12 +135,18 @@ def _kv_bytes(registry: Registry, group: Any, layout: str, model: ModelConfig) -
     return size
 
 
+def _with_doubled(plan: Plan) -> str:
+    """What the prediction assumes of a head beside a tied embedding."""
+    return f", with {plan.doubled[0]} (less if it is equal to the embedding)" if plan.doubled else ""
+
+
 def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "architecture": plan.model.architecture,
         "max_position": plan.model.max_position,
         "device": asdict(plan.machine.info),
         "stored": dict(plan.stored),
+        "doubled": plan.doubled,
         "budget": {**asdict(plan.budget), "fits": plan.budget.fits},
     }
 
@@ -147,7 +159,7 @@ def _show(plan: Plan) -> None:
         ("model", f"{plan.model.architecture}, {budget.parameters / 1e6:,.1f} M parameters, runs as {budget.dtype}"),
         ("stored", f"{stored} tensors"),
         ("device", f"{plan.machine.info.name or plan.machine.info.type}, {show_bytes(budget.memory)}"),
-        ("weights", show_bytes(budget.weights)),
+        ("weights", show_bytes(budget.weights) + _with_doubled(plan)),
         ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
         ("tables", show_bytes(budget.tables)),
         ("graphs", show_bytes(budget.graphs)),

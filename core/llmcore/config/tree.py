@@ -13,14 +13,16 @@ from typing import Any
 from llmcore.specs import DType, PluginInfo
 
 DATA_TYPES: Mapping[str, DType] = {
-    "fp16": "f16",
-    "float16": "f16",
     "bf16": "bf16",
+    "f16": "f16",
+    "f32": "f32",
     "bfloat16": "bf16",
-    "fp32": "f32",
+    "float16": "f16",
+    "fp16": "f16",
     "float32": "f32",
+    "fp32": "f32",
 }
-"""Spellings of `--data_type`, and what specs call each type."""
+"""What `--data_type` takes: our names of types, as specs have them, and those of torch and other servers."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

@@ -21,7 +21,7 @@ from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec, ModelSpec
-from llmcore.weights.load import dummy_weights, load_weights, stored_shapes
+from llmcore.weights.load import dummy_weights, filled_shapes, load_weights, stored_shapes
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
 from llmcore.weights.source import open_checkpoint
 from llmcore.weights.stretch import read_model_as_set
@@ -86,8 +86,8 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     else:
         checkpoint = unquantized(quantized, checkpoint)
         names = load(family.weights)(model_config)
-        shapes = {name: shape for name, (shape, _) in checkpoint.sizes().items() if names.targets(name)}
         size = _fill(model, checkpoint, names, progress)
+        shapes = filled_shapes(model, checkpoint.sizes(), names)
     return Loaded(model, model_config, build, size, generation, shapes, name_of(quantized))
 
 

@@ -45,7 +45,8 @@ def read_dense(
     """The fields of a DenseConfig from config.json: ``YourConfig(**read_dense(hf, "YourModel"), more=...)``.
 
     `defaults`: what transformers takes for fields that the file leaves out. `group`, `reach`: of the one KV group.
-    `partial_rotary`: False where the family's code in transformers does not read `partial_rotary_factor`. Raises KeyError for a field that must be there, ConfigError for values that contradict each other.
+    `partial_rotary`: False where the family's code in transformers does not read `partial_rotary_factor`.
+    Raises KeyError for a field that must be there, ConfigError for values that contradict each other.
     """
     given = {**(defaults or {}), **{name: value for name, value in hf.items() if value is not None}}
     heads, layers = int(given["num_attention_heads"]), int(given["num_hidden_layers"])
@@ -106,10 +107,9 @@ def windowed_groups(whole: KVGroupSpec, types: Sequence[str], window: int | None
 def dense_weights(config: DenseConfig, *, skip: tuple[str, ...] = ()) -> WeightMap:
     """Names as transformers saves them, for blocks with `qkv_proj` and `gate_up_proj`. `skip`: more to ignore."""
     return WeightMap(
-        rename={"model.": ""},
+        rename={f"model.{name}.": f"{name}." for name in ("embed_tokens", "layers", "norm")} | {"model.": ""},
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
-        # some checkpoints save a tied head once more
-        skip=(*skip, *(("lm_head.weight",) if config.tied else ())),
+        skip=skip,
     )
 
 

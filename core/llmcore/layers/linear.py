@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 from llmcore.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.layers.layer import Layer
-from llmcore.layers.methods import LinearCall, LinearMethod, LinearShape
+from llmcore.layers.methods import Bound, LinearCall, LinearMethod, LinearShape
 from llmcore.layers.step import Bucketed
 from llmcore.weights.map import Placement, Shard
 
@@ -58,14 +60,28 @@ class Linear(Layer):
             shared=weight,
             activation=along,
         )
-        self._bound = method.create(shape, build)
         self._after = None if activation == along else build.op(str(activation), size=total // 2)
-        self.placements: dict[str, Placement] = {}
-        for name, (parameter, placement) in self._bound.tensors().items():
-            self.register_parameter(name, parameter)
-            self.placements[name] = placement
         self._calls: tuple[LinearCall, ...] = ()
         self._reduce = build.reduce(shard.group) if shard is not None and shard.dim == 1 else None
+        self.placements: dict[str, Placement] = {}
+        self._create = partial(_create, method, build, shape)
+        self._hold(method.create(shape, build), weight)
+
+    def _hold(self, bound: Bound, shared: nn.Parameter | None) -> None:
+        for name in self.placements:
+            delattr(self, name)
+        tensors = {} if shared is None else {"weight": (shared, Placement())}
+        self._bound, self.placements = bound, {}
+        for name, (parameter, placement) in {**tensors, **bound.tensors()}.items():
+            self.register_parameter(name, parameter)
+            self.placements[name] = placement
+
+    def share(self, weight: nn.Parameter | None) -> None:
+        """Use another module's parameter as the weight, or for None hold one as the model's other linears do.
+
+        For the loader, before it fills anything: all of the linear's tensors are new.
+        """
+        self._hold(self._create(weight), weight)
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Let output i be what was output `rows[i]`; for an owner's `finish`, which comes before the linear's own.
@@ -94,6 +110,12 @@ class Linear(Layer):
         if self._after is not None:
             y = self._after[step.bucket](y)
         return y if self._reduce is None else self._reduce[step.bucket](y)
+
+
+def _create(method: LinearMethod, build: Build, shape: LinearShape, weight: nn.Parameter | None) -> Bound:
+    """The tensors of a linear that exists already: its op was counted then."""
+    with build.for_prompts():
+        return method.create(replace(shape, shared=weight), build)
 
 
 class QKVLinear(Linear):

@@ -87,8 +87,8 @@ def _share_that_turns(factor: float, kind: str, partial_rotary: bool) -> float:
     if not partial_rotary:
         if kind != "default" and factor != 1:
             raise ConfigError(
-                f"partial_rotary_factor is {factor:g} and the rope type is {kind!r}: this family turns whole heads and "
-                "cannot run that, nor can transformers; remove partial_rotary_factor from the model's config"
+                f"partial_rotary_factor is {factor:g} and the rope type is {kind!r}: this family turns whole heads "
+                "and cannot run that, nor can transformers; remove partial_rotary_factor from the model's config"
             )
         return 1.0
     if not 0 < factor <= 1:

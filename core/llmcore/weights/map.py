@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+from llmcore.errors import ConfigError
+
+BUFFERS = (
+    *("*rotary_emb*.inv_freq", "*rotary_emb*.original_inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached"),
+    *("*.attn.bias", "*.attention.bias", "*.self_attn.bias"),
+    *("*.attn.masked_bias", "*.attention.masked_bias", "*.self_attn.masked_bias"),
+    *("*position_ids", "*causal_mask"),
+)
+"""Globs of what checkpoints hold beside parameters and models compute: rotary frequencies, masks, positions."""
+
+Sizes = Mapping[str, tuple[tuple[int, ...], str]]
+"""(shape, dtype as safetensors names it) by tensor name."""
 
 
 @dataclass(frozen=True)
@@ -42,32 +55,48 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightMap:
-    """Declarative rules, tried on the last dotted components of a name.
+    """Declarative rules, in the order in which a checkpoint tensor's name meets them.
 
-    `rename`: prefix -> prefix, longest first. `fuse`: module -> the modules whose tensors it stacks, e.g.
-    ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``; a checkpoint may also hold the stack itself. `split`: module ->
-    the modules that its tensor is cut into, the reverse, by the sizes of the receiving parts. `stack`: list of modules
-    -> module of each -> (parameter of the list, part), so that ``{"experts": {"w1": ("gate_up_proj", "gate_proj")}}``
-    makes ``experts.7.w1.weight`` part "7.gate_proj" of ``experts.gate_up_proj``; a checkpoint may also hold that
-    parameter itself. `skip`: globs of names that are not parameters. `tie`: parameter -> parameter it shares memory
-    with when the checkpoint lacks it.
+    `skip`: globs of names that are not parameters; `BUFFERS` are skipped without a rule. `transpose`: globs of names
+    whose last two dimensions are swapped, for linears that are saved as [inputs, outputs]. `rename`: start of the name
+    -> another start, the longest first. `suffix`: end of the name, or of its module's path -> another end, in whole
+    components, the longest first: ``{"attn.c_proj": "self_attn.o_proj"}``. `stack`: list of modules -> module of each
+    -> (parameter of the list, part), so that ``{"experts": {"w1": ("gate_up_proj", "gate_proj")}}`` makes
+    ``experts.7.w1.weight`` part "7.gate_proj" of ``experts.gate_up_proj``; a checkpoint may also hold that parameter
+    itself. `fuse`: module -> the modules whose tensors it stacks, e.g. ``{"qkv_proj": ("q_proj", "k_proj",
+    "v_proj")}``; a checkpoint may also hold the stack itself. `split`: module -> the modules that its tensor is cut
+    into, the reverse, by the sizes of the receiving parts. `tie`: parameter -> parameter it shares memory with when
+    the checkpoint lacks it. Raises ConfigError for a dotted key where a rule takes the name of one module.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
+    suffix: Mapping[str, str] = field(default_factory=dict)
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     split: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stack: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=dict)
+    transpose: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     tie: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        single: Mapping[str, Iterable[str]] = {
+            "fuse": (name for whole, parts in self.fuse.items() for name in (whole, *parts)),
+            "split": self.split,
+            "stack": (name for whole, modules in self.stack.items() for name in (whole, *modules)),
+        }
+        for rule, names in single.items():
+            if dotted := next((name for name in names if "." in name), None):
+                raise ConfigError(
+                    f"WeightMap: {rule} takes the names of single modules, and {dotted!r} has a dot, so that it would "
+                    f"match nothing; the author of the family can rename it first: suffix={{{dotted!r}: ...}}"
+                )
+
     def targets(self, name: str) -> tuple[Target, ...]:
         """The parameters that checkpoint tensor `name` fills, () if it is skipped."""
-        if any(fnmatch.fnmatchcase(name, glob) for glob in self.skip):
+        if _meets(name, self.skip):
             return ()
-        for prefix in sorted(self.rename, key=len, reverse=True):
-            if name.startswith(prefix):
-                name = self.rename[prefix] + name[len(prefix) :]
-                break
+        plain = self._renamed(name)
+        name = self._ended(plain)
         head, _, leaf = name.rpartition(".")
         parent, _, module = head.rpartition(".")
         if self.stack and (stacked := self._stacked(parent, module, leaf)) is not None:
@@ -78,7 +107,43 @@ class WeightMap:
                 return (Target(f"{join}{whole}.{leaf}", module),)
         if module in self.split:
             return tuple(Target(f"{join}{part}.{leaf}") for part in self.split[module])
-        return (Target(name),)
+        return () if name == plain and _meets(name, BUFFERS) else (Target(name),)
+
+    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of checkpoint tensor `name`, as the model holds it."""
+        return (*shape[:-2], shape[-1], shape[-2]) if self.transposes(name) and len(shape) > 1 else shape
+
+    def transposes(self, name: str) -> bool:
+        """Whether the last two dimensions of checkpoint tensor `name` are swapped."""
+        return _meets(name, self.transpose)
+
+    def wanted(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        """Shapes, as the model holds them, of the checkpoint tensors that fill something."""
+        return {name: self.shape(name, shape) for name, (shape, _) in sizes.items() if self.targets(name)}
+
+    def sources(self, target: Target) -> Iterator[str]:
+        """The names that a checkpoint may have for what fills `target`, the likeliest first."""
+        for name in self._unjoined(target):
+            for plain in (*_swapped_ends(name, {new: old for old, new in self.suffix.items()}), name):
+                for whole in self._unrenamed(plain):
+                    if any(t.name == target.name and t.part in (target.part, None) for t in self.targets(whole)):
+                        yield whole
+
+    def idle(self, names: Collection[str]) -> list[str]:
+        """The rules of `suffix` and `transpose` that meet none of a checkpoint's names."""
+        plain = [self._renamed(name) for name in names]
+        ends = [end for end in self.suffix if not any(_swapped_ends(name, {end: ""}) for name in plain)]
+        globs = [glob for glob in self.transpose if not any(_meets(name, (glob,)) for name in names)]
+        return [f"suffix {end!r}" for end in ends] + [f"transpose {glob!r}" for glob in globs]
+
+    def _renamed(self, name: str) -> str:
+        for prefix in sorted(self.rename, key=len, reverse=True):
+            if name.startswith(prefix):
+                return self.rename[prefix] + name[len(prefix) :]
+        return name
+
+    def _ended(self, name: str) -> str:
+        return next(iter(_swapped_ends(name, self.suffix)), name)
 
     def _stacked(self, parent: str, module: str, leaf: str) -> Target | None:
         above, _, index = parent.rpartition(".")
@@ -87,3 +152,43 @@ class WeightMap:
             return None
         parameter, part = modules[module]
         return Target(f"{above}.{parameter}", f"{index}.{part}")
+
+    def _unjoined(self, target: Target) -> Iterator[str]:
+        """What `stack`, `fuse` and `split` make `target` from, and its own name."""
+        head, _, leaf = target.name.rpartition(".")
+        parent, _, module = head.rpartition(".")
+        join = f"{parent}." if parent else ""
+        if target.part is not None:
+            index, _, part = target.part.partition(".")
+            for name, kind in self.stack.get(module, {}).items():
+                if kind == (leaf, part):
+                    yield f"{head}.{index}.{name}.weight"
+            if target.part in self.fuse.get(module, ()):
+                yield f"{join}{target.part}.{leaf}"
+        for whole, parts in self.split.items():
+            for made in parts:
+                if head == made or head.endswith(f".{made}"):
+                    yield f"{head.removesuffix(made)}{whole}.{leaf}"
+        yield target.name
+
+    def _unrenamed(self, name: str) -> Iterator[str]:
+        """A new start that is nothing would fit every name: what it stands for comes last."""
+        starts = sorted(self.rename.items(), key=lambda rule: len(rule[1]), reverse=True)
+        yield from (old + name.removeprefix(new) for old, new in starts if new and name.startswith(new))
+        yield name
+        yield from (old + name for old, new in starts if not new)
+
+
+def _meets(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def _swapped_ends(name: str, ends: Mapping[str, str]) -> list[str]:
+    """`name` with each of `ends` that its whole or its module's path has swapped for another, the longest first."""
+    head, _, leaf = name.rpartition(".")
+    return [
+        path.removesuffix(end) + ends[end] + rest
+        for end in sorted(ends, key=len, reverse=True)
+        for path, rest in ((name, ""), (head, f".{leaf}"))
+        if path == end or path.endswith(f".{end}")
+    ]

@@ -29,13 +29,8 @@ from llmcore_deepseek.config import GROUP, DeepseekConfig
 
 def weights(config: DeepseekConfig) -> WeightMap:
     """Names as transformers saves them."""
-    names = dense_weights(
-        config,
-        skip=(
-            "*.rotary_emb.inv_freq",
-            *(f"model.layers.{config.num_layers + index}.*" for index in range(config.skipped)),
-        ),
-    )
+    further = (config.num_layers + index for index in range(config.skipped))
+    names = dense_weights(config, skip=tuple(f"model.layers.{index}.*" for index in further))
     fuse = {name: parts for name, parts in names.fuse.items() if name != "qkv_proj"}
     return replace(names, fuse={**fuse, **MLA_FUSE}, stack=expert_names())
 

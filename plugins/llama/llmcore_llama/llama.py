@@ -52,8 +52,8 @@ def read_config(hf: Mapping[str, Any]) -> LlamaConfig:
 
 
 def weights(config: LlamaConfig) -> WeightMap:
-    """Names as transformers saves them; old checkpoints hold the rope frequencies too."""
-    return dense_weights(config, skip=("*.rotary_emb.inv_freq",))
+    """Names as transformers saves them."""
+    return dense_weights(config)
 
 
 class Block(Layer):

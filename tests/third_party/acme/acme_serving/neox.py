@@ -62,7 +62,7 @@ def read_config(hf):
 
 
 def weights(config):
-    """Names in a checkpoint -> names of the modules below. A `split` into one part is a new name."""
+    """Names in a checkpoint -> names of the modules below."""
     return WeightMap(
         rename={
             "gpt_neox.embed_in.": "embed_tokens.",
@@ -70,11 +70,7 @@ def weights(config):
             "gpt_neox.": "",
             "embed_out.": "lm_head.",
         },
-        split={"query_key_value": ("qkv_proj",), "dense": ("o_proj",)},
-        skip=(
-            *("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
-            *(("embed_out.weight",) if config.tied else ()),
-        ),
+        suffix={"query_key_value": "qkv_proj", "attention.dense": "attention.o_proj"},
     )
 
 

@@ -1,0 +1,290 @@
+"""Which checkpoint tensor fills what of a model, worked out from names and shapes before anything is read."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from llmcore.errors import ConfigError
+from llmcore.layers.mesh import Mesh
+from llmcore.weights.map import Placement, Shard, Sizes, Target, WeightMap
+
+logger = logging.getLogger(__name__)
+
+LISTED = 8
+"""Names of a kind in an error."""
+COMPARED = 1 << 24
+"""Elements that are compared at a time, so that their copy on the device stays small."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `first` to `first + rows` of a checkpoint tensor (all of it if None) fill `into`, cut by `shard`.
+
+    `parameter`: what the family calls it.
+    """
+
+    parameter: str
+    into: torch.Tensor
+    rows: tuple[int, int] | None
+    shard: Shard | None
+
+
+class Fit:
+    """The pieces of every checkpoint tensor. Parameters that modules share are tied or untied first, by the names.
+
+    Raises ConfigError with everything that does not match.
+    """
+
+    def __init__(self, model: nn.Module, sizes: Sizes, weights: WeightMap, mesh: Mesh) -> None:
+        self.model, self.weights, self.mesh = model, weights, mesh
+        self.elsewhere: Callable[[str], bool] = getattr(model, "elsewhere", lambda name: False)
+        targets = {name: weights.targets(name) for name in sizes}
+        paths = parameter_paths(model)
+        untied = _hold_own(model, paths, {target.name: name for name, found in targets.items() for target in found})
+        tied = self._tie(paths, {target.name for found in targets.values() for target in found})
+        self.paths = parameter_paths(model) if tied or untied else paths
+        self.first = first_names(model)
+        self.parameters = {name: model.get_parameter(path).data for name, path in self.paths.items()}
+        self.placements = dict(placements(model))
+        self.pieces: dict[str, list[Piece]] = {}
+        counted = Counter(self.first.values())
+        self.shared = {name for name, first in self.first.items() if counted[first] > 1}
+        self.lacking = {(name, part) for name in self.first.values() for part in self._parts_of(name) or (None,)}
+        self.unexpected: list[str] = []
+        self.mismatched: list[str] = []
+        for name, (shape, _) in sizes.items():
+            self._add(name, weights.shape(name, shape), targets[name])
+        self._check(sizes)
+
+    def _tie(self, paths: Mapping[str, str], filled: set[str]) -> bool:
+        """Let parameters that the checkpoint lacks share memory with others, as the family allows."""
+        rules = {name: source for name, source in self.weights.tie.items() if not self.elsewhere(name)}
+        for name in (name for rule in rules.items() for name in rule):
+            if name not in paths and not self.elsewhere(name):
+                raise ConfigError(
+                    f"WeightMap: tie names {name!r}, which the model does not have; the author of the family has to "
+                    f"name parameters of its modules, such as {', '.join(list(paths)[:3])}"
+                )
+        lacking = {name: source for name, source in rules.items() if name not in filled and source in paths}
+        for name, source in lacking.items():
+            shared = self.model.get_parameter(paths[source])
+            module, leaf = _owner(self.model, paths[name])
+            if (share := getattr(module, "share", None)) is not None:
+                share(shared)
+            else:
+                setattr(module, leaf, shared)
+        return bool(lacking)
+
+    def _add(self, name: str, shape: tuple[int, ...], targets: tuple[Target, ...]) -> None:
+        """Take checkpoint tensor `name`; several targets cut it along its rows, in order."""
+        if not targets or any(self.elsewhere(target.name) for target in targets):
+            return
+        parts = tuple(part for target in targets for part in self._parts(target))
+        # matrices that the checkpoint stacked itself may lie along a dimension of their own
+        flat = shape if parts == targets or len(shape) < 2 else (shape[0] * shape[1], *shape[2:])
+        targets = parts
+        pieces, first = [], 0
+        for target in targets:
+            into = self._part(target)
+            if into is None:
+                self.unexpected.append(name)
+                return
+            shard = self._placement(target.name).shard_of(target.part)
+            wanted = _whole(into, shard, self.mesh)
+            rows = None if len(targets) == 1 else (first, wanted[0])
+            pieces.append(Piece(target.name, into, rows, shard))
+            first += 0 if rows is None else wanted[0]
+            self.lacking.discard((self.first[target.name], target.part))
+        needed = wanted if len(targets) == 1 else (first, *wanted[1:])
+        if needed not in (shape, flat):
+            self.mismatched.append(f"{name} is {list(shape)}, {targets[0].name} needs {list(needed)}")
+            return
+        self.pieces[name] = pieces
+
+    def _check(self, sizes: Sizes) -> None:
+        """One ConfigError with everything that does not match."""
+        problems = [
+            f"{what}: {', '.join(names[:LISTED])}{f' and {len(names) - LISTED} more' if len(names) > LISTED else ''}"
+            for what, names in (
+                ("missing", self._missing(sizes)),
+                ("unexpected", self.unexpected),
+                ("of the wrong shape", self.mismatched),
+                ("rules of the WeightMap that no name meets", self.weights.idle(sizes)),
+            )
+            if names
+        ]
+        if problems:
+            raise ConfigError(
+                f"the checkpoint does not fit the model; {'; '.join(problems)}. "
+                f"Check that config.json and the weights belong together and that every file is there; the author of "
+                f"a family, that its WeightMap turns the names in the file into those of its modules, and that `skip` "
+                f"has what the model does not need"
+            )
+
+    def _missing(self, sizes: Sizes) -> list[str]:
+        """What nothing fills, by the names that this checkpoint would have for it."""
+        alike = {_any_layer(name) for name in sizes}
+        found = []
+        for name, part in sorted(self.lacking, key=lambda lack: (lack[0], lack[1] or "")):
+            named = list(self.weights.sources(Target(name, part)))
+            likely = [source for source in named if _any_layer(source) in alike] or named
+            found.append(likely[0] if likely else name if part is None else f"{part} of {name}")
+        return list(dict.fromkeys(found))
+
+    def _placement(self, name: str) -> Placement:
+        return self.placements.get(name, WHOLE)
+
+    def _parts_of(self, name: str) -> Mapping[str, tuple[int, int]]:
+        return self._placement(name).parts
+
+    def _parts(self, target: Target) -> tuple[Target, ...]:
+        """A checkpoint that stacked the parts itself fills each of them: every one is cut over the ranks by itself."""
+        parts = self._parts_of(target.name) if target.part is None else ()
+        return tuple(Target(target.name, part) for part in parts) or (target,)
+
+    def _part(self, target: Target) -> torch.Tensor | None:
+        into, parts = self.parameters.get(target.name), self._parts_of(target.name)
+        if into is None or target.part is None:
+            return into
+        return into.narrow(0, *parts[target.part]) if target.part in parts else None
+
+
+class Shared:
+    """The parameters that two modules share, as a head and an embedding that the model's config ties.
+
+    Where the checkpoint has a tensor for each, equal tensors stay one parameter. Of different ones each module gets
+    its own.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self._model, self._paths, self._first = fit.model, fit.paths, fit.first
+        self._filled: dict[str, str] = {}
+
+    def put(self, source: str, piece: Piece, part: torch.Tensor) -> None:
+        """Fill `piece` with `part`, which is checkpoint tensor `source`."""
+        first = self._first[piece.parameter]
+        other = self._filled.setdefault(first, source)
+        if other == source:
+            piece.into.copy_(part)
+        elif not _equal(piece.into, part):
+            self._separate(first, piece, part)
+            logger.warning(
+                "%s and %s differ in the checkpoint, although the model's config ties them (tie_word_embeddings); "
+                "each is used as the checkpoint has it.",
+                other,
+                source,
+            )
+
+    def _separate(self, first: str, piece: Piece, part: torch.Tensor) -> None:
+        """Give the module that looks its parameter up in every call one of its own; linears have theirs bound."""
+        sharing = [name for name, other in self._first.items() if other == first]
+        owners = {name: _owner(self._model, self._paths[name]) for name in sharing}
+        free = [name for name, (module, _) in owners.items() if not hasattr(module, "share")]
+        if len(sharing) != 2 or not free:
+            raise ConfigError(
+                f"{', '.join(sharing)} share one parameter, and the checkpoint has different tensors for them; the "
+                f"author of the family has to build modules that do not share"
+            )
+        module, leaf = owners[free[0]]
+        mine = free[0] == piece.parameter
+        own = part.to(piece.into.device, piece.into.dtype, copy=True) if mine else piece.into.clone()
+        setattr(module, leaf, nn.Parameter(own, requires_grad=False))
+        if not mine:
+            piece.into.copy_(part)
+
+
+WHOLE = Placement()
+
+
+def parameter_paths(model: nn.Module) -> dict[str, str]:
+    """What the family calls each parameter -> where it is; a shared one is there by all of its names."""
+    named = ((family_name(model, path), path) for path, _ in model.named_parameters(remove_duplicate=False))
+    return {name: path for name, path in named if name is not None}
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """A parameter's name -> the first of those that share its memory, or itself."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(model.get_parameter(path)), name) for name, path in parameter_paths(model).items()
+    }
+
+
+def family_name(model: nn.Module, path: str) -> str | None:
+    """What the family calls a parameter, in whatever plugins wrapped its block; None if it is a wrapper's own."""
+    wrapped: Mapping[str, str] = getattr(model, "wrapped", {})
+    block = ".".join(path.split(".")[:2])
+    if block not in wrapped:
+        return path
+    inside = f"{wrapped[block]}."
+    return f"{block}.{path.removeprefix(inside)}" if path.startswith(inside) else None
+
+
+def placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
+    """Every parameter that says how it is filled, by the family's name for it."""
+    for prefix, module in model.named_modules():
+        for leaf, placement in getattr(module, "placements", {}).items():
+            if (name := family_name(model, f"{prefix}.{leaf}" if prefix else leaf)) is not None:
+                yield name, placement
+
+
+def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Mapping[str, str]) -> bool:
+    """Let a linear that shares its weight hold its own, where the checkpoint has more tensors for it than a weight.
+
+    That is a quantized head of a model whose config ties it. Nothing says whether it equals the embedding.
+    """
+    first = first_names(model)
+    shared = Counter(first.values())
+    found = False
+    for name in (name for name, other in first.items() if shared[other] > 1):
+        (module, leaf), inside = _owner(model, paths[name]), name.rpartition(".")[0]
+        more = {target.removeprefix(f"{inside}.") for target in filled if target.startswith(f"{inside}.")}
+        if not hasattr(module, "share") or more <= dict(module.named_parameters()).keys():
+            continue
+        weight = module.get_parameter(leaf)
+        module.share(None)
+        if not more & dict(module.named_parameters()).keys() - {leaf}:
+            module.share(weight)  # what is in the checkpoint fits neither
+            continue
+        found = True
+        logger.warning(
+            "The checkpoint has a quantized %s of its own, although the model's config ties it (tie_word_embeddings); "
+            "it is used.",
+            inside,
+        )
+    return found
+
+
+def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that has a parameter, and its name there."""
+    module, _, leaf = path.rpartition(".")
+    return model.get_submodule(module), leaf
+
+
+def _any_layer(name: str) -> str:
+    """A tensor's name with the numbers of layers and experts left open."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "#", name)
+
+
+def _equal(held: torch.Tensor, part: torch.Tensor) -> bool:
+    """Whether `part` is what `held` has already, in the type in which it is held."""
+    rows = max(1, COMPARED // max(1, held[:1].numel()))
+    return all(
+        torch.equal(mine, theirs.to(mine.device, mine.dtype))
+        for mine, theirs in zip(held.split(rows), part.split(rows), strict=True)
+    )
+
+
+def _whole(into: torch.Tensor, shard: Shard | None, mesh: Mesh) -> tuple[int, ...]:
+    """Shape of what `into` is this rank's part of."""
+    shape = list(into.shape)
+    if shard is not None:
+        shape[shard.dim] *= mesh.size(shard.group)
+    return tuple(shape)

@@ -47,10 +47,10 @@ class Addresses(msgspec.Struct, frozen=True):
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine knows of the loaded model and the HTTP side needs. Lengths and sizes are in tokens.
 
-    `eos_ids`: the operator's, else the model's. `generation`: its generation_config.json. `fingerprint`: of the
-    resolved kernels. `report`: lines of the start-up summary, as (label, text). `scores`: numbers that the model gives
-    of a prompt, where it scores and produces nothing; else 0. `embedding_size`: of its hidden states, 0 where it
-    shows none.
+    `eos_ids`: the operator's, else those of the model's config.json and generation_config.json. `generation`: its
+    generation_config.json. `fingerprint`: of the resolved kernels. `report`: lines of the start-up summary, as (label,
+    text). `scores`: numbers that the model gives of a prompt, where it scores and produces nothing; else 0.
+    `embedding_size`: of its hidden states, 0 where it shows none.
     """
 
     architecture: str

@@ -353,7 +353,10 @@ def test_a_request_that_failed_is_named_in_the_log_once(bench: Make, caplog: pyt
     b.submit(1, range(10), request_id="chat-7")
     b.submit(2, range(50, 55), n=2, request_id="chat-8")
     b.commit(b.plan(), finite=[False, False, True])
-    why = "ended with an error: the model's output for this request was not finite, or no token"
+    why = (
+        "ended with an error: the model's output for this request was not finite, or not a token id; if many requests "
+        "fail like this, check the weights for NaN and Inf (docs/operators.md, Errors, says how)"
+    )
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"request chat-7 {why}", f"request chat-8, choice 0 {why}"]
 

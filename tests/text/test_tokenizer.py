@@ -71,12 +71,12 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, token_id: int) -
             use(token_id)
 
 
-def test_generation_config_names_the_end_ids(tmp_path: Path) -> None:
+def test_both_configs_name_end_ids(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "config.json").write_bytes(orjson.dumps({"eos_token_id": 1}))
     assert load_tokenizer(tmp_path).eos_ids == (1,)
-    (tmp_path / "generation_config.json").write_bytes(orjson.dumps({"eos_token_id": [2, 0]}))
-    assert load_tokenizer(tmp_path).eos_ids == (2, 0)
+    (tmp_path / "generation_config.json").write_bytes(orjson.dumps({"eos_token_id": [2, 1, 0]}))
+    assert load_tokenizer(tmp_path).eos_ids == (1, 2, 0)
 
 
 def test_templates_are_found_wherever_they_stand(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from llmcore.plugins import load
 from llmcore.protocols import Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec, KVLayoutSpec
-from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.map import Target
+from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint
 from llmcore.weights.stretch import read_model_as_set
 

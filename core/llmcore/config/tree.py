@@ -230,7 +230,11 @@ class Model:
         "auto", "Sampling defaults: auto (the model's), none (each API's own), or a generation_config.json."
     )
     trust_remote_code: bool = option(False, "Allow code from the model directory when its tokenizer is converted.")
-    eos_id: tuple[int, ...] = option((), "Token ids that end an answer (default: the model's).", low=0)
+    eos_id: tuple[int, ...] = option(
+        (),
+        "Token ids that end an answer (default: those of the model's config.json and generation_config.json).",
+        low=0,
+    )
     device: str = option(
         "auto", "Device to run on: auto, or the name of one that `llmcore env` lists.", first_page=True
     )

@@ -21,7 +21,11 @@ from llmcore.sched.table import LEAVING
 
 STOP, LENGTH = int(Finish.STOP), int(Finish.LENGTH)
 
-NOT_FINITE = ("internal_error", "the model's output for this request was not finite, or no token")
+NOT_FINITE = (
+    "internal_error",
+    "the model's output for this request was not finite, or not a token id; if many requests fail like this, check "
+    "the weights for NaN and Inf (docs/operators.md, Errors, says how)",
+)
 
 
 class Results:

@@ -16,8 +16,9 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
 
 @dataclass(frozen=True)
 class Companions:
-    """`tokens`: special tokens' text by name; `eos_ids`: from generation_config.json, else config.json;
-    `templates`: Jinja text by name."""
+    """`tokens`: special tokens' text by name; `eos_ids`: those of config.json and of generation_config.json;
+    `templates`: Jinja text by name.
+    """
 
     tokens: Mapping[str, str] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
@@ -56,17 +57,18 @@ def _token_text(value: Any) -> str | None:
 
 
 def _eos_ids(directory: Path) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
+    found: list[int] = []
+    for name in ("config.json", "generation_config.json"):
         config = read_json(directory / name)
         nested = config.get("text_config")
         value = config.get("eos_token_id")
         if value is None and isinstance(nested, Mapping):
             value = nested.get("eos_token_id")
         if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list) and value:
-            return tuple(int(item) for item in value)
-    return ()
+            found.append(value)
+        elif isinstance(value, list):
+            found += [int(item) for item in value]
+    return tuple(dict.fromkeys(found))
 
 
 def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -47,8 +47,8 @@ class Fit:
         self.elsewhere: Callable[[str], bool] = getattr(model, "elsewhere", lambda name: False)
         targets = {name: weights.targets(name) for name in sizes}
         paths = parameter_paths(model)
-        untied = _hold_own(model, paths, {target.name: name for name, found in targets.items() for target in found})
-        tied = self._tie(paths, {target.name for found in targets.values() for target in found})
+        filled = {target.name for found in targets.values() for target in found}
+        untied, tied = _hold_own(model, paths, filled), self._tie(paths, filled)
         self.paths = parameter_paths(model) if tied or untied else paths
         self.first = first_names(model)
         self.parameters = {name: model.get_parameter(path).data for name, path in self.paths.items()}
@@ -63,7 +63,7 @@ class Fit:
             self._add(name, weights.shape(name, shape), targets[name])
         self._check(sizes)
 
-    def _tie(self, paths: Mapping[str, str], filled: set[str]) -> bool:
+    def _tie(self, paths: Mapping[str, str], filled: Collection[str]) -> bool:
         """Let parameters that the checkpoint lacks share memory with others, as the family allows."""
         rules = {name: source for name, source in self.weights.tie.items() if not self.elsewhere(name)}
         for name in (name for rule in rules.items() for name in rule):
@@ -235,7 +235,7 @@ def placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
                 yield name, placement
 
 
-def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Mapping[str, str]) -> bool:
+def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Collection[str]) -> bool:
     """Let a linear that shares its weight hold its own, where the checkpoint has more tensors for it than a weight.
 
     That is a quantized head of a model whose config ties it. Nothing says whether it equals the embedding.
@@ -245,13 +245,15 @@ def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Mapping[str, s
     found = False
     for name in (name for name, other in first.items() if shared[other] > 1):
         (module, leaf), inside = _owner(model, paths[name]), name.rpartition(".")[0]
+        share: Callable[[nn.Parameter | None], None] | None = getattr(module, "share", None)
         more = {target.removeprefix(f"{inside}.") for target in filled if target.startswith(f"{inside}.")}
-        if not hasattr(module, "share") or more <= dict(module.named_parameters()).keys():
+        more -= dict(module.named_parameters()).keys()
+        if share is None or not more:
             continue
         weight = module.get_parameter(leaf)
-        module.share(None)
-        if not more & dict(module.named_parameters()).keys() - {leaf}:
-            module.share(weight)  # what is in the checkpoint fits neither
+        share(None)
+        if not more <= dict(module.named_parameters()).keys():
+            share(weight)  # the checkpoint has something else, which the error will name
             continue
         found = True
         logger.warning(
@@ -278,7 +280,7 @@ def _equal(held: torch.Tensor, part: torch.Tensor) -> bool:
     rows = max(1, COMPARED // max(1, held[:1].numel()))
     return all(
         torch.equal(mine, theirs.to(mine.device, mine.dtype))
-        for mine, theirs in zip(held.split(rows), part.split(rows), strict=True)
+        for mine, theirs in zip(torch.split(held, rows), torch.split(part, rows), strict=True)
     )
 
 

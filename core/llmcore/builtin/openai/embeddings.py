@@ -119,7 +119,10 @@ class VectorWriter:
         """Answer."""
         if not all(vector.size and np.isfinite(vector).all() for vector in self._vectors):
             error = RequestError(
-                "the model's output for this request was not finite", code="internal_error", status=500
+                "the model's output for this request was not finite; if many requests fail like this, check the "
+                "weights for NaN and Inf (docs/operators.md, Errors, says how)",
+                code="internal_error",
+                status=500,
             )
             self.failed(error)
             return

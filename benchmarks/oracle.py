@@ -8,7 +8,7 @@ import torch
 from llmcore_gguf.checkpoint import GGUFCheckpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def transformers_model(path: str, data_type: str) -> PreTrainedModel:

@@ -31,7 +31,7 @@ from real_models import MODELS, fetch
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-DTYPES = ("fp32", "bf16")
+DTYPES = ("f32", "bf16")
 LENGTHS = (12, 130, 600, 900)
 """Tokens of the prompts; Gemma's window is 512."""
 
@@ -109,10 +109,10 @@ def compare(path: Path, new: int, windows: int) -> Iterator[tuple[str, str, str,
     pieces = documentation(tokenizer_of(path), max(windows, len(LENGTHS)))
     prompts = [piece[:length] for piece, length in zip(pieces, LENGTHS, strict=False)]
     pieces = pieces[:windows]
-    exact = theirs(path, "fp32", prompts, pieces, new)
+    exact = theirs(path, "f32", prompts, pieces, new)
     for who, measure, data_type in (
-        ("transformers", None, "fp32"),
-        ("llmcore", ours, "fp32"),
+        ("transformers", None, "f32"),
+        ("llmcore", ours, "f32"),
         ("transformers", theirs, "bf16"),
         ("llmcore", ours, "bf16"),
     ):

@@ -1,6 +1,6 @@
 """The demo model behind real HTTP on this machine's CPU, against transformers in the same run.
 
-    python benchmarks/serve_cpu.py [--data_type fp32|bf16] [--model_dir PATH]
+    python benchmarks/serve_cpu.py [--data_type f32|bf16] [--model_dir PATH]
 
 Prints one table: 16 concurrent streamed requests against transformers' own batch of 16, and the time to first
 token of a prompt whose 1,000-token prefix is cached against the first request's. Servers listen on loopback.
@@ -125,7 +125,7 @@ def transformers_tokens_per_second(model_dir: str, data_type: str, rng: random.R
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_type", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--data_type", default="f32", choices=("f32", "bf16"))
     parser.add_argument("--model_dir", default=str(DEMO))
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
@@ -139,7 +139,7 @@ def main() -> None:
         server.close()
     theirs = max(transformers_tokens_per_second(args.model_dir, args.data_type, rng) for _ in range(args.repeats))
     first, second = min(pairs, key=lambda pair: pair[1] / pair[0])
-    target = 0.15 if args.data_type == "fp32" else 0.2
+    target = 0.15 if args.data_type == "f32" else 0.2
     print(f"{args.data_type}, {CONCURRENT} x ({PROMPT} in, {OUTPUT} out), best of {args.repeats}")
     print(f"  llmcore over HTTP        {ours:8.1f} tok/s")
     print(f"  transformers batch of {CONCURRENT} {theirs:8.1f} tok/s")

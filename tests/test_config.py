@@ -131,7 +131,7 @@ def test_a_choice_may_be_written_in_any_case(given: str, meant: str) -> None:
         ({"mem_fraction": 0}, "leaves no memory"),
         ({"host": {"a": 1}}, "is not text"),
         ({"disable_log_stats": "perhaps"}, "true or false"),
-        ({"data_type": "fp61"}, "one of fp16, float16, .* Did you mean fp16"),
+        ({"data_type": "fp61"}, "one of bf16, f16, f32, .* Did you mean fp16"),
         ({"zmq_mode": "ipc:///var"}, "one of ipc:///tmp/, tcp://"),
         ({"load_way": "DS"}, "zero_to_fp32.py"),
         ({"max_req_input_len": 10, "max_req_total_len": 10}, "lower it to 9"),

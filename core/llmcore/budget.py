@@ -106,7 +106,7 @@ def predict(
 
 def _activations(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], config: Config, machine: Machine) -> int:
     """A step's intermediate results: six rows of the hidden size and three of the widest projection per token, or what
-    its experts give where that is more, and float32 logits, twice, for every sampled row."""
+    its experts give where that is more, and f32 logits, twice, for every sampled row."""
     tokens = config.scheduling.batch_max_tokens or machine.step_tokens
     wide = [shape[0] for shape in shapes.values() if len(shape) == 2 and shape[0] != model.vocab_size]
     widest = max(3 * max(wide, default=4 * model.hidden_size), model.expert_elements)

@@ -41,8 +41,7 @@ _POST = "curl -H 'Content-Type: application/json' http://127.0.0.1:8000"
 _USES: Mapping[str, str] = {
     "register_models": "llmcore serve --model_dir PATH_TO_AN_ARCEE_MODEL",
     "register_ops": "llmcore kernels {ident} --explain",
-    "register_kernels": "llmcore kernels rms_norm --explain --dtype fp32\n"
-    "llmcore kernels rms_norm --bench --dtype fp32",
+    "register_kernels": "llmcore kernels rms_norm --explain --dtype f32\nllmcore kernels rms_norm --bench --dtype f32",
     "register_modes": "llmcore modes\nllmcore serve --mode {name} --model_dir MODEL",
     "register_devices": "llmcore testserver --device {name}",
     "register_schedulers": "llmcore testserver --scheduler {name}",

@@ -72,7 +72,7 @@ class Limits:
 
 
 class LLM:
-    """A model to generate with. Settings are those of `llmcore serve` by name, e.g. ``LLM(dir, data_type="fp32")``,
+    """A model to generate with. Settings are those of `llmcore serve` by name, e.g. ``LLM(dir, data_type="f32")``,
     options of plugins among them.
 
     Raises ConfigError that says what to do. Use it as a context manager, or `close` it.

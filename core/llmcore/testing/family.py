@@ -8,8 +8,9 @@ that mix prompts with decoding. `LoadedModel` drives a model by hand, for tests 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from llmcore.plugins import build_registry, discover, load
 from llmcore.protocols import AttnLimits, AttnRows, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
+from llmcore.testing.layer_states import first_difference, our_decoded_states, our_states, their_states
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.quant import find_quantization, linear_method_of, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
@@ -282,14 +284,55 @@ def small_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
     return model
 
 
-def assert_same(name: str, got: Generated, expected: Generated, tolerance: float) -> None:
-    """Tokens equal, and logits within `tolerance` of the largest."""
+def assert_same(
+    name: str,
+    got: Generated,
+    expected: Generated,
+    tolerance: float,
+    where: Callable[[Sequence[int]], str] = lambda before: "",
+) -> None:
+    """Tokens equal, and logits within `tolerance` of the largest. `where`: what to say of the layers, by the generated
+    tokens before the one that differs.
+    """
     for index, (ours, theirs) in enumerate(zip(got.logits, expected.logits, strict=True)):
-        error, scale = float((ours - theirs).abs().max()), float(theirs.abs().max())
-        assert error <= tolerance * max(scale, 1.0), f"{name}: logits of token {index} are off by {error:.2g}"
+        if differs(ours, theirs, tolerance):
+            error = float((ours - theirs).abs().max())
+            raise AssertionError(
+                f"{name}: logits of token {index} are off by {error:.2g}{where(expected.tokens[:index])}"
+            )
         assert got.tokens[index] == expected.tokens[index], (
             f"{name}: token {index} is {got.tokens[index]}, transformers has {expected.tokens[index]}"
         )
+
+
+def differs(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors have other shapes, or differ by more than `tolerance` of the largest, or of 1; NaN does."""
+    if ours.shape != theirs.shape:
+        return True
+    return not float((ours - theirs).abs().max()) <= tolerance * max(float(theirs.abs().max()), 1.0)
+
+
+def where_they_part(
+    theirs: Any,
+    ours: LoadedModel,
+    prompt: Sequence[int],
+    generated: Sequence[int],
+    tolerance: float,
+    chunk: int | None = None,
+) -> str:
+    """The first layer whose states differ, for an error: in the prompt, computed in chunks of `chunk` tokens, or when
+    the tokens after it are decoded one by one.
+    """
+    apart = partial(differs, tolerance=tolerance)
+    expected, past = their_states(theirs, prompt)
+    if (found := first_difference(our_states(ours, prompt, chunk), expected, apart)) is not None:
+        return f"; {found}"
+    for count, token in enumerate(generated):
+        row = Row(0, (token,), len(prompt) + count, len(prompt), decode=True)
+        expected, past = their_states(theirs, [token], past)
+        if (found := first_difference(our_decoded_states(ours, ours.make_step([row])), expected, apart)) is not None:
+            return f"; the prompt agrees, and when token {count} is decoded, {found}"
+    return "; every layer agrees when this request is computed alone: rows of one step are mixed up, or granules"
 
 
 def assert_family_matches_transformers(
@@ -307,13 +350,17 @@ def assert_family_matches_transformers(
 
     `prompts`: their lengths in tokens; `longest_request`: what a server takes, for a rope that is chosen by it;
     `config_overrides`: fields of the transformers config, over `SMALL`. Raises
-    AssertionError that says in which mode of running and at which token they part.
+    AssertionError that says in which mode of running, at which token and from which layer on they differ.
     """
     theirs = small_model(architecture, seed, **config_overrides)
     draw = np.random.default_rng(seed)
     ids = [draw.integers(0, theirs.config.vocab_size, n).tolist() for n in prompts]
     expected = [oracle(theirs, prompt, new) for prompt in ids]
     new = len(expected[0].tokens)
+
+    def said(ours: LoadedModel, prompt: Sequence[int], chunk: int | None) -> Callable[[Sequence[int]], str]:
+        return lambda generated: where_they_part(theirs, ours, prompt, generated, tolerance, chunk)
+
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         for granule in (1, 4):
@@ -321,7 +368,9 @@ def assert_family_matches_transformers(
             for prompt, want in zip(ids, expected, strict=True):
                 for chunk in (None, 5):
                     got = ours.generate(prompt, new, chunk=chunk)
-                    assert_same(f"{len(prompt)} tokens, chunks of {chunk}, granule {granule}", got, want, tolerance)
+                    name = f"{len(prompt)} tokens, chunks of {chunk}, granule {granule}"
+                    assert_same(name, got, want, tolerance, said(ours, prompt, chunk))
             mixed = ours.generate_mixed(ids, new, chunk=7)
             for prompt, got, want in zip(ids, mixed, expected, strict=True):
-                assert_same(f"{len(prompt)} tokens in mixed steps, granule {granule}", got, want, tolerance)
+                name = f"{len(prompt)} tokens in mixed steps, granule {granule}"
+                assert_same(name, got, want, tolerance, said(ours, prompt, 7))

@@ -12,7 +12,7 @@ def register_weight_loaders() -> Iterable[WeightLoaderSpec]:
         name="gguf",
         sniff=f"{__name__}.reader:sniff",
         open=f"{__name__}.checkpoint:GGUFCheckpoint",
-        summary="llama.cpp's files, dequantized to bfloat16",
+        summary="llama.cpp's files, dequantized to bf16",
     )
 
 

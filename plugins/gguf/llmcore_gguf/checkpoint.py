@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: config and names in Hugging Face's terms, weights dequantized to bfloat16."""
+"""A GGUF file as a checkpoint: config and names in Hugging Face's terms, weights dequantized to bf16."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GGUFCheckpoint:
         return {name: (_shape(tensor), tensor.tensor_type.name) for name, tensor in self._tensors.items()}
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-        """Every tensor in bfloat16, as Hugging Face stores it."""
+        """Every tensor in bf16, as Hugging Face stores it."""
         config, kind = self._config, self._kind
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         for name, tensor in self._tensors.items():
@@ -87,7 +87,7 @@ def _check_type(path: Path, tensor: ReaderTensor) -> None:
 
 
 def _read(tensor: ReaderTensor, heads: int | None, offset: float) -> torch.Tensor:
-    """The whole tensor in bfloat16. `heads`: of a tensor whose rows are paired; `offset`: what its values are over."""
+    """The whole tensor in bf16. `heads`: of a tensor whose rows are paired; `offset`: what its values are over."""
     shape = _shape(tensor)
     out = torch.empty(shape, dtype=torch.bfloat16)
     if len(shape) == 1:

@@ -3,6 +3,6 @@
 from llmcore.api import Requires
 
 CAPABILITY = (80, 129)
-"""Ampere to Blackwell: what has bfloat16 and asynchronous copies."""
+"""Ampere to Blackwell: what has bf16 and asynchronous copies."""
 
 GPU = Requires(device="cuda", capability=CAPABILITY)

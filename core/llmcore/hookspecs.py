@@ -235,8 +235,8 @@ def build_layer(layer: torch.nn.Module, info: LayerInfo) -> torch.nn.Module | No
     Called: once per block of the model, for every plugin in the order of their names; each gets what the one
     before returned.
     Returns: a module called as `layer(x, step)`, or None to leave the layer as it is; an exception ends the start,
-    because a model that is wrapped in part would answer wrongly. Weights come later, into the block wherever its
-    wrapper keeps it as a submodule; parameters of the wrapper are its own to fill.
+    because a model that is wrapped in part would answer wrongly. It may wrap the block or modules inside it. Weights
+    come later, into each wherever its wrapper keeps it as a submodule; parameters of the wrapper are its own to fill.
     Chosen by: every plugin has its say.
     """
 

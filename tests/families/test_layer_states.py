@@ -68,9 +68,7 @@ def test_decoding_alone(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_step_alone(tmp_path: Path) -> None:
-    with pytest.raises(
-        AssertionError, match=r"in mixed steps.*every layer agrees when this request is"
-    ):
+    with pytest.raises(AssertionError, match=r"in mixed steps.*every layer agrees when this request is"):
         assert_family_matches_transformers(
             "LlamaForCausalLM",
             registry=wrong(tmp_path, when="step.n_decode and len(hidden) > 1"),

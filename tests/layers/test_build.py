@@ -250,6 +250,50 @@ def test_weights_find_a_block_that_a_plugin_wrapped(tmp_path: Path) -> None:
         assert torch.equal(wrapped.step(rows), plain.step(rows))
 
 
+INSIDE = """
+import torch
+from llmcore.api import hookimpl
+
+
+class LowRank(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.weight = torch.nn.Parameter(torch.zeros(72, 2))
+
+    def forward(self, x, step):
+        return self.inner(x, step)
+
+
+@hookimpl
+def build_layer(layer, info):
+    if info.index == 2:
+        return None
+    layer.mlp.down_proj = LowRank(layer.mlp.down_proj)
+    layer.self_attn = LowRank(layer.self_attn)
+    return LowRank(layer) if info.index else layer
+"""
+
+
+def test_weights_find_the_parts_of_a_block_that_a_plugin_wrapped(tmp_path: Path) -> None:
+    """Its own parameters may have the names of those inside."""
+    path = tmp_path / "wrapping.py"
+    path.write_text(INSIDE)
+    model = tmp_path / "model"
+    small_model("LlamaForCausalLM").save_pretrained(model)
+    rows = [Row(0, (5, 6, 7, 8), 0, 4)]
+    plain = LoadedModel(model)
+    wrapped = LoadedModel(model, registry=registry_of("llama", str(path)))
+    assert wrapped.model.wrapped == {
+        "layers.0.self_attn": "layers.0.self_attn.inner",
+        "layers.0.mlp.down_proj": "layers.0.mlp.down_proj.inner",
+        "layers.1": "layers.1.inner",
+        "layers.1.self_attn": "layers.1.inner.self_attn.inner",
+        "layers.1.mlp.down_proj": "layers.1.inner.mlp.down_proj.inner",
+    }
+    assert torch.equal(wrapped.step(rows), plain.step(rows))
+
+
 def test_after_the_last_attention_only_sampled_tokens_matter(tmp_path: Path) -> None:
     small_model("LlamaForCausalLM").save_pretrained(tmp_path)
     loaded = LoadedModel(tmp_path)

@@ -39,7 +39,8 @@ class Decoder(Layer):
     `feed` gets no others. `layers`: which of them
     this process holds (default: all). Without `embedding` the hidden states come in from the stage before; without
     `norm` and `head` they go out to the next. `attention_kernels`: by KV group, what the runner plans.
-    `wrapped`: where a block is that a plugin wrapped, e.g. "layers.0" -> "layers.0.inner"; weights find it there.
+    `wrapped`: where a block, or a module in it, is that a plugin wrapped, e.g. "layers.0" -> "layers.0.inner" or
+    "layers.0.mlp" -> "layers.0.mlp.inner"; weights find it there.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Decoder(Layer):
 
     def _layer(self, build: Build, block: nn.Module, index: int) -> nn.Module:
         name = f"layers.{index}"
+        known = {module: f"{name}.{path}".rstrip(".") for path, module in block.named_modules()}
         layer = build.layer(block, name, index)
         for path, module in layer.named_modules():
-            if module is block and path:
-                self.wrapped[name] = f"{name}.{path}"
+            found = f"{name}.{path}".rstrip(".")
+            if module in known and family_path(self.wrapped, found) != known[module]:
+                self.wrapped[known[module]] = found
         return layer
 
     def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
@@ -108,6 +111,17 @@ class Decoder(Layer):
         if first == "layers":
             return rest.partition(".")[0] not in self.layers
         return first in ("embed_tokens", "norm", "lm_head") and getattr(self, first) is None
+
+
+def family_path(wrapped: Mapping[str, str], path: str) -> str | None:
+    """What the family calls the module or parameter at `path`; None if it belongs to a wrapper. `wrapped`: see
+    `Decoder`.
+    """
+    inside = [name for name, place in wrapped.items() if path == place or path.startswith(f"{place}.")]
+    base = max(inside, key=len, default="")
+    name = base + path.removeprefix(wrapped[base]) if base else path
+    own = (other for other in wrapped if len(other) > len(base) and (name == other or name.startswith(f"{other}.")))
+    return None if any(own) else name
 
 
 def chosen(x: Hidden, tokens: torch.Tensor) -> Hidden:

@@ -332,7 +332,7 @@ def where_they_part(
         expected, past = their_states(theirs, [token], past)
         if (found := first_difference(our_decoded_states(ours, ours.make_step([row])), expected, apart)) is not None:
             return f"; the prompt agrees, and when token {count} is decoded, {found}"
-    return "; every layer agrees when this request is computed alone: rows of one step are mixed up, or granules"
+    return "; every layer agrees when this request is computed alone, so look at steps of several requests"
 
 
 def assert_family_matches_transformers(

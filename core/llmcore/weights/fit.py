@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from llmcore.errors import ConfigError
+from llmcore.layers.decoder import family_path
 from llmcore.layers.mesh import Mesh
 from llmcore.weights.map import Placement, Shard, Sizes, Target, WeightMap
 
@@ -218,13 +219,8 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 
 def family_name(model: nn.Module, path: str) -> str | None:
-    """What the family calls a parameter, in whatever plugins wrapped its block; None if it is a wrapper's own."""
-    wrapped: Mapping[str, str] = getattr(model, "wrapped", {})
-    block = ".".join(path.split(".")[:2])
-    if block not in wrapped:
-        return path
-    inside = f"{wrapped[block]}."
-    return f"{block}.{path.removeprefix(inside)}" if path.startswith(inside) else None
+    """What the family calls a parameter, in whatever plugins wrapped; None if it is a wrapper's own."""
+    return family_path(getattr(model, "wrapped", {}), path)
 
 
 def placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:

@@ -270,6 +270,7 @@ def build_layer(layer, info):
     if info.index == 2:
         return None
     layer.mlp.down_proj = LowRank(layer.mlp.down_proj)
+    layer.self_attn.qkv_proj = LowRank(layer.self_attn.qkv_proj)
     layer.self_attn = LowRank(layer.self_attn)
     return LowRank(layer) if info.index else layer
 """
@@ -286,9 +287,11 @@ def test_weights_find_the_parts_of_a_block_that_a_plugin_wrapped(tmp_path: Path)
     wrapped = LoadedModel(model, registry=registry_of("llama", str(path)))
     assert wrapped.model.wrapped == {
         "layers.0.self_attn": "layers.0.self_attn.inner",
+        "layers.0.self_attn.qkv_proj": "layers.0.self_attn.inner.qkv_proj.inner",
         "layers.0.mlp.down_proj": "layers.0.mlp.down_proj.inner",
         "layers.1": "layers.1.inner",
         "layers.1.self_attn": "layers.1.inner.self_attn.inner",
+        "layers.1.self_attn.qkv_proj": "layers.1.inner.self_attn.inner.qkv_proj.inner",
         "layers.1.mlp.down_proj": "layers.1.inner.mlp.down_proj.inner",
     }
     assert torch.equal(wrapped.step(rows), plain.step(rows))

@@ -164,6 +164,17 @@ def test_modules_that_share_and_a_checkpoint_with_both() -> None:
         assert len(filled_shapes(whole, held.sizes(), WeightMap())) == (1 if head is one else 2)
 
 
+def test_a_stack_that_two_blocks_share() -> None:
+    whole = model(a=model(qkv=Cell(3, 2, placement=Placement({"q": (0, 2), "k": (2, 1)}))))  # type: ignore[arg-type]
+    whole.b = whole.a
+    q, k = torch.rand(2, 2), torch.rand(1, 2)
+    names = WeightMap(fuse={"qkv": ("q", "k")})
+    assert load_weights(whole, Held(a__q__weight=q, b__k__weight=k), names) == 24
+    assert torch.equal(whole.b.qkv.weight, torch.cat((q, k)))
+    with pytest.raises(ConfigError, match=r"share one parameter.*build modules that do not share"):
+        load_weights(whole, Held(a__q__weight=q, b__q__weight=-q, a__k__weight=k), names)
+
+
 def test_matrices_are_transposed_before_they_are_cut() -> None:
     rows, columns = Placement({"q": (0, 2), "k": (2, 1)}, Shard("attn_tp", 0)), Placement({}, Shard("attn_tp", 1))
     whole = model(qkv=Cell(3, 2, placement=rows), o=Cell(2, 3, placement=columns))

@@ -136,7 +136,7 @@ def _kv_bytes(registry: Registry, group: Any, layout: str, model: ModelConfig) -
 
 
 def _with_doubled(plan: Plan) -> str:
-    """What the prediction assumes of a head beside a tied embedding."""
+    """The prediction's assumption about a head beside a tied embedding."""
     return f", with {plan.doubled[0]} (less if it is equal to the embedding)" if plan.doubled else ""
 
 

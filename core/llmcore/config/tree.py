@@ -22,7 +22,7 @@ DATA_TYPES: Mapping[str, DType] = {
     "float32": "f32",
     "fp32": "f32",
 }
-"""What `--data_type` takes: our names of types, as specs have them, and those of torch and other servers."""
+"""Values of `--data_type` -> the type: our names first, as specs have them, then those of torch and other servers."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

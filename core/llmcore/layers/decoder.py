@@ -114,8 +114,8 @@ class Decoder(Layer):
 
 
 def family_path(wrapped: Mapping[str, str], path: str) -> str | None:
-    """What the family calls the module or parameter at `path`; None if it belongs to a wrapper. `wrapped`: see
-    `Decoder`.
+    """The family's name of the module or parameter at `path`; None if it belongs to a wrapper. `wrapped`: as of a
+    Decoder.
     """
     inside = [name for name, place in wrapped.items() if path == place or path.startswith(f"{place}.")]
     base = max(inside, key=len, default="")

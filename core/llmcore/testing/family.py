@@ -306,7 +306,7 @@ def assert_same(
 
 
 def differs(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> bool:
-    """Whether two tensors have other shapes, or differ by more than `tolerance` of the largest, or of 1; NaN does."""
+    """True if shapes differ, or values by more than `tolerance` of the largest or of 1, or if any is NaN."""
     if ours.shape != theirs.shape:
         return True
     return not float((ours - theirs).abs().max()) <= tolerance * max(float(theirs.abs().max()), 1.0)

@@ -22,7 +22,7 @@ States = dict[str, torch.Tensor]
 state is the sum of what it passes on, which is the residual stream behind it."""
 
 Differs = Callable[[torch.Tensor, torch.Tensor], bool]
-"""Whether our state differs from transformers'."""
+"""(our state, transformers') -> True if they differ."""
 
 
 @torch.inference_mode()

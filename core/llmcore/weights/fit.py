@@ -124,20 +124,20 @@ class Fit:
         if problems:
             raise ConfigError(
                 f"the checkpoint does not fit the model; {'; '.join(problems)}. "
-                f"Check that config.json and the weights belong together and that every file is there; the author of "
-                f"a family, that its WeightMap turns the names in the file into those of its modules, and that `skip` "
-                f"has what the model does not need"
+                "Check that config.json belongs to the weights, that every file is there, and that the model is not "
+                "of a variant with further parts, which this family does not compute. The author of a family: "
+                "WeightMap has to turn the names in the file into those of the modules; `skip` drops a tensor"
             )
 
     def _missing(self, sizes: Sizes) -> list[str]:
-        """What nothing fills, by the names that this checkpoint would have for it."""
+        """The parameters that nothing fills, by the names that this checkpoint would have for them."""
         alike = {_any_layer(name) for name in sizes}
         found = []
-        for name, part in sorted(self.lacking, key=lambda lack: (lack[0], lack[1] or "")):
+        for name, part in self.lacking:
             named = list(self.weights.sources(Target(name, part)))
             likely = [source for source in named if _any_layer(source) in alike] or named
             found.append(likely[0] if likely else name if part is None else f"{part} of {name}")
-        return list(dict.fromkeys(found))
+        return sorted(set(found))
 
     def _placement(self, name: str) -> Placement:
         return self.placements.get(name, WHOLE)
@@ -160,18 +160,18 @@ class Fit:
 class Shared:
     """The parameters that two modules share, as a head and an embedding that the model's config ties.
 
-    Where the checkpoint has a tensor for each, equal tensors stay one parameter. Of different ones each module gets
+    If the checkpoint has a tensor for each, equal tensors stay one parameter, and for different ones each module gets
     its own.
     """
 
     def __init__(self, fit: Fit) -> None:
         self._model, self._paths, self._first = fit.model, fit.paths, fit.first
-        self._filled: dict[str, str] = {}
+        self._filled: dict[tuple[str, int], str] = {}
 
     def put(self, source: str, piece: Piece, part: torch.Tensor) -> None:
         """Fill `piece` with `part`, which is checkpoint tensor `source`."""
         first = self._first[piece.parameter]
-        other = self._filled.setdefault(first, source)
+        other = self._filled.setdefault((first, int(piece.into.storage_offset())), source)
         if other == source:
             piece.into.copy_(part)
         elif not _equal(piece.into, part):
@@ -188,7 +188,7 @@ class Shared:
         sharing = [name for name, other in self._first.items() if other == first]
         owners = {name: _owner(self._model, self._paths[name]) for name in sharing}
         free = [name for name, (module, _) in owners.items() if not hasattr(module, "share")]
-        if len(sharing) != 2 or not free:
+        if len(sharing) != 2 or len({module for module, _ in owners.values()}) != 2 or not free:
             raise ConfigError(
                 f"{', '.join(sharing)} share one parameter, and the checkpoint has different tensors for them; the "
                 f"author of the family has to build modules that do not share"
@@ -205,7 +205,7 @@ WHOLE = Placement()
 
 
 def parameter_paths(model: nn.Module) -> dict[str, str]:
-    """What the family calls each parameter -> where it is; a shared one is there by all of its names."""
+    """The family's name of each parameter -> its path; a shared parameter is there by all of its names."""
     named = ((family_name(model, path), path) for path, _ in model.named_parameters(remove_duplicate=False))
     return {name: path for name, path in named if name is not None}
 
@@ -219,22 +219,22 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 
 def family_name(model: nn.Module, path: str) -> str | None:
-    """What the family calls a parameter, in whatever plugins wrapped; None if it is a wrapper's own."""
+    """The family's name of a parameter, whatever plugins wrapped; None if it is a wrapper's own."""
     return family_path(getattr(model, "wrapped", {}), path)
 
 
 def placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
     """Every parameter that says how it is filled, by the family's name for it."""
-    for prefix, module in model.named_modules():
+    for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf, placement in getattr(module, "placements", {}).items():
             if (name := family_name(model, f"{prefix}.{leaf}" if prefix else leaf)) is not None:
                 yield name, placement
 
 
 def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Collection[str]) -> bool:
-    """Let a linear that shares its weight hold its own, where the checkpoint has more tensors for it than a weight.
+    """Let a linear that shares its weight hold its own, if the checkpoint has more tensors for it than a weight.
 
-    That is a quantized head of a model whose config ties it. Nothing says whether it equals the embedding.
+    Such a head is quantized, in a model whose config ties it. Nothing says whether it equals the embedding.
     """
     first = first_names(model)
     shared = Counter(first.values())
@@ -272,7 +272,7 @@ def _any_layer(name: str) -> str:
 
 
 def _equal(held: torch.Tensor, part: torch.Tensor) -> bool:
-    """Whether `part` is what `held` has already, in the type in which it is held."""
+    """True if `part` equals `held`, in the type in which that is held."""
     rows = max(1, COMPARED // max(1, held[:1].numel()))
     return all(
         torch.equal(mine, theirs.to(mine.device, mine.dtype))

@@ -114,7 +114,7 @@ class WeightMap:
         return (*shape[:-2], shape[-1], shape[-2]) if self.transposes(name) and len(shape) > 1 else shape
 
     def transposes(self, name: str) -> bool:
-        """Whether the last two dimensions of checkpoint tensor `name` are swapped."""
+        """True if the last two dimensions of checkpoint tensor `name` are swapped."""
         return _meets(name, self.transpose)
 
     def wanted(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
@@ -154,7 +154,7 @@ class WeightMap:
         return Target(f"{above}.{parameter}", f"{index}.{part}")
 
     def _unjoined(self, target: Target) -> Iterator[str]:
-        """What `stack`, `fuse` and `split` make `target` from, and its own name."""
+        """The names from which `stack`, `fuse` and `split` make `target`, and its own."""
         head, _, leaf = target.name.rpartition(".")
         parent, _, module = head.rpartition(".")
         join = f"{parent}." if parent else ""

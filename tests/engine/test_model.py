@@ -13,6 +13,7 @@ from llmcore.errors import ConfigError
 from llmcore.testing import fake_answer, write_fake_model
 from llmcore.testing.family import small_model
 from llmcore.testing.tokenizer import write_tokenizer
+from safetensors.torch import load_file, save_file
 
 
 def test_an_eos_id_that_the_model_cannot_produce(make_llm: Callable[..., LLM]) -> None:
@@ -58,6 +59,24 @@ def test_the_summary_counts_parameters_and_not_what_kernels_make_of_them(tmp_pat
         (_, text), *_ = llm.facts.report
     millions = sum(parameter.numel() for parameter in reference.parameters()) / 1e6
     assert millions > 1 and f"{millions:,.1f} M parameters" in text
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_that_the_files_hold_beside_a_tied_embedding(
+    equal: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted if it takes memory, and said once if it differs."""
+    small_model("LlamaForCausalLM", vocab_size=30_000, tie_word_embeddings=True).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": table.clone() if equal else -table}, tmp_path / "model.safetensors")
+    with LLM(tmp_path, device="cpu", max_total_token_num=100, max_req_total_len=64) as llm:
+        report = dict(llm.facts.report)
+    held = [*tensors.values()] + ([] if equal else [table])
+    assert f"{sum(tensor.numel() for tensor in held) / 1e6:,.1f} M parameters" in report["model"]
+    assert report["measured"].startswith(f"weights {sum(tensor.nbytes for tensor in held) / 2**20:,.0f} MiB")
+    assert sum("differ in the checkpoint" in text for text in caplog.messages) == (not equal)
 
 
 @pytest.mark.parametrize("name", ["kv_manager", "scheduler", "length_estimator"])

@@ -101,8 +101,11 @@ def write(
     architecture: str = "llama",
     kind: GGMLQuantizationType | None = None,
     factors: np.ndarray | None = None,
+    turned: int | None = None,
 ) -> Path:
-    """A small model as llama.cpp's converter would write it. `factors`: what rope's frequencies are divided by."""
+    """A small model as llama.cpp's converter would write it. `factors`: what rope's frequencies are divided by;
+    `turned`: elements of a head that turn, if not all.
+    """
     config = model.config
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -112,7 +115,7 @@ def write(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(turned or config.head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -213,6 +216,8 @@ def test_llama3_scaling_is_recognised_by_its_factors(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="turns 4 of the 8 elements of a head; LlamaForCausalLM turns whole heads"):
+        GGUFCheckpoint(write(tmp_path / "part.gguf", rounded(), turned=4))
     with pytest.raises(ConfigError, match="architecture 'falcon'"):
         GGUFCheckpoint(write(tmp_path / "falcon.gguf", rounded(), "falcon"))
     writer = GGUFWriter(tmp_path / "odd.gguf", "llama")

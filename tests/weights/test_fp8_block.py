@@ -91,6 +91,19 @@ def test_the_model_is_the_one_with_dequantized_weights(model: tuple[Path, Any]) 
         assert_same("fp8", ours.generate(prompt, 5), oracle(theirs, prompt, 5), 1e-4)
 
 
+def test_an_fp8_head_that_differs_from_the_embedding_it_is_tied_to(tmp_path: Path) -> None:
+    theirs = small_model("LlamaForCausalLM", tie_word_embeddings=True)
+    theirs.save_pretrained(tmp_path / "plain")
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    weight, scale = quantize(tensors["model.embed_tokens.weight"].flip(0))
+    theirs.lm_head.weight = torch.nn.Parameter(meaning(weight, scale))
+    config = json.loads((tmp_path / "plain" / "config.json").read_text()) | {"quantization_config": FP8}
+    head = {"lm_head.weight": weight, "lm_head.weight_scale_inv": scale}
+    folder = write(tmp_path / "fp8", config, {"a.safetensors": {**tensors, **head}})
+    ours, prompt = LoadedModel(folder, registry=REGISTRY), [5, 99, 3, 77]
+    assert_same("fp8", ours.generate(prompt, 5), oracle(theirs, prompt, 5), 1e-4)
+
+
 def test_the_engine_loads_it_and_plan_knows_its_sizes(model: tuple[Path, Any], capsys: Any) -> None:
     folder, theirs = model
     count = sum(parameter.numel() for parameter in theirs.parameters())

@@ -164,6 +164,21 @@ def test_modules_that_share_and_a_checkpoint_with_both() -> None:
         assert len(filled_shapes(whole, held.sizes(), WeightMap())) == (1 if head is one else 2)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_tensors_are_compared_in_parts_of_any_size(rows: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmcore.weights.fit.COMPARED", rows * size)
+    table = torch.rand(7, size).bfloat16()
+    other = table.clone()
+    other[6, size - 1] = 2
+    for head in (table.clone(), other):
+        whole = model(table=Cell(7, size), head=Cell(7, size))
+        whole.table.weight = whole.head.weight = nn.Parameter(torch.zeros_like(table), requires_grad=False)
+        load_weights(whole, Held(table__weight=table, head__weight=head.float()), WeightMap())
+        assert (whole.table.weight is whole.head.weight) == (head is not other)
+        assert torch.equal(whole.head.weight, head)
+
+
 def test_a_stack_that_two_blocks_share() -> None:
     whole = model(a=model(qkv=Cell(3, 2, placement=Placement({"q": (0, 2), "k": (2, 1)}))))  # type: ignore[arg-type]
     whole.b = whole.a

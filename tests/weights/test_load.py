@@ -208,6 +208,13 @@ def test_a_rule_that_is_misspelt_is_named() -> None:
         load_weights(model(c_proj=Cell(2, 2)), Held(c_proj__weight=torch.rand(2, 2)), names)
 
 
+def test_a_start_that_is_misspelt_is_named_beside_what_is_missing() -> None:
+    names, held = WeightMap(rename={"transfomer.": "", "gpt.": ""}), Held(transformer__a__weight=torch.rand(2, 2))
+    with pytest.raises(ConfigError, match=r"no name meets: rename 'transfomer\.', rename 'gpt\.'"):
+        load_weights(model(a=Cell(2, 2)), held, names)
+    load_weights(model(a=Cell(2, 2)), Held(a__weight=torch.rand(2, 2)), names)
+
+
 def test_one_error_lists_all_that_does_not_match() -> None:
     whole = model(a=Cell(2, 2), b=Cell(2, 2), qkv=Cell(2, 2, placement=Placement({"q": (0, 1), "k": (1, 1)})))
     held = Held(a__weight=torch.rand(3, 2), q__weight=torch.rand(1, 2), extra__weight=torch.rand(1))

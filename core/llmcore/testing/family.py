@@ -19,6 +19,7 @@ import torch
 import transformers
 
 from llmcore.config import Config
+from llmcore.errors import reraise_if_stopping, text_of
 from llmcore.layers.build import Build
 from llmcore.layers.step import KVStep, Step
 from llmcore.modes import Pins
@@ -359,7 +360,14 @@ def assert_family_matches_transformers(
     new = len(expected[0].tokens)
 
     def said(ours: LoadedModel, prompt: Sequence[int], chunk: int | None) -> Callable[[Sequence[int]], str]:
-        return lambda generated: where_they_part(theirs, ours, prompt, generated, tolerance, chunk)
+        def where(generated: Sequence[int]) -> str:
+            try:
+                return where_they_part(theirs, ours, prompt, generated, tolerance, chunk)
+            except BaseException as error:  # noqa: BLE001 - the difference that was found has to be reported in any case
+                reraise_if_stopping(error)
+                return f"; the layers cannot be compared ({text_of(error)})"
+
+        return where
 
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)

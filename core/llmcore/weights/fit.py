@@ -111,13 +111,16 @@ class Fit:
 
     def _check(self, sizes: Sizes) -> None:
         """One ConfigError with everything that does not match."""
+        missing, idle = self._missing(sizes), self.weights.idle(sizes)
+        if missing or self.unexpected:
+            idle += self.weights.idle_starts(sizes)
         problems = [
             f"{what}: {', '.join(names[:LISTED])}{f' and {len(names) - LISTED} more' if len(names) > LISTED else ''}"
             for what, names in (
-                ("missing", self._missing(sizes)),
+                ("missing", missing),
                 ("unexpected", self.unexpected),
                 ("of the wrong shape", self.mismatched),
-                ("rules of the WeightMap that no name meets", self.weights.idle(sizes)),
+                ("rules of the WeightMap that no name meets", idle),
             )
             if names
         ]

@@ -130,11 +130,15 @@ class WeightMap:
                         yield whole
 
     def idle(self, names: Collection[str]) -> list[str]:
-        """The rules of `suffix` and `transpose` that meet none of a checkpoint's names."""
+        """The rules of `suffix` and `transpose` that meet none of a checkpoint's names: something is misspelt."""
         plain = [self._renamed(name) for name in names]
         ends = [end for end in self.suffix if not any(_swapped_ends(name, {end: ""}) for name in plain)]
         globs = [glob for glob in self.transpose if not any(_meets(name, (glob,)) for name in names)]
         return [f"suffix {end!r}" for end in ends] + [f"transpose {glob!r}" for glob in globs]
+
+    def idle_starts(self, names: Collection[str]) -> list[str]:
+        """The same of `rename`, whose starts a checkpoint may do without."""
+        return [f"rename {start!r}" for start in self.rename if not any(name.startswith(start) for name in names)]
 
     def _renamed(self, name: str) -> str:
         for prefix in sorted(self.rename, key=len, reverse=True):

@@ -43,5 +43,5 @@ def test_a_file_with_masks_and_one_that_lacks_a_matrix(registry: Any, tmp_path: 
     save_file({name: tensor for name, tensor in tensors.items() if name not in gone}, file)
     with pytest.raises(ConfigError) as error:
         LoadedModel(tmp_path, registry=registry)
-    listed = str(error.value).partition("missing: ")[2].partition(". ")[0].split(", ")
+    listed = str(error.value).partition("missing: ")[2].partition("; ")[0].split(", ")
     assert set(listed) == set(gone)

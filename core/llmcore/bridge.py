@@ -43,7 +43,7 @@ class LengthDecay(msgspec.Struct, frozen=True):
 
 
 COLDEST = 1e-5
-"""Temperatures below this are greedy, as in LightLLM: scores divided by much less would leave float32."""
+"""Temperatures below this are greedy, as in LightLLM: scores divided by much less would leave f32."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

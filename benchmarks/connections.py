@@ -20,7 +20,7 @@ from pathlib import Path
 
 import falcon
 from llmcore.errors import RequestError
-from llmcore.http.errors import openai_error
+from llmcore.http.entry import ANYBODY, Entry
 from llmcore.http.streaming import HttpServer, Limits, raise_open_files
 from llmcore.testing import sockets
 
@@ -39,9 +39,9 @@ def serve(listener: socket.socket) -> None:
     """The server's process."""
     app = falcon.App()
     app.add_route("/plain", Plain())
-    full = RequestError("full", code="queue_full", status=429), openai_error
+    full = Entry(RequestError("full", code="queue_full", status=429))
     limits = Limits(head_seconds=600.0, idle_seconds=600.0)
-    admit = lambda method, path, headers: full if path == "/refused" else None  # noqa: E731
+    admit = lambda method, path, headers: full if path == "/refused" else ANYBODY  # noqa: E731
     HttpServer(app, listener, connections=4096, admit=admit, limits=limits).run()
 
 

@@ -112,6 +112,8 @@ def test_a_choice_may_be_written_in_any_case(given: str, meant: str) -> None:
         ({"api_keys": None}, "--api_keys holds nothing"),
         ({"api_keys": "schlüssel"}, "holds a key that no header can carry"),
         ({"allow_credentials": True, "allow_origins": "*"}, "list origins"),
+        ({"allowed_hosts": "https://llm.example.com"}, "without scheme or port"),
+        ({"allowed_hosts": ["llm.example.com", "llm:80"]}, "--allowed_hosts holds 'llm:80'"),
         ({"ssl": True}, "--ssl needs --ssl_certfile"),
         ({"ssl": True, "ssl_certfile": "x"}, "--ssl needs --ssl_keyfile"),
         ({"metric_gateway": "g:9091", "grouping_key": "a"}, "needs the form key=value"),

@@ -14,6 +14,11 @@ from dataclasses import dataclass, field
 COUNTS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "plugin_failures": (("plugin", "where"), "Exceptions that a plugin raised and the server caught."),
     "error_answers": (("status", "code"), "HTTP answers of 400 and above; 429 and 503 are refusals under load."),
+    "refused_bodies": (
+        ("reason",),
+        "Bodies that were not read to their end for want of room: their client had its share of it (share), there was "
+        "none (full), or a client with less needed it (yielded).",
+    ),
     "dropped_messages": (("process",), "Messages between processes that were malformed and dropped."),
     "dropped_log_lines": (("process",), "Log lines that were lost because nobody read the log."),
     "worker_restarts": ((), "HTTP workers that died and were replaced."),

@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import falcon
 from llmcore.errors import RequestError
 from llmcore.http.app import RequestIds
+from llmcore.http.entry import ANYBODY, Entry
 from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.reply import Reply
 from llmcore.http.streaming import HttpServer, Limits, detach
-from llmcore.http.streaming.server import Admit
 from llmcore.testing import sockets as raw
 
 PATIENCE = 30.0
@@ -50,11 +50,19 @@ class Plain:
         resp.data = b"plain"
 
 
+Judge = Callable[[str, str, Mapping[str, str]], RequestError | Entry | None]
+"""Admit, or the refusal alone that is in its Entry."""
+
+
+def entry(found: RequestError | Entry | None) -> Entry:
+    return found if isinstance(found, Entry) else Entry(found)
+
+
 class Served:
     def __init__(
         self,
         connections: int = 600,
-        admit: Admit | None = None,
+        admit: Judge = lambda *_: ANYBODY,
         encoder: Callable[[str], EncodeError] = lambda path: openai_error,
         **limits: Any,
     ) -> None:
@@ -66,7 +74,12 @@ class Served:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(listener.getsockname()[1])
         self.server = HttpServer(
-            app, listener, connections=connections, admit=admit, encoder=encoder, limits=Limits(**limits)
+            app,
+            listener,
+            connections=connections,
+            admit=lambda *asked: entry(admit(*asked)),
+            encoder=encoder,
+            limits=Limits(**limits),
         )
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()

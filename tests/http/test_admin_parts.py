@@ -10,8 +10,9 @@ import falcon
 import msgspec
 import pytest
 from llmcore.bridge import Load
+from llmcore.config import Config, make_config
 from llmcore.errors import RequestError
-from llmcore.http.access import SameOrigin, is_local_name
+from llmcore.http.access import SameOrigin, admin_guard, is_local_name
 from llmcore.http.admin import board as board_module
 from llmcore.http.admin.board import Board
 from llmcore.http.admin.history import KEPT, WINDOW, History, quantile
@@ -145,16 +146,13 @@ def test_other_names_are_not(host: str) -> None:
 
 
 def test_a_name_is_enough_where_keys_are_needed_anyway() -> None:
-    def ask(guard: SameOrigin, **headers: str) -> None:
-        environ = falcon.testing.create_environ(headers={"Host": "llm.corp.test", **headers})
-        guard.process_request(falcon.Request(environ), falcon.Response())
+    def ask(guard: SameOrigin, **headers: str) -> RequestError | None:
+        return guard.check({"HOST": "llm.corp.test", **headers})
 
-    ask(SameOrigin(loopback=False))
-    ask(SameOrigin(loopback=False), Origin="https://llm.corp.test")
-    for guard, headers in (
-        (SameOrigin(loopback=True), {}),
-        (SameOrigin(loopback=False), {"Origin": "https://x.test"}),
-    ):
-        with pytest.raises(RequestError) as raised:
-            ask(guard, **headers)
-        assert raised.value.status == 403
+    local = admin_guard(Config())
+    away = admin_guard(make_config(admin_host="0.0.0.0", api_keys="k"))
+    assert ask(away) is None and ask(away, ORIGIN="https://llm.corp.test") is None
+    assert ask(local, HOST="127.0.0.1:8001") is None
+    for guard, headers in ((local, {}), (away, {"ORIGIN": "https://x.test"})):
+        refused = ask(guard, **headers)
+        assert refused is not None and refused.status == 403

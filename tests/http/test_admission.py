@@ -15,7 +15,7 @@ from llmcore.bridge import Submit
 from llmcore.config import Access, Admission, Config
 from llmcore.errors import RequestError
 from llmcore.http import deadlines as module
-from llmcore.http.access import ApiKeys
+from llmcore.http.access import Door
 from llmcore.http.admission import Doorman, Gate
 from llmcore.http.app import build_app
 from llmcore.http.deadlines import Deadlines
@@ -101,15 +101,15 @@ def test_not_ready_comes_before_full() -> None:
 
 
 def doorman(gate: Gate, *keys: str) -> Doorman:
-    return Doorman(gate, ApiKeys(keys) if keys else None, frozenset({"/v1/completions"}))
+    return Doorman(Door(Access(api_keys=keys)), gate, frozenset({"/v1/completions"}))
 
 
 def test_only_what_waits_for_the_engine_is_refused_by_its_head() -> None:
     gate = Gate(LIMITS)
     gate.hear(FULL)
     for method, path in (("GET", "/health"), ("POST", "/tokenize"), ("GET", "/v1/completions"), ("POST", "/metrics")):
-        assert doorman(gate).admit(method, path, {}) is None
-    refused = doorman(gate).admit("POST", "/v1/completions", {})
+        assert doorman(gate).admit(method, path, {}).error is None
+    refused = doorman(gate).admit("POST", "/v1/completions", {}).error
     assert refused is not None and (refused.status, refused.code) == (429, "queue_full")
 
 
@@ -117,8 +117,10 @@ def test_who_brings_no_key_learns_nothing_of_the_queue() -> None:
     gate = Gate(LIMITS)
     gate.hear(FULL)
     for headers in ({}, {"AUTHORIZATION": "Bearer wrong"}, {"AUTHORIZATION": "Basic a"}):
-        assert doorman(gate, "a", "b").admit("POST", "/v1/completions", headers) is None
-    assert doorman(gate, "a", "b").admit("POST", "/v1/completions", {"AUTHORIZATION": "Bearer b"}) is not None
+        refused = doorman(gate, "a", "b").admit("POST", "/v1/completions", headers).error
+        assert refused is not None and refused.status == 401
+    entry = doorman(gate, "a", "b").admit("POST", "/v1/completions", {"AUTHORIZATION": "Bearer b"})
+    assert (entry.client, code(entry.error)) == (1, (429, "queue_full", 7))
 
 
 class Resource:

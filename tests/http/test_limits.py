@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Bounds
+from llmcore.http.streaming.limits import Limits, Pace
 from llmcore.testing import sockets as raw
 from served import PATIENCE, POST, encoder, serving, until
 
@@ -75,13 +76,34 @@ def test_dripping_helps_nobody() -> None:
 
 
 def test_a_body_that_keeps_its_rate_may_take_longer() -> None:
-    with serving(body_seconds=0.2, rate=1000) as served, raw.connect(served.port) as sock:
-        sock.sendall(b"POST /detached HTTP/1.1\r\nHost: x\r\nContent-Length: 9010\r\n\r\n" + b"x" * 9000)
-        for _ in range(10):
-            time.sleep(0.12)
-            sock.sendall(b"x")
+    with serving(body_seconds=0.6, rate=1000) as served, raw.connect(served.port) as sock:
+        sock.sendall(b"POST /detached HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n")
+        for _ in range(30):
+            sock.sendall(b"x" * 1000)
+            time.sleep(0.1)
         served.detached.wait(1)[0].respond(200, b"{}")
         assert raw.read_reply(sock)[0] == 200
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 33554432", b"Transfer-Encoding: chunked"])
+def test_neither_a_fast_start_nor_a_large_announcement_pays_for_a_stall(framing: bytes) -> None:
+    with serving(body_seconds=0.4) as served, raw.connect(served.port) as sock:
+        start = time.monotonic()
+        size = b"" if b"Length" in framing else b"2000000\r\n"
+        sock.sendall(b"POST /detached HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n" + size + b"x" * (8 << 20))
+        status, headers, body = raw.read_reply(sock)
+        assert (status, headers["connection"]) == (408, "close")
+        assert b"bytes a second" in body and 0.4 <= time.monotonic() - start < 8.0
+        until(lambda: not served.server._channels())
+
+
+def test_a_pace_is_measured_by_windows() -> None:
+    limits = Limits(body_seconds=10.0, rate=1000)
+    pace = Pace(limits, 0.0)
+    assert not pace.is_late(9.9, 0) and not pace.is_late(10.0, 500_000)  # the first window asks for nothing
+    assert not pace.is_late(19.9, 500_000) and not pace.is_late(20.0, 510_000)
+    assert not pace.is_late(90.0, 520_000)  # nobody looked for a minute
+    assert pace.is_late(100.0, 529_999)
 
 
 @pytest.mark.parametrize("used", [False, True])

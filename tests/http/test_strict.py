@@ -9,6 +9,7 @@ import pytest
 from llmcore.errors import RequestError
 from llmcore.http import strict
 from llmcore.http.bodies import Bounds, Pool
+from llmcore.http.entry import Entry
 from llmcore.http.strict import RequestReader
 from reading import CHUNKED, SMALL, head, read, refused
 
@@ -214,21 +215,21 @@ def test_a_header_that_comes_byte_by_byte_costs_little() -> None:
 
 def test_bodies_share_a_pool() -> None:
     pool = Pool(10)
-    readers = [RequestReader(SMALL, pool) for _ in range(3)]
+    readers = [RequestReader(SMALL, pool, sender=sender) for sender in "abc"]
     for reader, size in zip(readers, (b"6", b"4", b"1"), strict=True):
         reader.feed(head(b"Content-Length: " + size) + b"x" * int(size))
     assert [reader.error and reader.error.status for reader in readers] == [None, None, 503]
     readers[0].release()
     readers[0].release()
-    again = RequestReader(SMALL, pool)
+    again = RequestReader(SMALL, pool, sender="c")
     again.feed(CHUNKED + b"6\r\nabcdef\r\n0\r\n\r\n")
     assert again.error is None and again.done
-    broken = RequestReader(SMALL, pool)
+    broken = RequestReader(SMALL, pool, sender="a")
     broken.feed(CHUNKED + b"1\r\nx\r\n")
     assert broken.error is not None and broken.error.status == 503
     again.release()
     readers[1].release()
-    pool.take(10)
+    assert pool._free == 10
 
 
 def test_of_who_is_not_let_in_only_the_end_is_looked_for() -> None:
@@ -236,7 +237,7 @@ def test_of_who_is_not_let_in_only_the_end_is_looked_for() -> None:
     sized = head(b"Content-Length: 4") + b"body"
 
     def fed(data: bytes, pool: Pool) -> tuple[int, RequestReader]:
-        reader = RequestReader(SMALL, pool, lambda asked: refusal if asked.method == "POST" else None)
+        reader = RequestReader(SMALL, pool, lambda asked: Entry(refusal if asked.method == "POST" else None))
         return reader.feed(data), reader
 
     for data, taken in ((sized + b"GET ", len(sized)), (sized, len(sized)), (sized[:-1], len(sized) - 1)):

@@ -153,6 +153,14 @@ def _cors(config: Config, origins: Origins) -> str | None:
     return None
 
 
+def _hosts(config: Config, origins: Origins) -> str | None:
+    for name in config.access.allowed_hosts:
+        if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            origin = origins["allowed_hosts"]
+            return f"{origin} holds {name!r}; give a name without scheme or port, e.g. llm.example.com."
+    return None
+
+
 def _tls(config: Config, origins: Origins) -> str | None:
     access = config.access
     if access.ssl and not (access.ssl_certfile and access.ssl_keyfile):
@@ -191,6 +199,7 @@ _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
     _kv_share,
     _keys,
     _cors,
+    _hosts,
     _tls,
     _admin,
     _push,

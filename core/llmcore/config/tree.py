@@ -106,6 +106,11 @@ class Access:
     allow_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
     allow_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
     allow_credentials: bool = option(False, "Let them send cookies and the like; not with origin *.")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names beside localhost, this machine's own and any address under which clients may call the server, as its "
+        "Host header; * for any. Checked where they are given, and on loopback without api_keys.",
+    )
     ssl: bool = option(False, "Speak HTTPS; needs ssl_certfile and ssl_keyfile.")
     ssl_certfile: str | None = option(None, "Certificate chain, PEM (or the variable SSL_CERTFILE).")
     ssl_keyfile: str | None = option(None, "Its private key, PEM, without a password (or the variable SSL_KEYFILE).")

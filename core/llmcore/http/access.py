@@ -1,16 +1,22 @@
-"""Who may use the server: API keys, and web pages of other origins. Middleware, so no route can be forgotten."""
+"""Who may use the server, by the head of a request alone: API keys, web pages of other origins, names of hosts.
+
+`Door` decides, in one place, for every path there is. The HTTP server asks it as soon as a request's head is there
+(`streaming`), so that nothing is kept of the body of a request without a key.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterator, Sequence
+import socket
+import threading
+from collections.abc import Collection, Mapping, Sequence
 
-import falcon
-
-from llmcore.config import Access
+from llmcore.config import Access, Config, is_loopback
 from llmcore.errors import RequestError
+from llmcore.http.entry import ANYBODY, Entry, Headers
+from llmcore.http.terms import NO_KEY
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/readiness"})
 """What is answered without a key: whoever restarts or balances servers has none."""
@@ -21,113 +27,158 @@ EXPOSED = "x-request-id, retry-after"
 MAX_AGE_SECONDS = 600
 """How long a browser may remember a preflight's answer."""
 
+DOCKER_HOST = "host.docker.internal"
+"""What a container calls the machine that it runs on."""
+
+_ANY = "*"
+
 
 class ApiKeys:
-    """Refuses every request without one of the keys, whatever its path, with 401.
+    """Tells the clients by their keys, which `Authorization: Bearer KEY` brings, or else `x-api-key: KEY`.
 
     A key is compared by its SHA-256 digest, and with every key there is, so that the time taken says nothing of it.
     """
 
-    def __init__(self, keys: Sequence[str], open_paths: frozenset[str] = OPEN_PATHS) -> None:
+    def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
-        self._open_paths = open_paths
 
-    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Falcon's middleware interface."""
-        if resp.complete or req.path in self._open_paths:
-            return
-        client = self.client(req.get_header("Authorization") or "")
-        if client >= 0:
-            req.context.client = client
-            return
-        resp.set_header("WWW-Authenticate", "Bearer")
-        raise RequestError(
-            "This server needs an API key: send the header Authorization: Bearer KEY.",
-            code="invalid_api_key",
-            status=401,
-        )
+    def client(self, headers: Mapping[str, str]) -> int:
+        """Which key a request brings, counted from 0; NO_KEY for none of them. `headers`: under CGI's names."""
+        client = self._find(_bearer(headers.get("AUTHORIZATION", "")))
+        return self._find(headers.get("X_API_KEY", "")) if client == NO_KEY else client
 
-    def client(self, authorization: str) -> int:
-        """Which key the header brings, counted from 0; -1 for none of them."""
-        given = _digest(_bearer(authorization))
-        return max((i for i, known in enumerate(self._digests) if hmac.compare_digest(given, known)), default=-1)
+    def _find(self, key: str) -> int:
+        given = _digest(key)
+        return max((i for i, known in enumerate(self._digests) if hmac.compare_digest(given, known)), default=NO_KEY)
 
 
 class Cors:
-    """Lets web pages of the listed origins call the server, as the fetch standard says.
-
-    Comes before `ApiKeys`, because preflights carry no key and pages should be able to read a 401.
-    """
+    """Lets web pages of the listed origins call the server, as the fetch standard says."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._any = "*" in access.allow_origins
-        self._origins = frozenset(origin.rstrip("/") for origin in access.allow_origins)
+        self._any = _ANY in access.allow_origins
+        self._origins = frozenset(_origin(origin) for origin in access.allow_origins)
+        self._vary: Headers = () if self._any else (("Vary", "Origin"),)
 
-    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Falcon's middleware interface."""
-        if not self._any:
-            resp.append_header("Vary", "Origin")
-        origin = req.get_header("Origin")
-        if origin is None or not (self._any or origin in self._origins):
-            return
-        for name, value in self._answer(origin):
-            resp.set_header(name, value)
-        method = req.get_header("Access-Control-Request-Method")
-        if req.method == "OPTIONS" and method is not None:
-            for name, value in self._preflight(method, req.get_header("Access-Control-Request-Headers") or ""):
-                resp.set_header(name, value)
-            resp.status = falcon.HTTP_204
-            resp.complete = True
+    def answer(self, method: str, headers: Mapping[str, str]) -> tuple[Headers, bool]:
+        """The headers of every answer to a request, and whether it is a preflight, which they answer."""
+        origin = headers.get("ORIGIN")
+        if origin is None or not (self._any or _origin(origin) in self._origins):
+            return self._vary, False
+        answer = (
+            *self._vary,
+            ("Access-Control-Allow-Origin", _ANY if self._any else origin),
+            ("Access-Control-Expose-Headers", EXPOSED),
+            *([("Access-Control-Allow-Credentials", "true")] if self._access.allow_credentials else []),
+        )
+        asked = headers.get("ACCESS_CONTROL_REQUEST_METHOD")
+        if method != "OPTIONS" or asked is None:
+            return answer, False
+        return (*answer, *self._preflight(asked, headers.get("ACCESS_CONTROL_REQUEST_HEADERS", ""))), True
 
-    def _answer(self, origin: str) -> Iterator[tuple[str, str]]:
-        yield "Access-Control-Allow-Origin", "*" if self._any else origin
-        yield "Access-Control-Expose-Headers", EXPOSED
-        if self._access.allow_credentials:
-            yield "Access-Control-Allow-Credentials", "true"
-
-    def _preflight(self, method: str, headers: str) -> Iterator[tuple[str, str]]:
+    def _preflight(self, method: str, headers: str) -> Headers:
         # What was asked for, where everything is allowed: a literal * covers neither Authorization nor credentials.
         methods, allowed = self._access.allow_methods, self._access.allow_headers
-        yield "Access-Control-Allow-Methods", method if "*" in methods else ", ".join(methods)
-        yield "Access-Control-Allow-Headers", headers if "*" in allowed else ", ".join(allowed)
-        yield "Access-Control-Max-Age", str(MAX_AGE_SECONDS)
+        return (
+            ("Access-Control-Allow-Methods", method if _ANY in methods else ", ".join(methods)),
+            ("Access-Control-Allow-Headers", headers if _ANY in allowed else ", ".join(allowed)),
+            ("Access-Control-Max-Age", str(MAX_AGE_SECONDS)),
+        )
+
+
+class HostNames:
+    """The names under which a listener may be called, for a listener that asks for no key.
+
+    An address is always one of them, and so are localhost and the machine's own names. Any other name may be that of
+    an attacker: a web page of evil.test has the same origin as this server as soon as evil.test resolves to 127.0.0.1.
+    """
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._any = _ANY in allowed
+        self._names = frozenset(name.lower() for name in (*allowed, DOCKER_HOST, socket.gethostname()))
+        # The whole name may be known to a name server only, which can take many seconds to answer.
+        threading.Thread(target=self._find_whole_name, name="own name", daemon=True).start()
+
+    def __contains__(self, host: str) -> bool:
+        """Whether a `Host` header, with or without a port, names this machine."""
+        return self._any or is_local_name(host) or _name(host) in self._names
+
+    def _find_whole_name(self) -> None:
+        self._names |= {socket.getfqdn().lower()}
 
 
 class SameOrigin:
-    """For the admin listener: 403 for a browser's `Origin` that is not the address asked for.
+    """Refuses (403) requests of web pages of other origins, and requests under names that are not this machine's.
 
-    Where there may be no keys (`loopback`), a name for which anybody could answer is refused too: a page of evil.test
-    is of the same origin as this server, once evil.test resolves to 127.0.0.1.
+    `hosts`: the names that `Host` may have; None for any. `origins`: those whose pages may send requests beside the
+    server's own; None where no option adds one. What is no browser sends no `Origin` and is not asked for it.
     """
 
-    def __init__(self, *, loopback: bool) -> None:
-        self._loopback = loopback
+    def __init__(self, hosts: HostNames | None, origins: Collection[str] | None = None) -> None:
+        self._hosts = hosts
+        self._origins = frozenset(_origin(origin) for origin in origins or ())
+        self._trusted = frozenset(origin.partition("://")[2] for origin in self._origins)
+        self._remedy = "" if origins is None else "; --allow_origins lists those that may"
 
-    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Falcon's middleware interface."""
-        host, origin = req.get_header("Host") or "", req.get_header("Origin")
-        if origin is not None and origin.partition("://")[2].lower() != host.lower():
-            raise RequestError("Web pages of other origins may not use the admin listener.", status=403)
-        if self._loopback and not is_local_name(host):
-            raise RequestError(
-                "The admin listener is called by its address here: 127.0.0.1 or localhost in Host.", status=403
+    def check(self, headers: Mapping[str, str]) -> RequestError | None:
+        """Why a request with these headers (under CGI's names) is refused."""
+        host, origin = headers.get("HOST"), headers.get("ORIGIN")
+        if _ANY in self._origins:
+            return None
+        # every browser names a host; the probe of a load balancer may not
+        if host is not None and self._hosts is not None and not (host in self._hosts or host.lower() in self._trusted):
+            return RequestError(
+                f"This server is not known as {host[:100]}: use its address or localhost, or name the host in "
+                "--allowed_hosts.",
+                status=403,
             )
+        if origin is None or _origin(origin) in self._origins:
+            return None
+        if origin.partition("://")[2].lower() == (host or "").lower():
+            return None
+        return RequestError(f"Web pages of {origin[:100]} may not use this server{self._remedy}.", status=403)
 
 
-def middleware(access: Access, open_paths: frozenset[str] = OPEN_PATHS) -> list[Cors | ApiKeys]:
-    """What `access` asks for, in the order in which it has to be asked; no key is needed for `open_paths`."""
-    found: list[Cors | ApiKeys] = []
-    if access.allow_origins:
-        found.append(Cors(access))
-    if access.api_keys:
-        found.append(ApiKeys(access.api_keys, open_paths))
-    return found
+class Door:
+    """Decides by a request's head who comes in. `open_paths` need no key; `guard` is asked before keys are."""
+
+    def __init__(
+        self, access: Access, *, open_paths: frozenset[str] = OPEN_PATHS, guard: SameOrigin | None = None
+    ) -> None:
+        self._cors = Cors(access) if access.allow_origins else None
+        self._guard = guard
+        self._open_paths = open_paths
+        self._keys = ApiKeys(access.api_keys) if access.api_keys else None
+
+    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Entry:
+        """See Admit. What may be read by the page that asked, a refusal too, says so in its headers."""
+        answer, preflight = self._cors.answer(method, headers) if self._cors is not None else ((), False)
+        error = self._guard.check(headers) if self._guard is not None else None
+        if error is not None:
+            return Entry(error, headers=answer)
+        if preflight or path in self._open_paths:  # a preflight never brings a key
+            return Entry(keyless=True, preflight=preflight, headers=answer)
+        if self._keys is None:
+            return Entry(headers=answer) if answer else ANYBODY
+        client = self._keys.client(headers)
+        return Entry(_no_key() if client == NO_KEY else None, client, headers=answer)
 
 
-def _bearer(authorization: str) -> str:
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+def server_guard(config: Config) -> SameOrigin | None:
+    """What the server itself asks of `Host` and `Origin`: something where no key is needed on loopback, because there
+    web pages are the only strangers who reach it, or where the operator lists hosts."""
+    access = config.access
+    if access.allowed_hosts or (is_loopback(config.server.host) and not access.api_keys):
+        return SameOrigin(HostNames(access.allowed_hosts), access.allow_origins)
+    return None
+
+
+def admin_guard(config: Config) -> SameOrigin:
+    """The same of the admin listener, whose dashboard is a web page of its own, and which other pages never use."""
+    access = config.access
+    asked = access.allowed_hosts or is_loopback(config.server.admin_host)
+    return SameOrigin(HostNames(access.allowed_hosts) if asked else None)
 
 
 def fingerprint(key: str) -> str:
@@ -135,17 +186,40 @@ def fingerprint(key: str) -> str:
     return _digest(key).hex()[:8]
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
 def is_local_name(host: str) -> bool:
     """Whether `host` (as in a Host header) is an address or localhost."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name.lower() == "localhost":
+    name = _name(host)
+    if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
+
+
+def _name(host: str) -> str:
+    """`host` without its port, in lower case."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()
+
+
+def _origin(text: str) -> str:
+    return text.rstrip("/").lower()
+
+
+def _no_key() -> RequestError:
+    return RequestError(
+        "This server needs an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY.",
+        code="invalid_api_key",
+        status=401,
+    )
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -3,7 +3,8 @@
 The engine alone knows how many wait, and refuses exactly (`llmcore.engine.admission`). A worker refuses before that
 what the engine would refuse anyway: it has heard that the queue is full, or has that many requests open itself. It is
 asked twice: when a request's head has been read, before its body and before a thread is taken (`Doorman`), and before
-the responder of its route runs (`Arrivals`), which also finds requests that came before the news did.
+the responder of its route runs (`Arrivals`), which also finds requests that came before the news did. Whether the
+client may use the server at all is asked before that (`llmcore.http.access`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import falcon
 
 from llmcore.bounds import UNBOUNDED, Bounds, too_many, too_many_of_key
 from llmcore.errors import RequestError
-from llmcore.http.access import ApiKeys
+from llmcore.http.access import Door
+from llmcore.http.entry import Entry
 from llmcore.http.terms import NO_KEY, read_terms
 from llmcore.wire import Intake
 
@@ -92,7 +95,7 @@ class Gate:
 
 
 class Arrivals:
-    """Middleware behind `ApiKeys`: what waits for the engine is refused before its body is looked at."""
+    """Middleware: what waits for the engine is refused before its body is looked at."""
 
     def __init__(self, gate: Gate, queued: frozenset[str]) -> None:
         self._gate = gate
@@ -111,23 +114,20 @@ class Arrivals:
 
 
 class Doorman:
-    """Refuses by the head alone. `queued`: the paths whose requests wait for the engine."""
+    """Refuses by the head alone whom the door does not let in, and then what would find no room at the engine.
 
-    def __init__(self, gate: Gate, keys: ApiKeys | None, queued: frozenset[str]) -> None:
+    `queued`: the paths whose requests wait for the engine. Nobody learns of the queue without a key.
+    """
+
+    def __init__(self, door: Door, gate: Gate, queued: frozenset[str]) -> None:
+        self._door = door
         self._gate = gate
-        self._keys = keys
         self._queued = queued
 
-    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> RequestError | None:
-        """Why the request is refused; None to let it go on. `headers`: under CGI's names.
-
-        Who brings no valid key goes on, to be told so: nothing is learned of the queue without one.
-        """
-        if path not in self._queued or method != "POST":
-            return None
-        client = NO_KEY
-        if self._keys is not None:
-            client = self._keys.client(headers.get("AUTHORIZATION", ""))
-            if client == NO_KEY:
-                return None
-        return self._gate.check(client)
+    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Entry:
+        """See Admit."""
+        entry = self._door.admit(method, path, headers)
+        if entry.error is not None or method != "POST" or path not in self._queued:
+            return entry
+        error = self._gate.check(entry.client)
+        return entry if error is None else replace(entry, error=error)

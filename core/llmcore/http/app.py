@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, cast
 
@@ -12,9 +12,10 @@ from falcon.routing import CompiledRouter
 
 from llmcore.config import Access
 from llmcore.errors import ConfigError, reraise_if_stopping, text_of
-from llmcore.http.access import OPEN_PATHS, SameOrigin, middleware
-from llmcore.http.admission import Arrivals, Gate
-from llmcore.http.errors import EncodeError, as_request_error, count_error, openai_error, retry_headers
+from llmcore.http.access import OPEN_PATHS, Door, SameOrigin
+from llmcore.http.admission import Arrivals, Doorman, Gate
+from llmcore.http.entry import ENTRY, Admit, Entry
+from llmcore.http.errors import EncodeError, as_request_error, count_error, error_headers, openai_error
 from llmcore.http.front import Route
 from llmcore.http.openapi import Docs
 from llmcore.http.request_id import request_id
@@ -31,6 +32,31 @@ class RequestIds:
         """Take the client's id or make one."""
         req.context.request_id = request_id(req.get_header("x-request-id"))
         resp.set_header("x-request-id", req.context.request_id)
+
+
+class Entries:
+    """Middleware: what a request's head decided becomes part of the answer, or is the answer.
+
+    Whichever server runs the application, no route can be forgotten: a head that was not judged yet is judged here.
+    """
+
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Falcon's middleware interface."""
+        entry: Entry = req.env.get(ENTRY) or self._admit(req.method, req.path, _cgi_headers(req))
+        resp.set_headers(entry.headers)
+        req.context.client = entry.client
+        if entry.error is not None:
+            raise entry.error
+        if entry.preflight:
+            resp.status = falcon.HTTP_204
+            resp.complete = True
+
+
+def _cgi_headers(req: falcon.Request) -> dict[str, str]:
+    return {name.removeprefix("HTTP_"): value for name, value in req.env.items() if name.startswith("HTTP_")}
 
 
 class WholeServer:
@@ -55,7 +81,7 @@ class ErrorHandler:
         error = as_request_error(ex, getattr(req.context, "request_id", ""))
         if isinstance(ex, falcon.HTTPError) and ex.headers:
             resp.set_headers(ex.headers)
-        resp.set_headers(retry_headers(error))
+        resp.set_headers(error_headers(error))
         count_error(error)
         resp.status = error.status
         resp.content_type = "application/json"
@@ -80,6 +106,8 @@ class Router(CompiledRouter):
     def map_http_methods(self, resource: object, **more: Any) -> Any:
         """See CompiledRouter."""
         methods = super().map_http_methods(resource, **more)
+        if "GET" in methods:
+            methods.setdefault("HEAD", methods["GET"])
         return {method: _answered(cast(Responder, call)) for method, call in methods.items()}
 
 
@@ -104,6 +132,8 @@ class App(falcon.App[falcon.Request, falcon.Response]):
 
     encoder: Callable[[str], EncodeError]
     """How the dialect that owns a path writes errors."""
+    admit: Admit
+    """Who comes in, by a request's head: for the server to ask before it reads a body."""
 
 
 def build_app(
@@ -111,21 +141,22 @@ def build_app(
     access: Access | None = None,
     *,
     open_paths: frozenset[str] = OPEN_PATHS,
-    first: Sequence[SameOrigin] = (),
+    guard: SameOrigin | None = None,
     gate: Gate | None = None,
 ) -> App:
     """The application of `routes`, each with the name of its plugin. ConfigError where two want one path.
 
     `access`: who may use it (default: everybody), and whether it describes itself; no key is needed for `open_paths`.
-    `first`: middleware that is asked before keys are. `gate`: refuses what has to wait for the engine while that has
-    no room.
+    `guard`: what it asks of hosts and of web pages, before keys. `gate`: refuses what has to wait for the engine while
+    that has no room.
     """
     access = access or Access()
     router = Router()
     routes = list(routes)
-    arrivals = Arrivals(gate or Gate(), frozenset(route.path for route, _ in routes if route.queued))
-    asked = [RequestIds(), *first, *middleware(access, open_paths), WholeServer(), arrivals]
-    app = App(middleware=asked, router=router)
+    gate, queued = gate or Gate(), frozenset(route.path for route, _ in routes if route.queued)
+    admit = Doorman(Door(access, open_paths=open_paths, guard=guard), gate, queued).admit
+    app = App(middleware=[RequestIds(), Entries(admit), WholeServer(), Arrivals(gate, queued)], router=router)
+    app.admit = admit
     encoders: dict[str, EncodeError] = {}
     owners: dict[str, str] = {}
     if not access.disable_fastapi_docs:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
 from llmcore.errors import RequestError
+from llmcore.tallies import TALLIES
 
 TINY_CHUNKS = 4096
 """So many chunks may be of any size; after that they must hold TINY_BYTES each on average."""
@@ -30,33 +32,127 @@ class Bounds:
     trailer: int = 8 << 10
 
 
-class Pool:
-    """Bytes that all bodies of a process may take together. Safe from any thread."""
+class Loan:
+    """What one body has of the pool. `yield_up`: breaks the body off and returns the loan; it is called by the thread
+    that takes."""
 
-    def __init__(self, size: int) -> None:
-        self._free = size
-        self._lock = threading.Lock()
+    __slots__ = ("_pool", "client", "size", "yield_up")
+
+    def __init__(self, pool: Pool, client: Hashable, yield_up: Callable[[], None]) -> None:
+        self.client = client
+        self.size = 0
+        self.yield_up: Callable[[], None] | None = yield_up
+        self._pool = pool
 
     def take(self, n: int) -> None:
-        """Take `n` bytes; RequestError (503) where so many are not free."""
-        with self._lock:
-            if n <= self._free:
-                self._free -= n
-                return
-        raise RequestError("The server is reading too many bodies; try again.", code="server_overloaded", status=503)
+        """Take `n` bytes more; RequestError (503) where the pool refuses them."""
+        self._pool.take(self, n)
 
-    def give(self, n: int) -> None:
-        """Bring `n` bytes back."""
+    def settle(self) -> None:
+        """The body is complete, and nobody breaks it off any more."""
+        self.yield_up = None
+
+    def give(self) -> None:
+        """Bring everything back. From any thread, and any number of times."""
+        self._pool.give(self)
+
+
+class _Account:
+    """What the bodies of one client have, from the oldest to the newest."""
+
+    __slots__ = ("loans", "size")
+
+    def __init__(self) -> None:
+        self.loans: list[Loan] = []
+        self.size = 0
+
+
+class Pool:
+    """Bytes that all bodies of a process may take together. One thread lends and takes, any thread gives back.
+
+    No client keeps others out. While more than half is taken, a client that has more than SHARE of the pool gets no
+    more, but for its oldest body, so that one of them always ends. Where nothing is left for a client, the newest body
+    of the client that has the most is broken off, if that has more than the other would have.
+    """
+
+    SHARE = 1 / 8
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free = size
+        self._accounts: dict[Hashable, _Account] = {}
+        self._lock = threading.Lock()
+
+    def lend(self, client: Hashable, yield_up: Callable[[], None]) -> Loan:
+        """The loan of a body that begins. `client`: whose share it counts in."""
+        loan = Loan(self, client, yield_up)
         with self._lock:
-            self._free += n
+            account = self._accounts.get(client)
+            if account is None:
+                account = self._accounts[client] = _Account()
+            account.loans.append(loan)
+        return loan
+
+    def take(self, loan: Loan, n: int) -> None:
+        """See Loan."""
+        while True:
+            with self._lock:
+                account = self._accounts[loan.client]
+                if self._exceeds_share(account, loan, n):
+                    break
+                if n <= self._free:
+                    self._free -= n
+                    loan.size += n
+                    account.size += n
+                    return
+                richest = self._richest(account.size + n)
+            if richest is None or richest.yield_up is None:
+                TALLIES.count("refused_bodies", "full")
+                raise too_many_bodies()
+            TALLIES.count("refused_bodies", "yielded")
+            richest.yield_up()
+            richest.give()
+        TALLIES.count("refused_bodies", "share")
+        raise too_many_bodies()
+
+    def give(self, loan: Loan) -> None:
+        """See Loan."""
+        with self._lock:
+            account = self._accounts.get(loan.client)
+            if account is None or loan not in account.loans:
+                return
+            self._free += loan.size
+            account.size -= loan.size
+            account.loans.remove(loan)
+            if not account.loans:
+                del self._accounts[loan.client]
+
+    def _exceeds_share(self, account: _Account, loan: Loan, n: int) -> bool:
+        crowded = 2 * (self._size - self._free + n) > self._size
+        return crowded and account.size + n > self._size * self.SHARE and account.loans[0] is not loan
+
+    def _richest(self, least: int) -> Loan | None:
+        """The newest unfinished body of the client that has the most of those that have more than `least`."""
+        for account in sorted(self._accounts.values(), key=lambda account: -account.size):
+            if account.size <= least:
+                return None
+            for loan in reversed(account.loans):
+                if loan.yield_up is not None and loan.size:
+                    return loan
+        return None
+
+
+def too_many_bodies() -> RequestError:
+    """The answer to a body that the pool has no room for."""
+    return RequestError("The server is reading too many bodies; try again.", code="server_overloaded", status=503)
 
 
 class Body(Protocol):
-    """Collects a body."""
+    """Collects a body: all of it where there is a loan for it, else only its end is looked for."""
 
     data: bytes | bytearray
-    taken: int
-    """What the pool has lent for it."""
+    size: int
+    """How many bytes of it have come."""
     done: bool
 
     def feed(self, data: bytes) -> int:
@@ -66,37 +162,38 @@ class Body(Protocol):
 class SizedBody:
     """A body of known length."""
 
-    def __init__(self, length: int, pool: Pool) -> None:
+    def __init__(self, length: int, loan: Loan | None) -> None:
         self.data: bytes | bytearray = b""
-        self.taken = 0
+        self.size = 0
         self.done = False
         self._length = length
-        self._pool = pool
+        self._loan = loan
 
     def feed(self, data: bytes) -> int:
         """See Body."""
-        n = min(len(data), self._length - len(self.data))
-        self._pool.take(n)
-        self.taken += n
-        if not self.data and n == self._length:
-            self.data = data[:n]
-        else:
-            if not self.data:
-                self.data = bytearray()
-            self.data += data[:n]
-        self.done = len(self.data) == self._length
+        n = min(len(data), self._length - self.size)
+        if self._loan is not None:
+            self._loan.take(n)
+            if n == self._length:
+                self.data = data[:n]
+            else:
+                if not self.data:
+                    self.data = bytearray()
+                self.data += data[:n]
+        self.size += n
+        self.done = self.size == self._length
         return n
 
 
 class ChunkedBody:
     """A body in chunks. Extensions and trailers are checked for form and dropped, as HTTP allows."""
 
-    def __init__(self, bounds: Bounds, pool: Pool) -> None:
+    def __init__(self, bounds: Bounds, loan: Loan | None) -> None:
         self.data: bytes | bytearray = bytearray()
-        self.taken = 0
+        self.size = 0
         self.done = False
         self._bounds = bounds
-        self._pool = pool
+        self._loan = loan
         self._held = b""  # the beginning of a line whose end has not come
         self._left = 0  # bytes of the chunk that have not come, and two for its line end
         self._chunks = 0
@@ -115,17 +212,17 @@ class ChunkedBody:
                 at = self._size(data, at)
             else:
                 at = self._trailer_line(data, at)
-        grown = len(self.data) - self.taken
-        if grown:
-            self._pool.take(grown)
-            self.taken += grown
+        if self._loan is not None and self.size > self._loan.size:
+            self._loan.take(self.size - self._loan.size)
         return at - held
 
     def _chunk(self, data: bytes, at: int) -> int:
         """Data of a chunk, and its line end."""
         n = min(self._left - 2, len(data) - at)
         if n > 0:
-            self.data += data[at : at + n]
+            if self._loan is not None:
+                self.data += data[at : at + n]
+            self.size += n
             self._left -= n
             at += n
         if 0 < self._left <= 2 and at < len(data):
@@ -151,10 +248,10 @@ class ChunkedBody:
         if size == 0:
             self._trailer = 0
             return match.end()
-        if len(self.data) + size > self._bounds.body:
+        if self.size + size > self._bounds.body:
             raise too_large(f"The body is larger than {self._bounds.body} bytes.")
         self._chunks += 1
-        if self._chunks > TINY_CHUNKS and self._chunks * TINY_BYTES > len(self.data):
+        if self._chunks > TINY_CHUNKS and self._chunks * TINY_BYTES > self.size:
             raise bad(f"The chunks are too small; send at least {TINY_BYTES} bytes in each.")
         self._left = size + 2
         return match.end()

@@ -13,12 +13,17 @@ from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from llmcore.errors import RequestError
-from llmcore.http.bodies import Body, Bounds, ChunkedBody, Pool, SizedBody, bad, too_large
+from llmcore.http.bodies import Body, Bounds, ChunkedBody, Loan, Pool, SizedBody, bad, too_large
+from llmcore.http.entry import ANYBODY, Entry
+from llmcore.http.terms import NO_KEY
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 
 SINGLE = frozenset(
-    {"HOST", "CONTENT_LENGTH", "TRANSFER_ENCODING", "AUTHORIZATION", "CONTENT_TYPE", "CONTENT_ENCODING", "EXPECT"}
+    {
+        *("HOST", "ORIGIN", "AUTHORIZATION", "X_API_KEY", "EXPECT"),
+        *("CONTENT_LENGTH", "TRANSFER_ENCODING", "CONTENT_TYPE", "CONTENT_ENCODING"),
+    }
 )
 """Headers that may come once only: joined or picked from, two of them mean different things to different readers."""
 
@@ -107,7 +112,7 @@ def parse_head(line: Line, data: bytes | bytearray, bounds: Bounds) -> Head:
         raise bad("The Host header is no host name or address, with or without a port.")
     if line.authority:
         headers["HOST"] = line.authority  # as HTTP asks: the URL counts, so that no two readers see two hosts
-    _frame(head, bounds)
+    _frame(head)
     if "," in headers.get("CONNECTION", ""):  # "TE, close" closes too; whoever asks later compares the whole value
         options = {option.strip() for option in headers["CONNECTION"].lower().split(",")}
         headers["CONNECTION"] = next((option for option in ("close", "keep-alive") if option in options), "")
@@ -162,7 +167,7 @@ def _key(name: str) -> str:
     return name.upper().replace("-", "_") if _NAME.fullmatch(name.replace("_", "-")) else ""
 
 
-def _frame(head: Head, bounds: Bounds) -> None:
+def _frame(head: Head) -> None:
     """How long the body is."""
     coding = head.headers.pop("TRANSFER_ENCODING", None)
     length = head.headers.get("CONTENT_LENGTH")
@@ -178,32 +183,63 @@ def _frame(head: Head, bounds: Bounds) -> None:
         if not (length.isascii() and length.isdigit() and len(length) <= 18):
             raise bad("Content-Length is no number of bytes.")
         head.length = int(length)
-        if head.length > bounds.body:
-            raise too_large(f"The body is larger than {bounds.body} bytes.")
 
 
-Judge = Callable[[Head], RequestError | None]
-"""Why a request with this head is not let in; None where it is."""
+Judge = Callable[[Head], Entry]
+"""How a request with this head comes in, if it does."""
+
+
+def _nobody() -> None:
+    """Breaks off a body that nobody else reads for."""
 
 
 class RequestReader:
-    """One request, from the bytes of its connection as they come. `judge` is asked as soon as its head is there."""
+    """One request, from the bytes of its connection as they come. `judge` is asked as soon as its head is there.
 
-    __slots__ = ("_begun", "_body", "_bounds", "_judge", "_pool", "done", "error", "head", "line", "refusal")
+    `sender`: whose share of the pool its body counts in, where there is no key. `yield_up`: ends the request while it
+    is read, because the pool needs room for others.
+    """
 
-    def __init__(self, bounds: Bounds, pool: Pool, judge: Judge = lambda head: None) -> None:
+    __slots__ = (
+        *("_begun", "_body", "_bounds", "_judge", "_loan", "_pool", "_sender", "_yield_up"),
+        *("done", "entry", "error", "head", "line"),
+    )
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        pool: Pool,
+        judge: Judge = lambda head: ANYBODY,
+        *,
+        sender: str = "",
+        yield_up: Callable[[], None] = _nobody,
+    ) -> None:
         self.line: Line | None = None
         """The first line, once it is there; with an error, what it was meant to be."""
         self.head: Head | None = None
         self.error: RequestError | None = None
-        self.refusal: RequestError | None = None
-        """What `judge` said; with one nothing is kept of a body of known length, and nothing more is to be fed."""
+        self.entry: Entry = ANYBODY
+        """What `judge` said, once the head is there. After a refusal nothing is kept of the body, and nothing more is
+        to be fed."""
         self.done = False
         self._bounds = bounds
         self._pool = pool
         self._judge = judge
         self._begun = bytearray()
         self._body: Body | None = None
+        self._loan: Loan | None = None
+        self._sender = sender
+        self._yield_up = yield_up
+
+    @property
+    def refusal(self) -> RequestError | None:
+        """Why the request is not let in, by its head."""
+        return self.entry.error
+
+    @property
+    def body_size(self) -> int:
+        """How many bytes of the body have come, whether they are kept or not."""
+        return self._body.size if self._body is not None else 0
 
     @property
     def body(self) -> bytes | bytearray:
@@ -228,9 +264,9 @@ class RequestReader:
 
     def release(self) -> None:
         """Let go of the body."""
-        body, self._body = self._body, None
-        if body is not None:
-            self._pool.give(body.taken)
+        loan, self._loan, self._body = self._loan, None, None
+        if loan is not None:
+            loan.give()
 
     def _feed_head(self, data: bytes) -> int:
         before = len(self._begun)
@@ -249,8 +285,10 @@ class RequestReader:
                 self._begun += data
             return len(data)
         self.line = self.head = head = parse_head(line, text[text.index(b"\r\n", start) + 2 : end], self._bounds)
-        self.refusal = self._judge(head)
+        self.entry = self._judge(head)
         self._begun = bytearray()
+        if self.refusal is None and (head.length or 0) > self._bounds.body:
+            raise too_large(f"The body is larger than {self._bounds.body} bytes.")
         return end + 4 - before
 
     def _read_line(self, text: bytes | bytearray, start: int) -> Line | None:
@@ -267,14 +305,19 @@ class RequestReader:
         return None
 
     def _feed_body(self, head: Head, data: bytes) -> int:
-        if self.refusal is not None and head.length is not None:
-            self.done = head.length <= len(data)
-            return min(head.length, len(data))
         if self._body is None:
+            if head.length == 0:
+                self.done = True
+                return 0
+            if self.entry.keeps_body:
+                client = self._sender if self.entry.client == NO_KEY else self.entry.client
+                self._loan = self._pool.lend(client, self._yield_up)
             chunked = head.length is None
-            self._body = ChunkedBody(self._bounds, self._pool) if chunked else SizedBody(head.length or 0, self._pool)
+            self._body = ChunkedBody(self._bounds, self._loan) if chunked else SizedBody(head.length or 0, self._loan)
         taken = self._body.feed(data)
         self.done = self._body.done
+        if self.done and self._loan is not None:
+            self._loan.settle()
         return taken
 
 

@@ -19,6 +19,7 @@ from llmcore import child
 from llmcore.config import Config
 from llmcore.config.certificate import server_context
 from llmcore.errors import RequestError
+from llmcore.http.peer import announcement
 from llmcore.http.streaming.limits import (
     REFUSALS,
     SPARE_FILES,
@@ -73,7 +74,7 @@ class Terminator:
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            back_reader, back_writer = await asyncio.open_unix_connection(self._workers)
+            back_reader, back_writer = await asyncio.open_unix_connection(sock=await self._reach(writer))
         except OSError:
             writer.transport.abort()
             return
@@ -92,6 +93,20 @@ class Terminator:
                 end.close()
             with contextlib.suppress(OSError, ssl.SSLError, asyncio.TimeoutError):
                 await asyncio.wait_for(writer.wait_closed(), 1.0)
+
+    async def _reach(self, writer: asyncio.StreamWriter) -> socket.socket:
+        """A connection to the workers that says whom it carries. OSError where there is none."""
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            inner.setblocking(False)
+            name = writer.get_extra_info("peername")
+            if name:
+                inner.bind(announcement(str(name[0]), int(name[1])))
+            await asyncio.get_running_loop().sock_connect(inner, self._workers)
+        except BaseException:
+            inner.close()
+            raise
+        return inner
 
     async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, error: RequestError) -> None:
         """Answer with `error`, and throw away what comes meanwhile, so that the answer is not lost to a reset."""

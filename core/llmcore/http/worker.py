@@ -18,8 +18,7 @@ from pathlib import Path
 
 from llmcore import child
 from llmcore.errors import Stopped
-from llmcore.http.access import ApiKeys, fingerprint
-from llmcore.http.admission import Doorman
+from llmcore.http.access import fingerprint, server_guard
 from llmcore.http.app import build_app
 from llmcore.http.aside import Aside
 from llmcore.http.bridge import WireBridge
@@ -88,16 +87,13 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         gate=bridge.gate,
         deadlines=bridge.deadlines,
     )
-    access = launch.config.access
-    routes = list(dialect_routes(registry, front))
-    queued = frozenset(route.path for route, _ in routes if route.queued)
-    doorman = Doorman(bridge.gate, ApiKeys(access.api_keys) if access.api_keys else None, queued)
-    app = build_app(routes, access, gate=bridge.gate)
+    routes = dialect_routes(registry, front)
+    app = build_app(routes, launch.config.access, guard=server_guard(launch.config), gate=bridge.gate)
     server = HttpServer(
         app,
         socket.socket(fileno=launch.listen_fd),
         connections=connections(launch.config),
-        admit=doorman.admit,
+        admit=app.admit,
         encoder=app.encoder,
         limits=Limits(per_address=launch.config.server.max_connections_per_address),
         outbox=bridge.outbox,

@@ -64,7 +64,13 @@ def main() -> int:
     try:
         hub = Hub(launch)
         app = admin_app(launch.config, launch.url, hub.board)
-        server = HttpServer(app, socket.socket(fileno=launch.listen_fd), connections=CONNECTIONS)
+        server = HttpServer(
+            app,
+            socket.socket(fileno=launch.listen_fd),
+            connections=CONNECTIONS,
+            admit=app.admit,
+            encoder=app.encoder,
+        )
         threading.Thread(target=_run_hub, args=(hub, server, deaf), name="hub", daemon=True).start()
         server.run()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the operator gets one line and a log file

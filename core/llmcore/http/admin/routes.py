@@ -11,14 +11,14 @@ import falcon
 import msgspec
 import orjson
 
-from llmcore.config import Config, is_loopback
+from llmcore.config import Config
 from llmcore.errors import RequestError
 from llmcore.http import streaming
-from llmcore.http.access import SameOrigin
+from llmcore.http.access import admin_guard
 from llmcore.http.admin.board import Board
 from llmcore.http.admin.history import WINDOW
 from llmcore.http.admin.info import server_info
-from llmcore.http.app import build_app
+from llmcore.http.app import App, build_app
 from llmcore.http.front import Route
 from llmcore.http.terms import number
 
@@ -32,7 +32,7 @@ NO_PAGE = ("text/plain; charset=utf-8", b"")
 
 
 class Answer:
-    """A resource that answers GET and HEAD with (status, content type, body)."""
+    """A resource that answers with (status, content type, body)."""
 
     def __init__(self, make: Callable[[], tuple[int, str, bytes]], summary: str) -> None:
         self._make = make
@@ -43,8 +43,6 @@ class Answer:
         status, resp.content_type, resp.data = self._make()
         resp.status = falcon.code_to_http_status(status)
         resp.set_header("Cache-Control", "no-store")
-
-    on_head = on_get
 
 
 class Ready:
@@ -62,8 +60,6 @@ class Ready:
             return
         resp.status = falcon.code_to_http_status(verdict.status)
         resp.content_type, resp.data = "application/json", verdict.body
-
-    on_head = on_get
 
 
 class Figures:
@@ -97,8 +93,6 @@ class Figures:
         resp.set_header("Cache-Control", "no-store")
         resp.data = msgspec.json.encode({"window_seconds": WINDOW, "now": now, "samples": samples})
 
-    on_head = on_get
-
 
 class Dashboard:
     """The live page: one file that loads nothing else."""
@@ -112,8 +106,6 @@ class Dashboard:
         resp.set_header("Content-Security-Policy", PAGE_POLICY + "; frame-ancestors 'none'")
         resp.set_header("Cache-Control", "no-cache")
 
-    on_head = on_get
-
 
 class Home:
     """To the dashboard."""
@@ -122,8 +114,6 @@ class Home:
         """302."""
         resp.status = falcon.HTTP_302
         resp.set_header("Location", "/dashboard")
-
-    on_head = on_get
 
 
 def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
@@ -155,12 +145,11 @@ def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
     yield Route("/dashboard", Dashboard())
 
 
-def admin_app(config: Config, url: str, board: Board) -> falcon.App[falcon.Request, falcon.Response]:
+def admin_app(config: Config, url: str, board: Board) -> App:
     """The application. With keys every path but OPEN_PATHS wants one, as on the server itself."""
     access = replace(config.access, allow_origins=(), disable_fastapi_docs=True)
     table = [(route, "core") for route in routes(config, url, board)]
-    guard = SameOrigin(loopback=is_loopback(config.server.admin_host))
-    app = build_app(table, access, open_paths=OPEN_PATHS, first=(guard,))
+    app = build_app(table, access, open_paths=OPEN_PATHS, guard=admin_guard(config))
     known = ", ".join(route.path for route, _ in table)
 
     def nowhere(req: falcon.Request, resp: falcon.Response, **kwargs: Any) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 from waitress.channel import HTTPChannel
 
 from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.http.bodies import too_many_bodies
+from llmcore.http.peer import network
 from llmcore.http.reply import Detach, Reply
-from llmcore.http.streaming.limits import FRESH_SECONDS
+from llmcore.http.streaming.limits import FRESH_SECONDS, Pace
 from llmcore.http.streaming.loop import GONE, READ, WRITE
 from llmcore.http.streaming.owner import Owner
 from llmcore.http.streaming.refusal import refusal
@@ -41,8 +43,9 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     # Not in a dictionary as waitress's are, and those that it sets late are set at once: only so have all connections
     # the same few keys, without which Python looks every attribute and method up in a hash table of the connection.
     __slots__ = (
-        *("_allowance", "_asked", "_behind_since", "_ended", "_extra", "_limits", "_lingers_until", "_outbuf"),
-        *("_owner", "_reply", "_served", "_shut", "_since", "_watched"),
+        *("_allowance", "_asked", "_behind_since", "_drained", "_ended", "_extra", "_limits", "_lingers_since"),
+        *("_lingers_until", "_outbuf", "_owner", "_pace", "_reply", "_served", "_shut", "_since", "_watched"),
+        "refused",
     )
 
     def __init__(self, owner: Owner, *args: Any, **named: Any) -> None:
@@ -52,6 +55,10 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self._behind_since: float | None = None
         self._allowance = 0.0
         self._lingers_until: float | None = None
+        self._lingers_since = 0.0
+        self._drained = 0
+        self._pace: Pace | None = None
+        self.refused = False  # by a worker thread, whose answer is to be read before the connection closes
         self._watched: int | None = None
         self.request, self.will_close, self.close_when_flushed = None, False, False
         self.total_outbufs_len = self.current_outbuf_count = 0
@@ -66,7 +73,11 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         return request
 
     def _new_request(self) -> StreamRequest:
-        return StreamRequest(self._limits, self._owner.pool, self._owner.encoder, self._owner.judge)
+        owner = self._owner
+        sender = network(self.addr[0])
+        return StreamRequest(
+            self._limits, owner.pool, owner.encoder, owner.judge, sender=sender, yield_up=self._yield_up
+        )
 
     # --- worker threads
 
@@ -184,6 +195,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             return
         if data:
             self.received(data)
+            if self._lingers_until is not None:
+                self._drain(len(data))
         elif self.requests and self._lingers_until is None:
             self._end()
         else:
@@ -191,6 +204,9 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def handle_write(self) -> None:
         """Send what is left; after a refusal, say that nothing more follows."""
+        if self.refused and self.close_when_flushed and not self._ended:
+            self.refused = self.close_when_flushed = False
+            self._linger()
         super().handle_write()
         if self._lingers_until is not None and not self.total_outbufs_len:
             self._shut_down()
@@ -203,7 +219,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 return False
             while data and not (self.will_close or self.close_when_flushed or self._lingers_until is not None):
                 if self.request is None:
-                    self.request = self._new_request()
+                    self.request, self._pace = self._new_request(), None
                     self._since = time.monotonic()
                 data = self._take(self.request, data)
         return True
@@ -246,21 +262,44 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 self._watch_backlog(now)
             if self.will_close:
                 self.handle_close()
+        elif request is not None and request.head is not None:
+            self._watch_pace(now, request)
         elif self.requests or self.will_close or self.close_when_flushed:
             return
         elif request is None:
             ended = self._served and self.server.draining  # it was answered just when the end began
             if ended or waited > (limits.idle_seconds if self._served else limits.head_seconds):
                 self.handle_close()
-        elif request.head is None:
-            if waited > limits.head_seconds:
-                self._time_out("The header", request)
-        elif waited > limits.body_seconds + len(request.body) / limits.rate:
-            self._time_out("The body", request)
+        elif waited > limits.head_seconds:
+            self._break_off(RequestError("The header took too long.", code="request_timeout", status=408))
 
-    def _time_out(self, what: str, request: StreamRequest) -> None:
-        self.refuse(RequestError(f"{what} took too long.", code="request_timeout", status=408), request)
-        self.settle()
+    def _watch_pace(self, now: float, request: StreamRequest) -> None:
+        if self._pace is None:
+            self._pace = Pace(self._limits, now)
+        elif self._pace.is_late(now, request.body_size):
+            text = (
+                f"The body took too long: after {self._limits.body_seconds:g} s it has to arrive at "
+                f"{self._limits.rate} bytes a second."
+            )
+            self._break_off(RequestError(text, code="request_timeout", status=408))
+
+    def _yield_up(self) -> None:
+        """The pool needs the room of the body that is being read."""
+        self._break_off(too_many_bodies())
+
+    def _break_off(self, error: RequestError) -> None:
+        """Refuse the request that is being read, in its turn."""
+        with self.requests_lock:
+            request = self.request
+            if request is None:
+                return
+            if not self.requests:
+                self.refuse(error, request)
+            else:
+                request.error = error
+                request.close()
+                self._enqueue(request)
+        self._owner.loop.later(self.settle)
 
     def refuse(self, error: RequestError, request: StreamRequest | None = None, *, close: bool = True) -> None:
         """Answer with `error` from the main loop; nothing that the client sends after it is looked at."""
@@ -273,9 +312,23 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.touch()
         if closes:
             self._owner.outbox.flush()
-            self._lingers_until = self._since + self._limits.linger_seconds
-            if not self.total_outbufs_len:
-                self._shut_down()
+            self._linger()
+
+    def _linger(self) -> None:
+        """Throw away what still comes, until the client has read its answer."""
+        self._lingers_since = time.monotonic()
+        self._lingers_until = self._lingers_since + self._limits.linger_seconds
+        if not self.total_outbufs_len:
+            self._shut_down()
+
+    def _drain(self, n: int) -> None:
+        """So many bytes more were thrown away."""
+        limits = self._limits
+        self._drained += n
+        last = self._lingers_since + limits.longest_linger_seconds
+        self._lingers_until = min(time.monotonic() + limits.linger_seconds, last)
+        if self._drained > limits.linger_bytes:
+            self.handle_close()
 
     @property
     def busy(self) -> bool:
@@ -295,12 +348,16 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if request.expect_continue and not self.requests:
             self.send_continue()
         if request.completed or request.error is not None:
-            self.request = None
-            self.requests.append(request)
-            if len(self.requests) == 1:
-                self._owner.outbox.flush()  # a refusal of the request before it comes first
-                self.server.add_task(self)
+            self._enqueue(request)
         return rest
+
+    def _enqueue(self, request: StreamRequest) -> None:
+        """It is read, or has an error, and a worker thread answers it in its turn."""
+        self.request = None
+        self.requests.append(request)
+        if len(self.requests) == 1:
+            self._owner.outbox.flush()  # a refusal of the request before it comes first
+            self.server.add_task(self)
 
     def send_continue(self) -> None:
         """Ask for the body."""

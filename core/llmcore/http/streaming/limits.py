@@ -34,10 +34,10 @@ class Limits:
     """What all bodies that were not handed on yet may take together."""
     head_seconds: float = 10.0
     """From the first byte of a request to the end of its header, and from connecting to the first byte."""
-    body_seconds: float = 30.0
-    """For the body, and as much more as what has come would take at `rate`."""
+    body_seconds: float = 10.0
+    """For so long a body may arrive as slowly as it likes, and then at `rate` in every further window of that length."""
     rate: int = 32 << 10
-    """Bytes a second that a sender of a body, and a reader of a long answer, must reach in the long run."""
+    """Bytes a second that a sender of a body must reach in a window, and a reader of a long answer in the long run."""
     idle_seconds: float = 75.0
     """How long a connection is kept for a next request; longer than the minute that proxies keep theirs."""
     backlog: int = 1 << 20
@@ -45,7 +45,12 @@ class Limits:
     backlog_seconds: float = 30.0
     """So is any whose backlog has not been empty for this long."""
     linger_seconds: float = 2.0
-    """After a refusal: how long to go on reading what is thrown away, so that the answer is not lost to a reset."""
+    """After a refusal the server goes on reading, and throws away what it reads, so that the answer is not lost to a
+    reset: until nothing has come for so long."""
+    longest_linger_seconds: float = 10.0
+    """But not for longer than that in all."""
+    linger_bytes: int = 33 << 20
+    """Nor for more bytes than that, which is more than the largest body."""
     per_address: int = 0
     """Connections of one address; 0 for any number, as proxies have but one."""
 
@@ -83,3 +88,27 @@ def raise_open_files(need: int, wish: int = 0) -> int:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wish), hard))
     return wish
+
+
+class Pace:
+    """Whether a body arrives fast enough, by windows of time: neither what it announced nor what came early counts."""
+
+    __slots__ = ("_before", "_began", "_first", "_limits")
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._began = now
+        self._before = 0
+        self._first = True
+
+    def is_late(self, now: float, size: int) -> bool:
+        """Whether a window has ended, at `now`, in which too little came; `size`: bytes of the body so far.
+
+        A window that was looked at late, because this process stood still, asks for no more than others.
+        """
+        seconds = self._limits.body_seconds
+        if now - self._began < seconds:
+            return False
+        late = not self._first and size - self._before < self._limits.rate * seconds
+        self._began, self._before, self._first = now, size, False
+        return late

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
+from llmcore.http.entry import Entry
 from llmcore.http.errors import EncodeError
 from llmcore.http.outbox import Outbox
 from llmcore.http.streaming.limits import Limits
@@ -27,8 +27,8 @@ class Owner(Protocol):
     encoder: Callable[[str], EncodeError]
     """How the dialect of a path writes errors."""
 
-    def judge(self, head: Head) -> RequestError | None:
-        """Why a request may not come in, if so."""
+    def judge(self, head: Head) -> Entry:
+        """How a request comes in, if it does."""
 
     def forget(self, channel: StreamChannel) -> None:
         """`channel` is closing."""

@@ -13,7 +13,8 @@ from typing import Protocol
 import falcon
 
 from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
+from llmcore.http.entry import ANYBODY, Entry
+from llmcore.http.errors import EncodeError, count_error, error_headers, http_error, openai_error
 from llmcore.http.request_id import request_id
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class Refused(Protocol):
     command: str
     version: str
     headers: Mapping[str, str]
+    entry: Entry
     error: RequestError | None
 
     @property
@@ -40,6 +42,7 @@ class Unread:
     command: str = ""
     version: str = "1.1"
     headers: Mapping[str, str] = field(default_factory=dict)
+    entry: Entry = ANYBODY
     encode_error: EncodeError = openai_error
 
 
@@ -53,7 +56,8 @@ def refusal(request: Refused, *, close: bool) -> tuple[bytes, bool]:
     body = _encoded(request, error)
     wish = request.headers.get("CONNECTION", "").lower()
     close = close or (wish != "keep-alive" if request.version == "1.0" else wish == "close")
-    start = _start(request.version, error.status, close, len(body), *retry_headers(error).items())
+    more = (*error_headers(error).items(), *request.entry.headers)
+    start = _start(request.version, error.status, close, len(body), *more)
     name = request_id(request.headers.get("X_REQUEST_ID")).encode()
     head = b"%b%b\r\nX-Request-Id: %b\r\n\r\n" % (start, _date(int(time.time())), name)
     return head if request.command == "HEAD" else head + body, close

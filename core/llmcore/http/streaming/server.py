@@ -5,15 +5,16 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from waitress.server import create_server
 
-from llmcore.errors import RequestError
 from llmcore.http.bodies import Pool
+from llmcore.http.entry import Admit, Entry, admit_anybody
 from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.outbox import Outbox
+from llmcore.http.peer import announced
 from llmcore.http.streaming.channel import StreamChannel
 from llmcore.http.streaming.limits import (
     REFUSALS,
@@ -35,16 +36,12 @@ SWEEP_SECONDS = 0.5
 LATE_SECONDS = 1.0
 """How long answers cut off by the end of the grace have to leave."""
 
-Admit = Callable[[str, str, Mapping[str, str]], RequestError | None]
-"""Why a request with this method, path and headers (as in WSGI, without HTTP_) is refused; None to let it in. It is
-asked in the main loop, before the body and before a thread is taken, and must not block."""
-
 
 class HttpServer:
     """waitress on an inherited listening socket, with every default that hurts replaced.
 
     `connections`: most at a time; who comes then gets a 503. `admit` is asked about every request whose header was
-    read; its error is the answer. `encoder`: how errors are written on a path. `outbox`: what pieces of streams
+    read, before its body is. `encoder`: how errors are written on a path. `outbox`: what pieces of streams
     and refusals go through.
     """
 
@@ -54,7 +51,7 @@ class HttpServer:
         listener: socket.socket,
         *,
         connections: int,
-        admit: Admit | None = None,
+        admit: Admit = admit_anybody,
         encoder: Callable[[str], EncodeError] = lambda path: openai_error,
         limits: Limits | None = None,
         outbox: Outbox | None = None,
@@ -129,9 +126,9 @@ class HttpServer:
 
     # --- for channels
 
-    def judge(self, head: Head) -> RequestError | None:
+    def judge(self, head: Head) -> Entry:
         """See Owner."""
-        return self._admit(head.method, head.path, head.headers) if self._admit is not None else None
+        return self._admit(head.method, head.path, head.headers)
 
     def forget(self, channel: StreamChannel) -> None:
         """See Owner."""
@@ -154,7 +151,8 @@ class HttpServer:
                 self._server.set_socket_options(sock)
             except OSError:  # none is waiting, or the one that was has left
                 return
-            self._open(sock, self._server.fix_addr(address))
+            inner = sock.family == socket.AF_UNIX
+            self._open(sock, (announced(address), None) if inner else self._server.fix_addr(address))
 
     def _open(self, sock: socket.socket, address: Any) -> None:
         """Take a connection, if only to say that there are too many."""

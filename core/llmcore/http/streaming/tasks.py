@@ -10,6 +10,7 @@ import falcon
 from waitress.task import ErrorTask, WSGITask
 
 from llmcore.http.bodies import Pool
+from llmcore.http.entry import ENTRY
 from llmcore.http.errors import EncodeError
 from llmcore.http.reply import Detach, Reply
 from llmcore.http.streaming.limits import Limits
@@ -37,7 +38,7 @@ def detach(env: Mapping[str, Any], response: falcon.Response) -> Reply:
 
 class StreamRequest(RequestReader):
     """A request with the attributes that waitress's channel and tasks read. `encoder`: how the dialect of a path
-    writes errors."""
+    writes errors. `sender`, `yield_up`: see RequestReader."""
 
     __slots__ = (
         *("_encoder", "_file", "command", "expect_continue", "headers", "path", "query", "request_uri"),
@@ -46,8 +47,17 @@ class StreamRequest(RequestReader):
     empty = False
     url_scheme = "http"
 
-    def __init__(self, limits: Limits, pool: Pool, encoder: Callable[[str], EncodeError], judge: Judge) -> None:
-        super().__init__(limits.bounds, pool, judge)
+    def __init__(
+        self,
+        limits: Limits,
+        pool: Pool,
+        encoder: Callable[[str], EncodeError],
+        judge: Judge,
+        *,
+        sender: str = "",
+        yield_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(limits.bounds, pool, judge, sender=sender, yield_up=yield_up)
         self.expect_continue = False
         self.command = self.path = self.query = self.request_uri = ""
         self.version = "1.1"
@@ -80,8 +90,8 @@ class StreamRequest(RequestReader):
             if self.head is not before:
                 self.headers, self.expect_continue = self.head.headers, self.head.expects
             # a client that sends its body unasked needs no answer to its question
-            self.expect_continue = self.expect_continue and not (self.done or self.body)
-            if self.done and self.head.length is None:
+            self.expect_continue = self.expect_continue and not (self.done or self.body_size)
+            if self.done and (self.head.length is None or not self.entry.keeps_body):
                 self.head.headers["CONTENT_LENGTH"] = str(len(self.body))
         return taken
 
@@ -120,6 +130,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         """WSGI's environment, with the way back to this task."""
         environment: dict[str, Any] = super().get_environment()
         environment[_TASK] = self
+        environment[ENTRY] = self.request.entry
         environment["PATH_INFO"] = self.request.path  # waitress takes //health for /health
         return environment
 
@@ -157,7 +168,8 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         def build(close: bool) -> bytes:
             if close:
                 self.set_close_on_finish()
-            return self._header(falcon.code_to_http_status(status), content_type, headers, len(body)) + body
+            head = self._header(falcon.code_to_http_status(status), content_type, headers, len(body))
+            return head if self._is_head else head + body
 
         self.channel.finish(self, build, close=False)
 
@@ -174,7 +186,21 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         if self.channel.server.draining:
             self.request.headers["CONNECTION"] = "close"
         header: bytes = super().build_response_header()
+        if self._is_head:
+            self.chunked_response = False  # as the header says, for GET: what follows here is no chunk
         return header
+
+    def finish(self) -> None:
+        """Send what waitress has not sent. Falcon does not iterate the body of an answer to HEAD, so a reply that was
+        detached detaches here."""
+        if self._is_head and self.reply is not None and self.content_length is None:
+            raise Detach(self.reply)
+        super().finish()
+
+    @property
+    def _is_head(self) -> bool:
+        """Whether the answer is a header alone."""
+        return bool(self.request.command == "HEAD")
 
     def _stream_header(self) -> bytes:
         return self._header("200 OK", self.stream_type, dict(_SSE_HEADERS), None)
@@ -190,6 +216,8 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         return header
 
     def _frame(self, data: bytes) -> bytes:
+        if self._is_head:
+            return b""
         return b"%X\r\n%b\r\n" % (len(data), data) if self.chunked_response else data
 
 
@@ -197,7 +225,8 @@ class JsonErrorTask(ErrorTask):  # type: ignore[misc]
     """A refusal that comes after answers to earlier requests, or in place of the application's own."""
 
     def execute(self) -> None:
-        """Send it and close. Called by a worker thread."""
+        """Send it and close, once the client has read it. Called by a worker thread."""
+        self.channel.refused = True
         answer, self.close_on_finish = refusal(self.request, close=True)
         self.channel.write_soon(answer)
         self.wrote_header = True

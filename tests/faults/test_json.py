@@ -44,7 +44,7 @@ def error_of(answer: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON)
 def test_rows_14_to_16_what_is_no_json(house: House, body: bytes) -> None:
-    head = f"Host: x\r\n{house.headers()}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"Host: localhost\r\n{house.headers()}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     for path in BODIES:
         status, headers, answer = house.send(f"POST {path} HTTP/1.1\r\n{head}".encode() + body)
         assert (status, error_of(answer)["type"]) == (400, "invalid_request_error"), answer
@@ -86,7 +86,7 @@ def test_row_17_unknown_fields_and_a_field_twice(house: House) -> None:
     status, _, answer = house.post("/v1/completions", {**COMPLETION, "max_tokens": 1, "never_heard_of": {"x": [1]}})
     assert status == 200, answer
     body = b'{"prompt": "x", "max_tokens": -1, "max_tokens": 3, "ignore_eos": true}'
-    head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     status, _, answer = house.send(f"POST /v1/completions HTTP/1.1\r\n{head}".encode() + body)
     assert (status, json.loads(answer)["usage"]["completion_tokens"]) == (200, 3)
 
@@ -102,7 +102,7 @@ def test_row_17_unknown_fields_and_a_field_twice(house: House) -> None:
     ],
 )
 def test_row_18_other_media(house: House, path: str, headers: str, status: int) -> None:
-    got, _, answer = house.send(f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: 2\r\n\r\n{{}}".encode())
+    got, _, answer = house.send(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: 2\r\n\r\n{{}}".encode())
     assert (got, error_of(answer)["code"]) == (status, "unsupported_media_type")
 
 

@@ -12,6 +12,7 @@ import pytest
 from llmcore.bridge import Submit
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Bounds
+from llmcore.http.entry import ANYBODY, Entry
 from llmcore.http.errors import EncodeError, openai_error
 from llmcore.http.generation import Generation, Job
 from llmcore.http.reply import Reply
@@ -141,9 +142,10 @@ def test_the_main_loop_outlives_a_dialect_that_cannot_write_errors(
 def test_a_connection_that_panics_ends_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def judge(self: HttpServer, head: Head) -> None:
+    def judge(self: HttpServer, head: Head) -> Entry:
         if head.path == "/panics":
             raise Panic("told to panic")
+        return ANYBODY
 
     monkeypatch.setattr(HttpServer, "judge", judge)
     with serving() as served, raw.connect(served.port) as sock:

@@ -64,11 +64,14 @@ def openai_error(error: RequestError) -> bytes:
     return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
 
 
-def error_headers(error: RequestError) -> dict[str, str]:
-    """What belongs to the status of an error: when another try is worth it, or how to log in."""
-    if error.status == 401:
-        return {"WWW-Authenticate": "Bearer"}
+def retry_headers(error: RequestError) -> dict[str, str]:
+    """What says when a refused request is worth another try."""
     return {"Retry-After": str(error.retry_after)} if error.status in (429, 503) else {}
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """All that belongs to the status of an error."""
+    return {"WWW-Authenticate": "Bearer"} if error.status == 401 else retry_headers(error)
 
 
 def count_error(error: RequestError) -> None:

@@ -26,7 +26,7 @@ def announced(name: bytes | str) -> str:
 
 @lru_cache(maxsize=4096)
 def network(address: str) -> str:
-    """What counts as one client: an IPv4 address, or the network of an IPv6 address, all of which a client may have."""
+    """What counts as one client: an IPv4 address, or of an IPv6 address its network, all of which one may have."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -287,7 +287,7 @@ class RequestReader:
         self.line = self.head = head = parse_head(line, text[text.index(b"\r\n", start) + 2 : end], self._bounds)
         self.entry = self._judge(head)
         self._begun = bytearray()
-        if self.refusal is None and (head.length or 0) > self._bounds.body:
+        if (head.length or 0) > self._bounds.body:
             raise too_large(f"The body is larger than {self._bounds.body} bytes.")
         return end + 4 - before
 

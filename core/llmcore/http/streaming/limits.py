@@ -35,9 +35,9 @@ class Limits:
     head_seconds: float = 10.0
     """From the first byte of a request to the end of its header, and from connecting to the first byte."""
     body_seconds: float = 10.0
-    """For so long a body may arrive as slowly as it likes, and then at `rate` in every further window of that length."""
+    """So long a body may arrive as slowly as it likes; then at `rate` in every further window of that length."""
     rate: int = 32 << 10
-    """Bytes a second that a sender of a body must reach in a window, and a reader of a long answer in the long run."""
+    """Bytes a second that a sender of a body must reach in a window, a reader of a long answer in the long run."""
     idle_seconds: float = 75.0
     """How long a connection is kept for a next request; longer than the minute that proxies keep theirs."""
     backlog: int = 1 << 20

@@ -111,6 +111,13 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     61: ("SIGTERM idle, in 100 streams, twice, to all; SIGKILL", "drained, code 0; nothing is left behind", False),
     62: ("strangers on the inner sockets", "dropped and counted", False),
     64: ("a full disk, few descriptors, clocks that jump, a log nobody reads", "degraded, and said so", False),
+    67: (
+        "33 bodies without a key, each a byte short of 32 MB; bodies of preflights and probes",
+        "401; none is kept",
+        True,
+    ),
+    68: ("33 bodies of one key, of one address, of many addresses", "503 beyond a share; others are served", False),
+    69: ("web pages elsewhere, or of a name that becomes this machine's, where no key is wanted", "403; 415", False),
 }
 """Row -> what goes wrong, the answer, and whether a neighbour streams meanwhile."""
 

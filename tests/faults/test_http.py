@@ -142,6 +142,41 @@ def test_a_body_of_any_size_takes_no_memory(house: House) -> None:  # row 6
     assert int(status.read_text().partition("VmHWM:")[2].split()[0]) - before < 2048
 
 
+def test_bodies_without_a_key_cost_nobody_anything(house: House) -> None:  # row 67
+    status = Path(f"/proc/{house.processes()[WORKER]}/status")
+    before = int(status.read_text().partition("VmHWM:")[2].split()[0])
+    with house.neighbour(), ExitStack() as stack:
+        for framing in (b"Content-Length: 33554432\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n2000000\r\n"):
+            for _ in range(33):
+                sock = stack.enter_context(sockets.connect(house.port))
+                sock.sendall(POST + framing + b"x" * (2 << 20))
+            for _ in range(10):
+                assert house.send(completion())[0] == 200
+            assert sockets.read_reply(sock)[0] == 401
+    assert int(status.read_text().partition("VmHWM:")[2].split()[0]) - before < 8192
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Host: localhost\r\n", 200),
+        ("Host: evil.test\r\n", 403),
+        ("Host: evil.test\r\nOrigin: http://evil.test\r\n", 403),
+        ("Host: localhost\r\nOrigin: https://evil.test\r\n", 403),
+        ("Host: localhost\r\nOrigin: https://evil.test\r\nContent-Type: text/plain\r\n", 403),
+        ("Host: localhost\r\nOrigin: http://localhost\r\n", 415),
+        ("Host: localhost\r\nOrigin: http://localhost\r\nContent-Type: application/json\r\n", 200),
+    ],
+)
+def test_pages_where_no_key_is_wanted(wide_house: House, headers: str, status: int) -> None:  # row 69
+    length = f"Content-Length: {len(BODY)}\r\n\r\n".encode()
+    for path in ("/v1/completions", "/metrics", "/health", "/nowhere"):
+        method = "POST" if path == "/v1/completions" else "GET"
+        got, _, answer = wide_house.send(f"{method} {path} HTTP/1.1\r\n{headers}".encode() + length + BODY)
+        assert got == (status if method == "POST" or status == 403 else 404 if path == "/nowhere" else 200)
+        assert got != 403 or b"--allow" in answer
+
+
 def test_two_requests_at_once_and_away(house: House) -> None:  # row 9
     request = sockets.request("POST", "/v1/completions", LONG, headers=f"Authorization: Bearer {KEY}\r\n")
     with sockets.connect(house.port) as sock:

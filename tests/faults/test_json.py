@@ -102,7 +102,8 @@ def test_row_17_unknown_fields_and_a_field_twice(house: House) -> None:
     ],
 )
 def test_row_18_other_media(house: House, path: str, headers: str, status: int) -> None:
-    got, _, answer = house.send(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: 2\r\n\r\n{{}}".encode())
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: 2\r\n\r\n"
+    got, _, answer = house.send(head.encode() + b"{}")
     assert (got, error_of(answer)["code"]) == (status, "unsupported_media_type")
 
 

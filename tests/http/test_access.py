@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from typing import Annotated, Any
 
 import falcon
@@ -9,10 +11,13 @@ import falcon.testing
 import msgspec
 import orjson
 import pytest
-from llmcore.config import Access
+from llmcore.config import Access, make_config
 from llmcore.errors import RequestError
+from llmcore.http import body
+from llmcore.http.access import DOCKER_HOST, HostNames, SameOrigin, admin_guard, server_guard
 from llmcore.http.app import build_app
 from llmcore.http.front import Route
+from served import until
 
 KEYS = ("sk-first", "sk-second")
 
@@ -147,6 +152,109 @@ def test_methods_and_headers_as_listed() -> None:
     headers = app.simulate_options("/", headers=PREFLIGHT).headers
     assert headers["access-control-allow-methods"] == "GET, POST"
     assert headers["access-control-allow-headers"] == "authorization"
+
+
+# --- pages of names that become this machine's -----------------------------------------------------------------------
+
+OWN = (
+    socket.gethostname(),
+    DOCKER_HOST,
+    "localhost",
+    "app.localhost",
+    "LOCALHOST.",
+    "127.0.0.1",
+    "127.8.8.8",
+    "[::1]",
+)
+
+
+def refused(guard: SameOrigin | None, **headers: str) -> str | None:
+    """What a request with these headers is told, None where nothing is."""
+    assert guard is not None
+    error = guard.check({name.upper(): value for name, value in headers.items()})
+    assert error is None or error.status == 403
+    return error and error.message
+
+
+def test_a_server_without_keys_is_called_by_its_own_names() -> None:
+    guard = server_guard(make_config())
+    for host in OWN:
+        for port in ("", ":8000"):
+            assert refused(guard, host=host + port) is None
+            assert refused(guard, host=host + port, origin=f"http://{host}{port}") is None
+    assert refused(guard) is None  # no browser, then
+    for host in ("evil.test", "evil.test:8000", "127.0.0.1.evil.test", "localhost.evil.test", "xlocalhost", "0x7f.1"):
+        assert "--allowed_hosts" in str(refused(guard, host=host))
+        assert "--allowed_hosts" in str(refused(guard, host=host, origin=f"http://{host}"))
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.test", "null", "", "http://localhost:3000", "http://127.0.0.1", "file://", "x" * 9999]
+)
+def test_a_server_without_keys_is_not_called_by_other_pages(origin: str) -> None:
+    told = str(refused(server_guard(make_config()), host="localhost:8000", origin=origin))
+    assert "--allow_origins" in told and len(told) < 300
+    assert refused(server_guard(make_config(allow_origins="*")), host="localhost:8000", origin=origin) is None
+
+
+def test_hosts_and_origins_that_are_listed() -> None:
+    guard = server_guard(make_config(allowed_hosts="llm.corp.test", allow_origins="https://App.test/"))
+    for headers in (
+        {"host": "LLM.corp.test:8443"},
+        {"host": "llm.corp.test.", "origin": "https://llm.corp.test."},
+        {"host": "localhost", "origin": "https://app.test"},
+        {"host": "app.test", "origin": "https://app.test"},
+    ):
+        assert refused(guard, **headers) is None
+    for headers in (
+        {"host": "corp.test"},
+        {"host": "x.llm.corp.test"},
+        {"host": "localhost", "origin": "http://app.test"},
+        {"host": "localhost", "origin": "https://llm.corp.test"},
+    ):
+        assert refused(guard, **headers)
+    assert refused(server_guard(make_config(allowed_hosts="*")), host="evil.test") is None
+
+
+def test_where_hosts_are_checked() -> None:
+    """Where keys or an address of its own keep pages out, only if the operator lists names."""
+    for settings in ({"api_keys": "k"}, {"host": "0.0.0.0"}, {"host": "::", "api_keys": "k"}):
+        assert server_guard(make_config(**settings)) is None
+        guard = server_guard(make_config(allowed_hosts="a.test", **settings))
+        assert refused(guard, host="a.test") is None and refused(guard, host="b.test")
+    for host in ("localhost", "::1", "127.0.0.2"):
+        assert server_guard(make_config(host=host)) is not None
+    admin = admin_guard(make_config(allowed_hosts="a.test", allow_origins="https://b.test"))
+    assert refused(admin, host="a.test", origin="http://a.test") is None
+    assert refused(admin, host="a.test", origin="https://b.test") and refused(admin, host="b.test")
+
+
+def test_the_whole_name_of_the_machine_is_its_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = threading.Event()
+    monkeypatch.setattr(socket, "getfqdn", lambda: known.wait(9.0) and "Box.corp.test")
+    hosts = HostNames(())
+    assert "box.corp.test" not in hosts
+    known.set()
+    until(lambda: "box.corp.test:8000" in hosts)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://localhost"}, 415),
+        ({"Origin": "http://localhost", "Content-Type": "application/json"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Origin": "http://localhost", "Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_a_page_says_what_it_sends(headers: dict[str, str], status: int) -> None:
+    environ = falcon.testing.create_environ(method="POST", body='{"text": "x"}', headers=headers)
+    environ.pop("CONTENT_TYPE", None) if "Content-Type" not in headers else None
+    try:
+        assert body.read(falcon.Request(environ), Body).text == "x" and status == 200
+    except RequestError as error:
+        assert error.status == status
 
 
 # --- the document ----------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_no_path_is_open_that_is_not_listed(path: str) -> None:
             assert (status, headers["www-authenticate"]) == (401, "Bearer")
 
 
-def test_who_sends_its_body_all_the_same_can_read_the_refusal() -> None:
+def test_who_sends_its_body_all_the_same_can_read_the_refusal() -> None:  # row 67
     body = b"x" * (8 << 20)
     with serving(*KEYS) as house:
         for data in (
@@ -193,7 +193,7 @@ def test_a_flood_after_a_refusal_ends() -> None:
 
 
 @pytest.mark.parametrize("length", [BODY, None])
-def test_bodies_without_a_key_keep_nobody_out(length: int | None) -> None:
+def test_bodies_without_a_key_keep_nobody_out(length: int | None) -> None:  # row 67
     with serving(*KEYS) as house, ExitStack() as stack:
         attack(house, stack, length=length)
         for name in KEYS:
@@ -212,7 +212,7 @@ def test_bodies_without_a_key_keep_nobody_out(length: int | None) -> None:
         begun(f"Origin: {PAGE}\r\nAccess-Control-Request-Method: POST\r\n", method="OPTIONS"),
     ],
 )
-def test_what_needs_no_key_keeps_no_body(head: bytes) -> None:
+def test_what_needs_no_key_keeps_no_body(head: bytes) -> None:  # row 67
     with serving(*KEYS, access={"allow_origins": (PAGE,)}) as house, house.connect() as sock:
         sock.sendall(head + b"x" * (BODY - 1))
         for _ in range(20):
@@ -262,7 +262,7 @@ def refused_bodies() -> int:
 
 
 @pytest.mark.parametrize("length", [BODY, None])
-def test_one_key_does_not_fill_the_pool(length: int | None) -> None:
+def test_one_key_does_not_fill_the_pool(length: int | None) -> None:  # row 68
     before = refused_bodies()
     with serving(*KEYS) as house, ExitStack() as stack:
         attack(house, stack, key(KEYS[0]), addresses=9, length=length)
@@ -275,7 +275,7 @@ def test_one_key_does_not_fill_the_pool(length: int | None) -> None:
         assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
 
 
-def test_one_address_does_not_fill_the_pool() -> None:
+def test_one_address_does_not_fill_the_pool() -> None:  # row 68
     with serving() as house, ExitStack() as stack:
         attack(house, stack)
         until(lambda: house.kept >= POOL // 2 - BODY)
@@ -284,7 +284,7 @@ def test_one_address_does_not_fill_the_pool() -> None:
 
 
 @pytest.mark.parametrize("with_keys", [False, True])
-def test_many_clients_that_fill_the_pool_together_make_room(with_keys: bool) -> None:
+def test_many_clients_that_fill_the_pool_together_make_room(with_keys: bool) -> None:  # row 68
     keys = [f"sk-{i}" for i in range(ATTACKERS + 1)] if with_keys else []
     with serving(*keys, bodies=16 * BODY) as house, ExitStack() as stack:
         for i in range(ATTACKERS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +47,10 @@ def check_model_dir(config: Config) -> Path:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in ("localhost", "ip6-localhost", "ip6-loopback")
 
 
 def parse_pin(text: str) -> tuple[str, str]:

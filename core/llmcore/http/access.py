@@ -199,9 +199,9 @@ def is_local_name(host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """`host` without its port, in lower case."""
+    """`host` without its port and the dot of a whole name, in lower case."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return name.lower()
+    return name.lower().removesuffix(".")
 
 
 def _origin(text: str) -> str:

@@ -259,6 +259,14 @@ def test_streams_pass_at_once(secure: RunningServer) -> None:
     assert data.endswith(b"0\r\n\r\n") and data.count(b"data: ") == 20
 
 
+def test_who_sends_a_body_without_a_key_can_read_the_refusal(secure: RunningServer) -> None:
+    body = b"x" * (8 << 20)
+    for _ in range(3):
+        with private(secure) as sock:
+            sock.sendall(f"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert sockets.read_reply(sock)[0] == 401
+
+
 def test_a_client_that_leaves_is_noticed(secure: RunningServer) -> None:
     def live() -> bool:
         with private(secure) as sock:

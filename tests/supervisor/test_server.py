@@ -163,7 +163,7 @@ def test_errors_are_json_and_say_nothing_of_this_machine(server: RunningServer) 
         assert error["code"] == code
         assert "secret" not in error["message"] and "Traceback" not in error["message"]
         assert headers["x-request-id"]
-    assert sockets.call(server.port, "DELETE", "/echo")[1]["allow"] == "GET, POST, OPTIONS"
+    assert sockets.call(server.port, "DELETE", "/echo")[1]["allow"] == "GET, HEAD, POST, OPTIONS"
 
 
 @pytest.mark.parametrize(("given", "echoed"), [("abc-1._", True), ("x" * 65, False), ("a b", False)])

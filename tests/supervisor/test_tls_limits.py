@@ -19,6 +19,7 @@ import pytest
 from llmcore.config import Config, Server
 from llmcore.errors import ConfigError
 from llmcore.http import tls
+from llmcore.http.peer import announced
 from llmcore.testing import sockets
 from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
 from llmcore.testing.tokenizer import write_tokenizer
@@ -83,6 +84,33 @@ def test_it_answers_itself_where_it_may_take_no_more() -> None:
 
     answer = asyncio.run(asyncio.wait_for(ask(), 60))
     assert answer.startswith(b"HTTP/1.1 503 ") and b"\r\nConnection: close\r\n" in answer
+
+
+def test_workers_learn_whom_it_carries(tmp_path: Path) -> None:
+    carried: list[str] = []
+
+    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carried.append(announced(writer.get_extra_info("peername")))
+        writer.write(await reader.read(9))
+        writer.close()
+
+    async def ask() -> list[bytes]:
+        path = str(tmp_path / "http")
+        workers = await asyncio.start_unix_server(worker, path)
+        terminator = tls.Terminator(path, most=9, per_address=0)
+        server = await asyncio.start_server(terminator.serve, "127.0.0.1", 0)
+        answers = []
+        for host in ("127.0.0.1", "127.0.0.2"):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), local_addr=(host, 0))
+            writer.write(b"hello")
+            answers.append(await reader.read())
+            writer.close()
+        server.close()
+        workers.close()
+        return answers
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == [b"hello"] * 2
+    assert carried == ["127.0.0.1", "127.0.0.2"]
 
 
 def test_it_takes_what_all_workers_answer_if_it_may_have_the_files(monkeypatch: pytest.MonkeyPatch) -> None:

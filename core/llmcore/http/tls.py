@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 import sys
@@ -84,8 +85,11 @@ class Terminator:
         ]
         try:
             # Whoever ends first ends both: TLS has no half-closed connections, and a client that left is to be
-            # noticed at once.
+            # noticed at once. But a worker that refuses a request still takes what the client sends, so that the
+            # client can read why.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if not ways[0].done() and _still_reads(back_writer):
+                await asyncio.wait(ways[:1], timeout=Limits.longest_linger_seconds)
         finally:
             for way in ways:
                 way.cancel()
@@ -121,6 +125,13 @@ class Terminator:
         finally:
             self._refused -= 1
             writer.close()
+
+
+def _still_reads(writer: asyncio.StreamWriter) -> bool:
+    """Whether the other end of a connection has only stopped sending."""
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), 0)
+    return not poll.poll(0)
 
 
 async def _drop(reader: asyncio.StreamReader) -> None:

@@ -254,6 +254,15 @@ def test_a_key_in_a_header_of_its_own() -> None:
             assert house.ask(begun(more, length=0))[0] == status, more
 
 
+def test_a_body_behind_a_long_answer_is_not_kept_for_long() -> None:
+    with serving(body_seconds=0.2) as house, house.connect() as sock:
+        sock.sendall(begun(path="/later", method="GET", length=0) + begun() + b"x" * 10_000)
+        until(lambda: house.later.replies and house.kept)
+        until(lambda: not house.kept)
+        house.later.replies[0].respond(200, b"{}")
+        assert re.findall(rb"HTTP/1.1 (\d+)", last_word(sock)) == [b"200"]
+
+
 # --- shares of the pool ----------------------------------------------------------------------------------------------
 
 

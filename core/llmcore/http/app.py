@@ -97,7 +97,10 @@ class ErrorHandler:
 
 
 class Router(CompiledRouter):
-    """Falcon's, which takes //health for /health, and would answer on paths that no list of paths has."""
+    """Falcon's, which takes //health for /health, and would answer on paths that no list of paths has.
+
+    HEAD is answered wherever GET is; the server leaves out the body.
+    """
 
     def find(self, uri: str, req: falcon.Request | None = None) -> Any:
         """See CompiledRouter."""
@@ -106,9 +109,8 @@ class Router(CompiledRouter):
     def map_http_methods(self, resource: object, **more: Any) -> Any:
         """See CompiledRouter."""
         methods = super().map_http_methods(resource, **more)
-        if "GET" in methods:
-            methods.setdefault("HEAD", methods["GET"])
-        return {method: _answered(cast(Responder, call)) for method, call in methods.items()}
+        found = {method: _answered(cast(Responder, call)) for method, call in methods.items()}
+        return {"HEAD": found["GET"], **found} if "GET" in found else found
 
 
 def _answered(responder: Responder) -> Responder:

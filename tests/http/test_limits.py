@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 from llmcore.errors import RequestError
 from llmcore.http.bodies import Bounds
-from llmcore.http.streaming.limits import Limits, Pace
+from llmcore.http.streaming.limits import BodyPace, Limits
 from llmcore.testing import sockets as raw
 from served import PATIENCE, POST, encoder, serving, until
 
@@ -99,7 +99,7 @@ def test_neither_a_fast_start_nor_a_large_announcement_pays_for_a_stall(framing:
 
 def test_a_pace_is_measured_by_windows() -> None:
     limits = Limits(body_seconds=10.0, rate=1000)
-    pace = Pace(limits, 0.0)
+    pace = BodyPace(limits, 0.0)
     assert not pace.is_late(9.9, 0) and not pace.is_late(10.0, 500_000)  # the first window asks for nothing
     assert not pace.is_late(19.9, 500_000) and not pace.is_late(20.0, 510_000)
     assert not pace.is_late(90.0, 520_000)  # nobody looked for a minute

@@ -1,7 +1,7 @@
-"""Who may use the server, by the head of a request alone: API keys, web pages of other origins, names of hosts.
+"""Access by the head of a request alone: API keys, web pages of other origins, names of hosts.
 
-`Door` decides, in one place, for every path there is. The HTTP server asks it as soon as a request's head is there
-(`streaming`), so that nothing is kept of the body of a request without a key.
+`Door` decides, in one place, for every path. The HTTP server (`streaming`) asks it as soon as it has read the head of
+a request, so that it keeps nothing of the body of a request without a key.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MAX_AGE_SECONDS = 600
 """How long a browser may remember a preflight's answer."""
 
 DOCKER_HOST = "host.docker.internal"
-"""What a container calls the machine that it runs on."""
+"""The name that a container has for the machine it runs on."""
 
 _ANY = "*"
 
 
 class ApiKeys:
-    """Tells the clients by their keys, which `Authorization: Bearer KEY` brings, or else `x-api-key: KEY`.
+    """Finds the client of a request by its key, in `Authorization: Bearer KEY` or else in `x-api-key: KEY`.
 
     A key is compared by its SHA-256 digest, and with every key there is, so that the time taken says nothing of it.
     """
@@ -43,11 +43,13 @@ class ApiKeys:
         self._digests = [_digest(key) for key in keys]
 
     def client(self, headers: Mapping[str, str]) -> int:
-        """Which key a request brings, counted from 0; NO_KEY for none of them. `headers`: under CGI's names."""
+        """The number of the key in a request's headers (under CGI's names), from 0; NO_KEY for none of them."""
         client = self._find(_bearer(headers.get("AUTHORIZATION", "")))
         return self._find(headers.get("X_API_KEY", "")) if client == NO_KEY else client
 
     def _find(self, key: str) -> int:
+        if not key:
+            return NO_KEY
         given = _digest(key)
         return max((i for i, known in enumerate(self._digests) if hmac.compare_digest(given, known)), default=NO_KEY)
 
@@ -78,7 +80,7 @@ class Cors:
         return (*answer, *self._preflight(asked, headers.get("ACCESS_CONTROL_REQUEST_HEADERS", ""))), True
 
     def _preflight(self, method: str, headers: str) -> Headers:
-        # What was asked for, where everything is allowed: a literal * covers neither Authorization nor credentials.
+        # Name what was asked for if everything is allowed: a literal * covers neither Authorization nor credentials.
         methods, allowed = self._access.allow_methods, self._access.allow_headers
         return (
             ("Access-Control-Allow-Methods", method if _ANY in methods else ", ".join(methods)),
@@ -88,10 +90,10 @@ class Cors:
 
 
 class HostNames:
-    """The names under which a listener may be called, for a listener that asks for no key.
+    """The names under which clients may call a listener that does not ask for keys.
 
-    An address is always one of them, and so are localhost and the machine's own names. Any other name may be that of
-    an attacker: a web page of evil.test has the same origin as this server as soon as evil.test resolves to 127.0.0.1.
+    Every address is one of them, and so are localhost and the machine's own names. Any other name may be that of an
+    attacker: a web page of evil.test has the same origin as this server as soon as evil.test resolves to 127.0.0.1.
     """
 
     def __init__(self, allowed: Collection[str]) -> None:
@@ -111,8 +113,8 @@ class HostNames:
 class SameOrigin:
     """Refuses (403) requests of web pages of other origins, and requests under names that are not this machine's.
 
-    `hosts`: the names that `Host` may have; None for any. `origins`: those whose pages may send requests beside the
-    server's own; None where no option adds one. What is no browser sends no `Origin` and is not asked for it.
+    `hosts`: the names that `Host` may have; None for any. `origins`: the origins whose pages may send requests beside
+    the server's own; None if no option adds one. Only browsers send `Origin`, so other clients pass without it.
     """
 
     def __init__(self, hosts: HostNames | None, origins: Collection[str] | None = None) -> None:
@@ -141,7 +143,7 @@ class SameOrigin:
 
 
 class Door:
-    """Decides by a request's head who comes in. `open_paths` need no key; `guard` is asked before keys are."""
+    """Admits or refuses a request by its head. `open_paths` need no key; `guard` is asked before keys are."""
 
     def __init__(
         self, access: Access, *, open_paths: frozenset[str] = OPEN_PATHS, guard: SameOrigin | None = None
@@ -152,7 +154,7 @@ class Door:
         self._keys = ApiKeys(access.api_keys) if access.api_keys else None
 
     def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Entry:
-        """See Admit. What may be read by the page that asked, a refusal too, says so in its headers."""
+        """See Admit. A page of an allowed origin can read a refusal too: the entry has the headers for that."""
         answer, preflight = self._cors.answer(method, headers) if self._cors is not None else ((), False)
         error = self._guard.check(headers) if self._guard is not None else None
         if error is not None:
@@ -166,8 +168,8 @@ class Door:
 
 
 def server_guard(config: Config) -> SameOrigin | None:
-    """What the server itself asks of `Host` and `Origin`: something where no key is needed on loopback, because there
-    web pages are the only strangers who reach it, or where the operator lists hosts."""
+    """The guard of the server itself, or None. It has one on loopback without keys, because web pages can reach it
+    there though strangers cannot, and wherever the operator lists hosts."""
     access = config.access
     if access.allowed_hosts or (is_loopback(config.server.host) and not access.api_keys):
         return SameOrigin(HostNames(access.allowed_hosts), access.allow_origins)
@@ -175,7 +177,7 @@ def server_guard(config: Config) -> SameOrigin | None:
 
 
 def admin_guard(config: Config) -> SameOrigin:
-    """The same of the admin listener, whose dashboard is a web page of its own, and which other pages never use."""
+    """The guard of the admin listener. Its dashboard is a page of its own origin; no other page may use it."""
     access = config.access
     asked = access.allowed_hosts or is_loopback(config.server.admin_host)
     return SameOrigin(HostNames(access.allowed_hosts) if asked else None)

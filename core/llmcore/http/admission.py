@@ -3,8 +3,8 @@
 The engine alone knows how many wait, and refuses exactly (`llmcore.engine.admission`). A worker refuses before that
 what the engine would refuse anyway: it has heard that the queue is full, or has that many requests open itself. It is
 asked twice: when a request's head has been read, before its body and before a thread is taken (`Doorman`), and before
-the responder of its route runs (`Arrivals`), which also finds requests that came before the news did. Whether the
-client may use the server at all is asked before that (`llmcore.http.access`).
+the responder of its route runs (`Arrivals`), which also finds requests that came before the news did. Access
+(`llmcore.http.access`) is checked before that.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class Arrivals:
 
 
 class Doorman:
-    """Refuses by the head alone whom the door does not let in, and then what would find no room at the engine.
+    """Refuses a request by its head: first if the door does not admit it, then if the engine has no room for it.
 
-    `queued`: the paths whose requests wait for the engine. Nobody learns of the queue without a key.
+    `queued`: the paths whose requests wait for the engine. So a client without a key does not learn of the queue.
     """
 
     def __init__(self, door: Door, gate: Gate, queued: frozenset[str]) -> None:

@@ -35,9 +35,10 @@ class RequestIds:
 
 
 class Entries:
-    """Middleware: what a request's head decided becomes part of the answer, or is the answer.
+    """Middleware: puts the headers of a request's entry on its answer, and answers if the entry refuses the request.
 
-    Whichever server runs the application, no route can be forgotten: a head that was not judged yet is judged here.
+    Our server judges every head before the application runs. Under any other server the head is judged here, so no
+    route is ever open by mistake.
     """
 
     def __init__(self, admit: Admit) -> None:
@@ -135,7 +136,7 @@ class App(falcon.App[falcon.Request, falcon.Response]):
     encoder: Callable[[str], EncodeError]
     """How the dialect that owns a path writes errors."""
     admit: Admit
-    """Who comes in, by a request's head: for the server to ask before it reads a body."""
+    """Admits or refuses a request by its head; the server calls it before it reads a body."""
 
 
 def build_app(

@@ -33,8 +33,8 @@ class Bounds:
 
 
 class Loan:
-    """What one body has of the pool. `yield_up`: breaks the body off and returns the loan; it is called by the thread
-    that takes."""
+    """The part of the pool that one body holds. `yield_up` ends the request of the body and gives the loan back; the
+    thread that takes calls it."""
 
     __slots__ = ("_pool", "client", "size", "yield_up")
 
@@ -49,7 +49,7 @@ class Loan:
         self._pool.take(self, n)
 
     def settle(self) -> None:
-        """The body is complete, and nobody breaks it off any more."""
+        """The body is complete: the pool never ends its request from now on."""
         self.yield_up = None
 
     def give(self) -> None:
@@ -58,21 +58,21 @@ class Loan:
 
 
 class _Account:
-    """What the bodies of one client have, from the oldest to the newest."""
+    """The loans of one client, from the oldest to the newest, and their sum."""
 
     __slots__ = ("loans", "size")
 
     def __init__(self) -> None:
-        self.loans: list[Loan] = []
+        self.loans: dict[Loan, None] = {}
         self.size = 0
 
 
 class Pool:
     """Bytes that all bodies of a process may take together. One thread lends and takes, any thread gives back.
 
-    No client keeps others out. While more than half is taken, a client that has more than SHARE of the pool gets no
-    more, but for its oldest body, so that one of them always ends. Where nothing is left for a client, the newest body
-    of the client that has the most is broken off, if that has more than the other would have.
+    No client keeps others out. While more than half of the pool is taken, a client that holds SHARE of it gets no
+    more, except for its oldest body, so that one body always ends. If nothing is left for a client, the client that
+    holds the most loses its newest body, provided that it holds more than the other one would.
     """
 
     SHARE = 1 / 8
@@ -84,13 +84,13 @@ class Pool:
         self._lock = threading.Lock()
 
     def lend(self, client: Hashable, yield_up: Callable[[], None]) -> Loan:
-        """The loan of a body that begins. `client`: whose share it counts in."""
+        """A loan for a body that begins. It counts in the share of `client`."""
         loan = Loan(self, client, yield_up)
         with self._lock:
             account = self._accounts.get(client)
             if account is None:
                 account = self._accounts[client] = _Account()
-            account.loans.append(loan)
+            account.loans[loan] = None
         return loan
 
     def take(self, loan: Loan, n: int) -> None:
@@ -123,16 +123,16 @@ class Pool:
                 return
             self._free += loan.size
             account.size -= loan.size
-            account.loans.remove(loan)
+            del account.loans[loan]
             if not account.loans:
                 del self._accounts[loan.client]
 
     def _exceeds_share(self, account: _Account, loan: Loan, n: int) -> bool:
         crowded = 2 * (self._size - self._free + n) > self._size
-        return crowded and account.size + n > self._size * self.SHARE and account.loans[0] is not loan
+        return crowded and account.size + n > self._size * self.SHARE and next(iter(account.loans)) is not loan
 
     def _richest(self, least: int) -> Loan | None:
-        """The newest unfinished body of the client that has the most of those that have more than `least`."""
+        """The newest unfinished body of the client that holds the most, and more than `least`."""
         for account in sorted(self._accounts.values(), key=lambda account: -account.size):
             if account.size <= least:
                 return None
@@ -148,11 +148,11 @@ def too_many_bodies() -> RequestError:
 
 
 class Body(Protocol):
-    """Collects a body: all of it where there is a loan for it, else only its end is looked for."""
+    """Reads a body. It keeps the bytes if it has a loan for them; else it only looks for the end."""
 
     data: bytes | bytearray
     size: int
-    """How many bytes of it have come."""
+    """Bytes that have come."""
     done: bool
 
     def feed(self, data: bytes) -> int:

@@ -1,4 +1,4 @@
-"""What the head of a request decides before a byte of its body is kept."""
+"""The decision about a request that its head allows, before a byte of its body is kept."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a request comes in. `error`: why it does not; None where it does.
+    """The decision. `error`: the refusal; None for a request that is admitted.
 
-    `client`: the number of its API key, NO_KEY where it has none. `keyless`: it needs no key even where there are
-    some, so nothing of its body is kept. `preflight`: a browser asks whether a page may send a request, and `headers`
-    are the whole answer. `headers`: what every answer to the request carries.
+    `client`: the number of its API key, NO_KEY without one. `keyless`: the request needs no key even if the server has
+    keys, so the server keeps nothing of its body. `preflight`: a browser asks whether a page may send a request, and
+    `headers` are the whole answer. `headers`: headers of every answer to the request.
     """
 
     error: RequestError | None = None
@@ -29,19 +29,19 @@ class Entry:
 
     @property
     def keeps_body(self) -> bool:
-        """Whether the body of the request is of use to anybody."""
+        """False if no responder will ever read the body."""
         return self.error is None and not self.keyless
 
 
 ENTRY = "llmcore.entry"
-"""Where WSGI's environment has the Entry of a request whose head was judged."""
+"""The key of WSGI's environment under which the Entry of a request is."""
 
 ANYBODY = Entry()
-"""How everybody comes in where nothing is asked."""
+"""The entry of every request to a server that asks for nothing."""
 
 Admit = Callable[[str, str, Mapping[str, str]], Entry]
-"""How a request with this method, path and headers (under CGI's names: "X_REQUEST_ID") comes in. It is asked in the
-main loop, before the body and before a thread is taken, and must not block."""
+"""Decides about a request by its method, path and headers (under CGI's names: "X_REQUEST_ID"). The main loop calls it,
+before the body is read and before a thread is taken, so it must not block."""
 
 
 def admit_anybody(method: str, path: str, headers: Mapping[str, str]) -> Entry:

@@ -1,4 +1,4 @@
-"""Whose connection it is, also behind the process that ends TLS."""
+"""The client of a connection, also of one that the process that ends TLS carries."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _NETWORK_BITS = 64
 
 
 def announcement(address: str, port: int) -> str:
-    """The name to which the end of TLS binds its own end of a connection to a worker: whom it carries.
+    """The name to which the end of TLS binds its own end of a connection to a worker. It holds the client's address.
 
-    It is in Linux's abstract namespace, so nothing is left of it when the connection closes.
+    The name is in Linux's abstract namespace, so nothing is left of it when the connection closes.
     """
     return f"{_PREFIX}/{os.getpid()}/{port}/{address}"
 
 
 def announced(name: bytes | str) -> str:
-    """The address in the name of a Unix socket's other end, "" where it says none."""
+    """The address in the name of a Unix socket's other end, "" if there is none."""
     text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
     return text.split("/", 3)[3] if text.startswith(_PREFIX + "/") and text.count("/") >= 3 else ""
 
 
 @lru_cache(maxsize=4096)
 def network(address: str) -> str:
-    """What counts as one client: an IPv4 address, or of an IPv6 address its network, all of which one may have."""
+    """The unit that counts as one client: an IPv4 address, or the whole /64 network of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

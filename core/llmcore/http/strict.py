@@ -186,18 +186,18 @@ def _frame(head: Head) -> None:
 
 
 Judge = Callable[[Head], Entry]
-"""How a request with this head comes in, if it does."""
+"""Admits or refuses a request by its head."""
 
 
-def _nobody() -> None:
-    """Breaks off a body that nobody else reads for."""
+def _nothing() -> None:
+    """The `yield_up` of a request that is read without a connection."""
 
 
 class RequestReader:
     """One request, from the bytes of its connection as they come. `judge` is asked as soon as its head is there.
 
-    `sender`: whose share of the pool its body counts in, where there is no key. `yield_up`: ends the request while it
-    is read, because the pool needs room for others.
+    `sender`: the client in whose share of the pool the body counts, unless a key names the client. `yield_up` ends the
+    request while it is read, because the pool needs room for others.
     """
 
     __slots__ = (
@@ -212,15 +212,15 @@ class RequestReader:
         judge: Judge = lambda head: ANYBODY,
         *,
         sender: str = "",
-        yield_up: Callable[[], None] = _nobody,
+        yield_up: Callable[[], None] = _nothing,
     ) -> None:
         self.line: Line | None = None
         """The first line, once it is there; with an error, what it was meant to be."""
         self.head: Head | None = None
         self.error: RequestError | None = None
         self.entry: Entry = ANYBODY
-        """What `judge` said, once the head is there. After a refusal nothing is kept of the body, and nothing more is
-        to be fed."""
+        """The decision of `judge`, once the head is there. After a refusal the reader keeps nothing of the body, and
+        nothing more is to be fed."""
         self.done = False
         self._bounds = bounds
         self._pool = pool
@@ -238,7 +238,7 @@ class RequestReader:
 
     @property
     def body_size(self) -> int:
-        """How many bytes of the body have come, whether they are kept or not."""
+        """Bytes of the body that have come, kept or not."""
         return self._body.size if self._body is not None else 0
 
     @property

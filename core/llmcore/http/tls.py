@@ -99,7 +99,7 @@ class Terminator:
                 await asyncio.wait_for(writer.wait_closed(), 1.0)
 
     async def _reach(self, writer: asyncio.StreamWriter) -> socket.socket:
-        """A connection to the workers that says whom it carries. OSError where there is none."""
+        """A connection to the workers that names the client. Raises OSError if the workers take none."""
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             inner.setblocking(False)
@@ -128,7 +128,7 @@ class Terminator:
 
 
 def _still_reads(writer: asyncio.StreamWriter) -> bool:
-    """Whether the other end of a connection has only stopped sending."""
+    """True if the other end of a connection has only stopped sending."""
     poll = select.poll()
     poll.register(writer.get_extra_info("socket").fileno(), 0)
     return not poll.poll(0)

@@ -17,7 +17,7 @@ from llmcore.errors import RequestError, reraise_if_stopping
 from llmcore.http.bodies import too_many_bodies
 from llmcore.http.peer import network
 from llmcore.http.reply import Detach, Reply
-from llmcore.http.streaming.limits import FRESH_SECONDS, Pace
+from llmcore.http.streaming.limits import FRESH_SECONDS, BodyPace
 from llmcore.http.streaming.loop import GONE, READ, WRITE
 from llmcore.http.streaming.owner import Owner
 from llmcore.http.streaming.refusal import refusal
@@ -57,7 +57,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self._lingers_until: float | None = None
         self._lingers_since = 0.0
         self._drained = 0
-        self._pace: Pace | None = None
+        self._pace: BodyPace | None = None
         self.refused = False  # by a worker thread, whose answer is to be read before the connection closes
         self._watched: int | None = None
         self.request, self.will_close, self.close_when_flushed = None, False, False
@@ -70,6 +70,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         """waitress asks for one to be refused in place of the request that the application failed on."""
         request = self._new_request()
         request.show(self.requests[0].line)
+        request.entry = self.requests[0].entry
         return request
 
     def _new_request(self) -> StreamRequest:
@@ -275,7 +276,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def _watch_pace(self, now: float, request: StreamRequest) -> None:
         if self._pace is None:
-            self._pace = Pace(self._limits, now)
+            self._pace = BodyPace(self._limits, now)
         elif self._pace.is_late(now, request.body_size):
             text = (
                 f"The body took too long: after {self._limits.body_seconds:g} s it has to arrive at "
@@ -322,7 +323,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self._shut_down()
 
     def _drain(self, n: int) -> None:
-        """So many bytes more were thrown away."""
+        """Count `n` more bytes that were thrown away."""
         limits = self._limits
         self._drained += n
         last = self._lingers_since + limits.longest_linger_seconds
@@ -352,7 +353,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         return rest
 
     def _enqueue(self, request: StreamRequest) -> None:
-        """It is read, or has an error, and a worker thread answers it in its turn."""
+        """Let a worker thread answer `request`, which is complete or has an error, in its turn."""
         self.request = None
         self.requests.append(request)
         if len(self.requests) == 1:

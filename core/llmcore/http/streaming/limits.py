@@ -90,8 +90,8 @@ def raise_open_files(need: int, wish: int = 0) -> int:
     return wish
 
 
-class Pace:
-    """Whether a body arrives fast enough, by windows of time: neither what it announced nor what came early counts."""
+class BodyPace:
+    """Measures by windows of time how fast a body arrives. Neither its announced length nor a fast start counts."""
 
     __slots__ = ("_before", "_began", "_first", "_limits")
 
@@ -102,9 +102,9 @@ class Pace:
         self._first = True
 
     def is_late(self, now: float, size: int) -> bool:
-        """Whether a window has ended, at `now`, in which too little came; `size`: bytes of the body so far.
+        """True if a window has ended, at `now`, in which the body was too slow. `size`: bytes of the body so far.
 
-        A window that was looked at late, because this process stood still, asks for no more than others.
+        A window that lasted longer, because this process stood still, asks for as many bytes as any other.
         """
         seconds = self._limits.body_seconds
         if now - self._began < seconds:

@@ -28,7 +28,7 @@ class Owner(Protocol):
     """How the dialect of a path writes errors."""
 
     def judge(self, head: Head) -> Entry:
-        """How a request comes in, if it does."""
+        """Admit or refuse a request by its head."""
 
     def forget(self, channel: StreamChannel) -> None:
         """`channel` is closing."""

@@ -187,7 +187,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
             self.request.headers["CONNECTION"] = "close"
         header: bytes = super().build_response_header()
         if self._is_head:
-            self.chunked_response = False  # as the header says, for GET: what follows here is no chunk
+            self.chunked_response = False  # the header describes the answer to GET; no chunk follows it here
         return header
 
     def finish(self) -> None:
@@ -199,7 +199,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
 
     @property
     def _is_head(self) -> bool:
-        """Whether the answer is a header alone."""
+        """True if the answer is a header alone."""
         return bool(self.request.command == "HEAD")
 
     def _stream_header(self) -> bytes:

@@ -263,9 +263,11 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 self._watch_backlog(now)
             if self.will_close:
                 self.handle_close()
+        elif self.will_close or self.close_when_flushed:
+            return
         elif request is not None and request.head is not None:
             self._watch_pace(now, request)
-        elif self.requests or self.will_close or self.close_when_flushed:
+        elif self.requests:
             return
         elif request is None:
             ended = self._served and self.server.draining  # it was answered just when the end began

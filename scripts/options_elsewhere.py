@@ -10,6 +10,7 @@ from typing import Any
 
 from llmcore.config import RETIRED, Setting, make_config, plugin_settings, settings
 from llmcore.config.elsewhere import Elsewhere
+from llmcore.config.foreign import FOREIGN
 from llmcore.config.setting import Absent, absent_settings, canonical, names
 from llmcore.errors import ConfigError
 from llmcore.plugins import build_registry
@@ -19,11 +20,22 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "seed_options.json"
 
 INTRODUCTION = """
-## Coming from LightLLM or LMDeploy
+## Coming from another server
 
-Every option that these servers document, its default there (of LightLLM: in the newest document that has it), and what
+Every option that LightLLM and LMDeploy document, its default there (of LightLLM: in the newest document that has it), and what
 it is here. "Theirs" after a default says that it is the same. No option is accepted and then ignored: one that this
 version does not have ends the start with an error that says why, unless its value asks for what happens anyway."""
+
+
+FOREIGNERS = """
+### vLLM and SGLang
+
+Options of the same name and meaning (`--host`, `--port`, `--dtype`, `--tokenizer_mode`, `--trust_remote_code`,
+`--chat_template`, `--tool_call_parser`, `--reasoning_parser`, ...) are settings. Each of these ends the start with an
+error that says what is here, whatever its value is: on the command line, in the YAML file and as a variable.
+
+| There | Whose | Here |
+| --- | --- | --- |"""
 
 
 def options_elsewhere() -> Iterator[str]:
@@ -44,6 +56,9 @@ def options_elsewhere() -> Iterator[str]:
             yield f"| `--{name}` | {_shown(default)} | {' | '.join(_here(name, default))} |"
     yield ""
     yield from _modes()
+    yield from FOREIGNERS.split("\n")
+    for name, (whose, instead) in sorted(FOREIGN.items()):
+        yield f"| `--{name}` | {whose} | {instead[0].upper()}{instead[1:]}. |"
 
 
 @cache

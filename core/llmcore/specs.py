@@ -323,13 +323,15 @@ class CommandSpec(Spec):
 class OptionSpec(Spec):
     """An option of `llmcore serve` that a plugin brings; read as ``config.plugin_options[name]``.
 
-    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default.
+    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default. What a `secret` one
+    holds is never shown: not in an error, and not by `llmcore config show`.
     """
 
     type: type = str
     default: Any = None
     choices: tuple[str, ...] = ()
     multiple: bool = False
+    secret: bool = False
 
     def __post_init__(self) -> None:
         _several(self.choices, "choices")

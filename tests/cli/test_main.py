@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -140,3 +141,30 @@ def test_plugins_are_filtered_by_every_source(
 )
 def test_every_spelling_becomes_one_token(args: list[str], tokens: list[str]) -> None:
     assert list(joined(args, settings())) == tokens
+
+
+def test_config_show_takes_what_serve_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("config", "show", "/models/m", "--port", "1", "--json", "--origin", capsys=capsys)
+    assert code == 0
+    assert json.loads(out)["model_dir"] == {"value": "/models/m", "origin": "MODEL"}
+    code, _, err = run("config", "show", "/models/m", "--model_dir", "/models/n", capsys=capsys)
+    assert code == 2 and "MODEL is another path than --model_dir /models/n; give one of them" in err
+
+
+def test_words_too_many_are_not_shown_beside_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run("serve", "m", "x y", capsys=capsys)
+    assert code == 2 and "One word more than this command takes (x y): put a value" in err
+    code, _, err = run("serve", "--model_dir=m", "--api_keys=sk-one", "sk-two", "sk-three", capsys=capsys)
+    assert code == 2 and "One word more than this command takes: put" in err
+    assert "sk-" not in err
+
+
+def test_a_file_of_settings_may_be_a_pipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A pipe can be read once, and both the plugins and the settings are in it."""
+    reader, writer = os.pipe()
+    os.write(writer, b"port: 4711\nplugins: [llama]\n")
+    os.close(writer)
+    code, out, _ = run("config", "show", "--json", "--config", f"/dev/fd/{reader}", capsys=capsys)
+    os.close(reader)
+    shown = json.loads(out)
+    assert code == 0 and (shown["port"], shown["plugins"]) == (4711, ["llama"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from llmcore.cli.options import Resolved, SettingsCommand, group_title
+from llmcore.cli.options import Resolved, SettingsCommand, group_title, with_model
 from llmcore.config import plugin_settings, settings, shown_value
 from llmcore.specs import OptionSpec
 
@@ -18,16 +18,20 @@ def command() -> None:
 
 
 @command.command("show", cls=SettingsCommand)
+@click.argument("model", required=False)
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(resolved: Resolved, origin: bool, as_json: bool) -> None:
-    """Print the settings that `llmcore serve` would use with these options."""
+def show(resolved: Resolved, model: str | None, origin: bool, as_json: bool) -> None:
+    """Print the settings that `llmcore serve` would use with these options.
+
+    MODEL is a directory or a GGUF file, as in --model_dir; it need not be there.
+    """
+    config = with_model(resolved.config, model)
+    origins = resolved.origins if model is None else {**resolved.origins, "model_dir": "MODEL"}
     brought = plugin_settings(spec for spec, _ in resolved.registry.specs(OptionSpec))
-    rows = [(setting, shown_value(resolved.config, setting)) for setting in (*settings(), *brought)]
+    rows = [(setting, shown_value(config, setting)) for setting in (*settings(), *brought)]
     if as_json:
-        click.echo(
-            json.dumps({s.name: _entry(value, resolved.origins[s.name], origin) for s, value in rows}, indent=2)
-        )
+        click.echo(json.dumps({s.name: _entry(value, origins[s.name], origin) for s, value in rows}, indent=2))
         return
     width = max(len(setting.name) for setting, _ in rows) + 1
     group = ""
@@ -36,7 +40,7 @@ def show(resolved: Resolved, origin: bool, as_json: bool) -> None:
             group = setting.group
             click.echo(f"# {group_title(group)}")
         text = f"{setting.name + ':':<{width}} {_yaml(value)}"
-        click.echo(f"{text:<{width + 24}}  # {resolved.origins[setting.name]}" if origin else text)
+        click.echo(f"{text:<{width + 24}}  # {origins[setting.name]}" if origin else text)
 
 
 def _entry(value: Any, origin: str, with_origin: bool) -> Any:

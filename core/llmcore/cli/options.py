@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ from llmcore.config import (
     settings,
     with_plugins,
 )
+from llmcore.config.foreign import SHORT, foreign
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
 from llmcore.plugins import build_registry
@@ -68,20 +69,38 @@ class SettingsCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Plugins first, because they bring options; then click parses, then the tree is resolved."""
         plain = list(joined(args, self._offered()))
-        ctx.meta["llmcore.registry"] = registry = _registry(plain)
+        file = file_name(_value_of("--config", plain))
+        content = read_yaml(file) if file else {}  # once: it may be a pipe
+        named = [token.partition("=")[2] for token in plain if token.startswith("--plugins=")]
+        ctx.meta["llmcore.registry"] = registry = build_registry(_named(named, content))
         ctx.meta["llmcore.settings"] = offered = self._offered(registry)
-        rest = super().parse_args(ctx, list(joined(args, offered)))
-        file = ctx.params.pop("config", None)
+        tokens = list(joined(args, offered))
+        self._refuse_foreign(tokens, offered)
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, tokens)
+        ctx.params.pop("config", None)
         given = {name: ctx.params.pop(name) for name in [*(s.name for s in offered), *RETIRED] if name in ctx.params}
+        if rest:
+            raise click.UsageError(_too_many(rest, [s for s in offered if given.get(s.name)]), ctx)
         config, origins = resolve_config(
             {name: value for name, value in given.items() if value not in (None, (), False)},
             environment(),
-            read_settings(file),
+            content,
             extra=[spec for spec, _ in registry.specs(OptionSpec)],
-            yaml_name=str(file_name(file)),
+            yaml_name=str(file),
         )
         ctx.params["resolved"] = Resolved(with_plugins(config, registry.offered), origins, registry)
         return rest
+
+    def _refuse_foreign(self, tokens: Sequence[str], offered: Sequence[Setting]) -> None:
+        """Raises ConfigError for an option of vLLM or SGLang, before click guesses what else it could be."""
+        own = (name for option in self.own if isinstance(option, click.Option) for name in option.opts)
+        known = {*names(offered), *map(canonical, own)}
+        for token in takewhile(lambda token: token != "--", tokens):
+            name = token.partition("=")[0]
+            told = foreign(SHORT.get(name) or canonical(name), known) if name in SHORT or name[:2] == "--" else None
+            if told:
+                raise ConfigError(f"{name} {told}")
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and one option per setting."""
@@ -177,31 +196,37 @@ def file_name(given: str | None) -> str | None:
     return given or environment().get("LLMCORE_CONFIG")
 
 
-def read_settings(given: str | None) -> dict[str, Any]:
-    """What the YAML file says; {} where there is none."""
-    name = file_name(given)
-    return read_yaml(name) if name else {}
-
-
-def named_plugins(given: Sequence[str] = (), file: str | None = None) -> Config:
+def named_plugins(given: Sequence[str] = ()) -> Config:
     """A config that holds only what some source says of `--plugins`; `given` is the command line's."""
+    file = file_name(None)
+    return _named(given, read_yaml(file) if file else {})
+
+
+def _named(given: Sequence[str], content: Mapping[str, Any]) -> Config:
     config, _ = resolve_config(
         {"plugins": list(given)} if given else {},
         {name: value for name, value in environment().items() if name == "LLMCORE_PLUGINS"},
-        {name: value for name, value in read_settings(file).items() if canonical(name) == "plugins"},
+        {name: value for name, value in content.items() if canonical(name) == "plugins"},
     )
     return config
 
 
-def _registry(tokens: Sequence[str]) -> Registry:
-    given = [token.partition("=")[2] for token in tokens if token.startswith("--plugins=")]
-    file = None
+def _value_of(option: str, tokens: Sequence[str]) -> str | None:
+    """The value of one of the command's own options, before click has parsed them; the last one counts."""
+    found = None
     for token, following in pairwise([*tokens, ""]):
-        if token == "--config":
-            file = following
-        elif token.startswith("--config="):
-            file = token.partition("=")[2]
-    return build_registry(named_plugins(given, file))
+        if token == option:
+            found = following
+        elif token.startswith(f"{option}="):
+            found = token.partition("=")[2]
+    return found
+
+
+def _too_many(words: Sequence[str], given: Iterable[Setting]) -> str:
+    """What to say of words that nothing takes. Beside a secret option they may be a part of its value."""
+    shown = "" if any(setting.secret for setting in given) else f" ({' '.join(words)})"
+    count = f"{len(words)} words" if len(words) > 1 else "One word"
+    return f"{count} more than this command takes{shown}: put a value that holds spaces in quotes."
 
 
 def with_model(config: Config, argument: str | None) -> Config:
@@ -210,5 +235,5 @@ def with_model(config: Config, argument: str | None) -> Config:
         return config
     given = config.model.model_dir
     if given is not None and given != argument:
-        raise ConfigError(f"MODEL {argument} and --model_dir {given} are different; give one of them.")
+        raise ConfigError(f"MODEL is another path than --model_dir {given}; give one of them.")
     return replace(config, model=replace(config.model, model_dir=argument))

@@ -11,12 +11,11 @@ from llmcore.config.load import (
     environment,
     gateway_login,
     make_config,
-    read_yaml,
     resolve_config,
     with_plugins,
 )
-from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings
-from llmcore.config.shown import shown_settings, shown_value, value_of, without_login
+from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings, without_login
+from llmcore.config.shown import shown_settings, shown_value, value_of
 from llmcore.config.tree import (
     DATA_TYPES,
     Access,
@@ -31,6 +30,7 @@ from llmcore.config.tree import (
     Scheduling,
     Server,
 )
+from llmcore.config.yaml_file import YamlSettings, read_yaml
 
 __all__ = [
     "DATA_TYPES",
@@ -48,6 +48,7 @@ __all__ = [
     "Scheduling",
     "Server",
     "Setting",
+    "YamlSettings",
     "check_config",
     "check_model_dir",
     "child_environment",

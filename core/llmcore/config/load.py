@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llmcore.config.check import check_config
+from llmcore.config.foreign import FOREIGN, foreign
 from llmcore.config.setting import (
     ELSEWHERE,
     GROUPS,
@@ -25,6 +24,7 @@ from llmcore.config.setting import (
     settings,
 )
 from llmcore.config.tree import Config
+from llmcore.config.yaml_file import YamlSettings
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.specs import OptionSpec, PluginInfo
 
@@ -32,6 +32,8 @@ log = logging.getLogger("llmcore.config")
 
 PREFIX = "LLMCORE_"
 _NOT_SETTINGS = {"config", "debug"}
+_NAME = re.compile(r"[A-Za-z_-]+")
+_ALL = "`llmcore serve --help-all` lists all."
 
 Origins = Mapping[str, str]
 """Setting name -> "default", or where its value is written: `--port`, `LLMCORE_PORT`, `port in server.yaml`."""
@@ -90,21 +92,6 @@ def debug_requested() -> bool:
     return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in ("", "0", "false", "no", "off")
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The top level of a YAML file: setting name -> value. ConfigError where it cannot be read or is no mapping."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}; check the path and its permissions.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"--config {path}: write one `name: value` per line, for instance `port: 8000`.")
-    return content
-
-
 def resolve_config(
     cli: Mapping[str, Any],
     env: Mapping[str, str],
@@ -124,7 +111,7 @@ def resolve_config(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     sources: tuple[_Given, ...] = (
-        ((name, raw, f"{name} in {yaml_name}") for name, raw in yaml.items()),
+        _from_file(yaml, yaml_name, known),
         _from_environment(env, known),
         ((name, raw, f"--{name.lstrip('-')}") for name, raw in cli.items()),
     )
@@ -159,29 +146,52 @@ _Source = list[tuple[Setting, Any, str]]
 def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
     """(setting, raw, where) of each (name, raw, where); unknown names and a setting named twice are errors."""
     found: dict[str, tuple[Setting, Any, str]] = {}
+    by_name = names(known)
     for name, raw, where in given:
         if canonical(name) in RETIRED:
             log.warning("%s has no effect: %s.", where, RETIRED[canonical(name)])
             continue
+        if told := foreign(canonical(name), by_name):
+            raise ConfigError(f"{where} {told}")
         try:
             setting = find_setting(name, known)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error} `llmcore serve --help-all` lists all.") from error
+            raise ConfigError(f"{where}: {error} {_ALL}") from error
         if setting.name in found:
             raise ConfigError(f"{found[setting.name][2]} and {where} are the same setting; give one of them.")
         found[setting.name] = (setting, raw, where)
     return list(found.values())
 
 
+def _understood(known: Sequence[Setting]) -> set[str]:
+    """The names that `_collect` has an answer to other than that it does not know them."""
+    return {*names(known), *RETIRED, *FOREIGN}
+
+
+def _from_file(given: Mapping[str, Any], file: str, known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
+    """What the file says. An unknown name may be a value in the wrong place, even a key: it is shown only where it
+    looks like the name of a setting, and named by its line otherwise."""
+    understood = _understood(known)
+    for name, raw in given.items():
+        if canonical(name) in understood:
+            yield name, raw, f"{name} in {file}"
+            continue
+        guess = did_you_mean(canonical(name), names(known))
+        if guess and _NAME.fullmatch(name):
+            raise ConfigError(f"{name} in {file}: there is no setting {name!r}.{guess} {_ALL}")
+        line = f"line {given.lines[name]} of {file}" if isinstance(given, YamlSettings) else file
+        raise ConfigError(f"{line}: the word before the colon is not the name of a setting.{guess} {_ALL}")
+
+
 def _from_environment(env: Mapping[str, str], known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
-    by_name = names(known)
+    understood = _understood(known)
     for variable, raw in env.items():
         name = canonical(variable.removeprefix(PREFIX))
         if name in _NOT_SETTINGS:
             continue
-        if name not in by_name and name not in RETIRED:
+        if name not in understood:
             # Not an error: Kubernetes writes variables like LLMCORE_SERVICE_HOST for a service of that name.
-            log.warning("%s is no setting and has no effect.%s", variable, did_you_mean(name, by_name))
+            log.warning("%s is no setting and has no effect.%s", variable, did_you_mean(name, names(known)))
         elif name == "port" and raw.startswith("tcp://"):
             raise ConfigError(
                 f"{variable}={raw} was written by Kubernetes for a service called llmcore; "

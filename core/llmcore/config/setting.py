@@ -57,6 +57,12 @@ _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 """Numbers as they are written everywhere: Python's own readers also take `1_0`, `nan` and the digits of any script."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+MOST_QUOTED = 80
+"""Characters of a wrong value that a message shows."""
+HIDDEN = "(hidden)"
+"""Stands for what is secret."""
+_LOGIN = re.compile(r"^(?:[a-z]+://|)([^/\s]+)@")
+"""The login in an address."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -66,7 +72,8 @@ class Setting:
 
     `kind` is int, float, bool or str; a `multiple` setting is a tuple of it. `low` and `high` are inclusive. `unset`:
     a word that means the default. On the command line a `multiple` setting takes the words up to the next option,
-    with `one_word` the next one only. What a `secret` one holds is never shown.
+    with `one_word` the next one only. What a `secret` one holds is never shown, nor the user and the password in the
+    address that a `login` one holds.
     """
 
     name: str
@@ -84,6 +91,7 @@ class Setting:
     unset: str | None = None
     one_word: bool = False
     secret: bool = False
+    login: bool = False
 
     def parse(self, raw: object, where: str) -> Any:
         """The value that `raw` (text, or what YAML made of it) stands for; a ConfigError names `where` it is from."""
@@ -108,13 +116,27 @@ class Setting:
             if meant is not None:
                 return meant  # as --log_level debug
             hint = did_you_mean(str(value), self.choices)
-            raise ConfigError(f"{where}: {value!r} is not one of {', '.join(self.choices)}.{hint}")
+            hint = "" if self.secret else hint
+            raise ConfigError(f"{where}: {self.quoted(value)} is not one of {', '.join(self.choices)}.{hint}")
         if not ((self.low is None or value >= self.low) and (self.high is None or value <= self.high)):
-            raise ConfigError(f"{where}: {value} is out of range; give {self._wanted()}.")
+            raise ConfigError(f"{where}: {self.quoted(value)} is out of range; give {self._wanted()}.")
         return value
 
+    def shown(self, value: Any) -> Any:
+        """A value of this setting for people to see."""
+        if self.secret and value:
+            return HIDDEN
+        return without_login(value, value) if self.login and isinstance(value, str) else value
+
+    def quoted(self, raw: object) -> str:
+        """A raw value, wrong or not, for a message."""
+        if self.secret or (self.login and not isinstance(raw, str)):
+            return "its value"
+        text = repr(self.shown(raw))
+        return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
+
     def _convert(self, raw: object, where: str) -> Any:
-        wrong = ConfigError(f"{where}: {raw!r} is not {_KINDS[self.kind]}; give {self._wanted()}.")
+        wrong = ConfigError(f"{where}: {self.quoted(raw)} is not {_KINDS[self.kind]}; give {self._wanted()}.")
         text = raw.strip() if isinstance(raw, str) else raw
         if not isinstance(text, (bool, int, float, str)):
             raise wrong
@@ -138,6 +160,16 @@ class Setting:
                 return f"{kind}, at least {low}"
             case low, high:
                 return f"{kind} from {low} to {high}"
+
+
+def without_login(address: str, text: str) -> str:
+    """`text` without the user and the password that `address` may hold."""
+    found = _LOGIN.match(address)
+    if found is None:
+        return text
+    password = found[1].partition(":")[2]
+    text = text.replace(found[1], HIDDEN)
+    return text.replace(password, HIDDEN) if password else text
 
 
 def _split(text: str) -> list[str]:
@@ -215,6 +247,7 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
                 default=tuple(spec.default or ()) if spec.multiple else spec.default,
                 multiple=spec.multiple,
                 choices=spec.choices,
+                secret=spec.secret,
             )
         )
     return tuple(found)
@@ -239,7 +272,7 @@ class Absent(Setting):
                 continue
             idle = self.option.idle.get(text, self.option.idle.get(None))
             if idle is None:
-                given = where if self.kind is bool else f"{where} {text}"
+                given = where if self.kind is bool else f"{where} {without_login(text, text)}"
                 raise ConfigError(f"{given} is not available in this version: {self.option.why}.")
             log.warning("%s has no effect: %s.", where if None in self.option.idle else f"{where} {text}", idle)
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from llmcore.config.setting import Setting, settings
+from llmcore.config.setting import HIDDEN, Setting, settings
 from llmcore.config.tree import Config
-
-HIDDEN = "(hidden)"
-"""Stands for what a secret setting holds."""
-
-_LOGIN = re.compile(r"^(?:[a-z]+://|)([^/\s]+)@")
-"""The login in an address."""
 
 
 def value_of(config: Config, setting: Setting) -> Any:
@@ -24,20 +17,7 @@ def value_of(config: Config, setting: Setting) -> Any:
 
 def shown_value(config: Config, setting: Setting) -> Any:
     """The same for people to see."""
-    value = value_of(config, setting)
-    if setting.secret and value:
-        return HIDDEN
-    return without_login(value, value) if setting.name == "metric_gateway" and value else value
-
-
-def without_login(address: str, text: str) -> str:
-    """`text` without the user and the password that `address` may hold."""
-    found = _LOGIN.match(address)
-    if found is None:
-        return text
-    password = found[1].partition(":")[2]
-    text = text.replace(found[1], HIDDEN)
-    return text.replace(password, HIDDEN) if password else text
+    return setting.shown(value_of(config, setting))
 
 
 def shown_settings(config: Config) -> dict[str, Any]:

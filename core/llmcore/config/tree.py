@@ -27,8 +27,8 @@ DATA_TYPES: Mapping[str, DType] = {
 
 def option(default: Any, help: str, **more: Any) -> Any:
     """A setting: its default, one line of help, and what `Setting` takes of `aliases`, `choices`, `unit`, `low`,
-    `high`, `unset`, `one_word`, `secret` and `first_page`. A setting with a unit is a count and may be written 32k
-    (32,000) or 32K (32,768).
+    `high`, `unset`, `one_word`, `secret`, `login` and `first_page`. A setting with a unit is a count and may be
+    written 32k (32,000) or 32K (32,768).
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -186,7 +186,9 @@ class Reports:
     max_log_len: int | None = option(
         None, "Most characters and most ids of a prompt in the log (default: all).", low=0
     )
-    metric_gateway: str | None = option(None, "Address of a Prometheus Pushgateway that figures are pushed to.")
+    metric_gateway: str | None = option(
+        None, "Address of a Prometheus Pushgateway that figures are pushed to.", login=True
+    )
     job_name: str = option("llmcore", "Name of the job under which they are pushed.")
     grouping_key: tuple[str, ...] = option((), "More labels to group them by, key=value.")
     push_interval: int = option(10, "Seconds between two pushes.", low=1)

@@ -1,0 +1,129 @@
+"""The YAML file of settings: read as text, without anchors, tags or depth, and never shown in an error.
+
+Values stay text, as on the command line, so that a setting reads them the same way wherever they come from. An error
+names a line by its number only: any line may hold a key.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from llmcore.errors import ConfigError
+
+MOST_CHARACTERS = 1 << 20
+MOST_DEPTH = 8
+"""Lists and mappings inside each other. No setting takes more than a list."""
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = frozenset(_TAG + name for name in ("str", "int", "float", "bool", "timestamp", "merge", "value"))
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_TOKENS = frozenset(token.id for token in vars(yaml.tokens).values() if hasattr(token, "id"))
+_FORM = "write one `name: value` per line, for instance `port: 8000`"
+
+
+class YamlSettings(dict[str, Any]):
+    """The top level of a file: name -> text, None, or lists and mappings of them. `lines`: name -> line number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
+
+
+def read_yaml(path: str | Path) -> YamlSettings:
+    """What the file says. Raises ConfigError where it cannot be read, is not such YAML, or says a thing twice."""
+    where = f"--config {path}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}; check the path and its permissions.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where} is not YAML: it is not UTF-8 text; save it as UTF-8.") from None
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{where} has more than {MOST_CHARACTERS:,} characters; give a file of settings.")
+    try:
+        root = _Loader(text).get_single_node()
+        return YamlSettings() if root is None else _top_level(root)
+    except _Refused as error:
+        raise ConfigError(f"{where}{error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {_without_content(error)}") from None
+
+
+class _Refused(Exception):
+    """YAML that is not read here; its text follows the name of the file."""
+
+    def __init__(self, node: yaml.Node | yaml.Event, what: str) -> None:
+        super().__init__(f", line {_line(node)}: {what}.")
+
+
+class _Loader(yaml.SafeLoader):
+    """Builds nodes and no values."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """One node. Refuses what no setting needs, and what grows or sinks without end."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise _Refused(
+                event, "anchors and aliases (& and *) are not read; write the value, in quotes if it is text"
+            )
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise _Refused(event, f"it is nested more than {MOST_DEPTH} levels deep; {_FORM}")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def _top_level(root: yaml.Node) -> YamlSettings:
+    if not isinstance(root, yaml.MappingNode):
+        raise _Refused(root, f"it is not a mapping; {_FORM}")
+    found = YamlSettings()
+    for key, value in root.value:
+        name = _plain(key)
+        if not isinstance(name, str) or key.tag != _TAG + "str":
+            raise _Refused(key, f"its key is not a name; {_FORM}")
+        if name in found:
+            raise _Refused(key, f"it sets again what line {found.lines[name]} sets; keep one of the two")
+        found[name] = _plain(value)
+        found.lines[name] = _line(key)
+    return found
+
+
+def _plain(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return {str(_plain(key)): _plain(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+        return [_plain(item) for item in node.value]
+    if node.tag == _TAG + "null":
+        return None
+    if node.tag not in _SCALARS:
+        raise _Refused(node, "tags (!) are not read; write the value, in quotes if it is text")
+    return cast(str, node.value)
+
+
+def _without_content(error: yaml.YAMLError) -> str:
+    """What is wrong, and in which line: the parser's own words, without those that it quotes from the file."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if problem is None:
+        return "it holds a character that YAML does not allow; save it as plain text."
+    words = " ".join(_QUOTED.sub(_if_syntax, problem).split())
+    fix = "indent with spaces" if "'\\t'" in words else "quote text that has signs in it"
+    return f"line {mark.line + 1}: {words}; {fix}." if mark is not None else f"{words}; {fix}."
+
+
+def _if_syntax(quoted: re.Match[str]) -> str:
+    inner = quoted[0][1:-1]
+    return quoted[0] if len(inner) == 1 or inner in _TOKENS or inner == "\\t" else ""
+
+
+def _line(node: yaml.Node | yaml.Event) -> int:
+    return cast(int, node.start_mark.line) + 1

@@ -21,7 +21,7 @@ RANKS = (
         *("child", "logs"),
         *("weights.map", "weights.dtypes"),
     ),
-    ("registry", "plugins", "resolve", "modes", "inspect"),
+    ("registry", "well_formed", "plugins", "resolve", "modes", "inspect"),
     ("ops",),
     ("layers",),
     ("weights", "kv", "sched", "text"),

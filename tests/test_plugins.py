@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from llmcore import plugins
 from llmcore.config import Config, Plugins
 from llmcore.errors import ConfigError, PluginError
 from llmcore.models import LayerInfo
-from llmcore.plugins import available, build_registry, collect, discover, load
+from llmcore.plugins import build_registry, collect, discover, load
 from llmcore.registry import Failure, Registry
 from llmcore.specs import DeviceInfo, KernelSpec, PluginInfo, SchedulerSpec, WeightLoaderSpec
 
@@ -24,17 +25,11 @@ SCHEDULER = HEAD + "@hookimpl\ndef register_schedulers():\n    yield SchedulerSp
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A folder on sys.path that distributions can be installed into; nothing else is installed or built in."""
     monkeypatch.setattr(plugins, "BUILTINS", {})
-    monkeypatch.setattr(plugins, "entry_points", lambda group: _points(tmp_path, group))
+    monkeypatch.setattr(plugins, "distributions", lambda: distributions(path=[str(tmp_path)]))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield Site(tmp_path)
     for name in [m for m in sys.modules if m.startswith(("dist_", "llmcore_file_"))]:
         del sys.modules[name]
-
-
-def _points(folder: Path, group: str) -> object:
-    from importlib.metadata import EntryPoints, distributions
-
-    return EntryPoints(ep for d in distributions(path=[str(folder)]) for ep in d.entry_points if ep.group == group)
 
 
 class Site:
@@ -81,12 +76,64 @@ def test_plugins_are_listed_by_name_without_import(site: Site) -> None:
     )
 
 
-def test_two_plugins_with_one_name_are_an_error_that_names_both(site: Site) -> None:
+def test_of_two_plugins_with_one_name_neither_takes_part_and_others_do(site: Site) -> None:
+    site.install("same", SCHEDULER.format(name="one"), dist="plugin-one")
+    site.install("same", SCHEDULER.format(name="two"), dist="plugin-two", version="3.0")
+    site.install("good", SCHEDULER.format(name="good"))
+    registry = build_registry(config())
+    assert names(registry.plugins) == ["good"]
+    one, two = map(str, registry.failures)
+    assert one.startswith("plugin 'same' (plugin-one 1.0) failed in discovery: plugin-two 3.0 (dist_plugin_two) has")
+    assert "--plugins plugin-one:same" in one and "--plugins=-plugin-one:same" in one
+    assert "--plugins plugin-two:same" in two
+
+
+@pytest.mark.parametrize("chosen", ["plugin-two:same", "-plugin-one:same", "Plugin_Two:same"])
+def test_one_of_two_plugins_with_one_name_is_chosen_by_its_distribution(site: Site, chosen: str) -> None:
+    site.install("same", SCHEDULER.format(name="one"), dist="plugin-one")
+    site.install("same", SCHEDULER.format(name="two"), dist="plugin-two")
+    registry = build_registry(config(chosen))
+    assert [info.dist for info in registry.plugins] == ["plugin-two"] and registry.failures == []
+    assert registry.find(SchedulerSpec, "two")
+
+
+def test_a_name_that_two_plugins_have_ends_a_start_that_asks_for_it(site: Site) -> None:
     site.install("same", "", dist="plugin-one")
-    site.install("same", "", dist="plugin-two", version="3.0")
-    with pytest.raises(PluginError, match=r"two plugins are called 'same'") as error:
-        discover(None)
-    assert "plugin-one 1.0" in str(error.value) and "plugin-two 3.0" in str(error.value)
+    site.install("same", "", dist="plugin-two")
+    with pytest.raises(PluginError, match="--plugins plugin-one:same"):
+        build_registry(config("same"))
+    with pytest.raises(ConfigError, match=r"no plugin 'plugin-oen:same'; .* Did you mean plugin-one:same"):
+        discover(["plugin-oen:same"])
+    with pytest.raises(ConfigError, match=r"two plugins that are called 'same'.*give one of them"):
+        discover(["plugin-one:same", "plugin-two:same"])
+    files = [site.file("x.py", ""), str(site.path / "other" / "x.py")]
+    (site.path / "other").mkdir()
+    (site.path / "other" / "x.py").touch()
+    with pytest.raises(ConfigError, match=r"two plugins that are called 'x'"):
+        discover(files)
+
+
+BAD_METADATA = {
+    "no value": ("[llmcore]\nbad\n", "Metadata-Version: 2.1\nName: bad\nVersion: 1\n"),
+    "no metadata": ("[llmcore]\nbad = dist_bad\n", None),
+    "no name": ("[llmcore]\nbad = dist_bad\n", "Version: 1\n"),
+    "empty": ("", ""),
+    "not a module": ("[llmcore]\nbad = !!\n", "Name: bad\nVersion: 1\n"),
+    "an attribute": ("[llmcore]\nbad = json:loads\n", "Name: bad\nVersion: 1\n"),
+    "bytes": (b"[llmcore]\nb\xff = x\n", "Name: bad\nVersion: 1\n"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_METADATA)
+def test_metadata_that_cannot_be_read_harms_no_other_plugin(site: Site, case: str) -> None:
+    points, metadata = BAD_METADATA[case]
+    site.install("good", SCHEDULER.format(name="good"))
+    info = site.path / "bad-1.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_bytes(points if isinstance(points, bytes) else points.encode())
+    if metadata is not None:
+        (info / "METADATA").write_text(metadata)
+    assert names(build_registry(config()).plugins) == ["good"]
 
 
 def test_naming_plugins_keeps_the_others_from_being_imported(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +155,17 @@ def test_a_minus_leaves_out_one_and_built_ins_have_no_privilege(site: Site, monk
     assert names(discover(["-a"])) == ["b", "inside"]
 
 
-def test_an_installed_plugin_stands_in_for_the_built_in_of_its_name(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_built_in_is_replaced_by_the_distribution_that_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "BUILTINS", {"fcfs": "dist_inside"})
-    site.install("fcfs", "", dist="better-fcfs")
-    assert [info.dist for info in available()] == ["better-fcfs"]
+    site.file("dist_inside.py", SCHEDULER.format(name="inside"))
+    site.install("fcfs", SCHEDULER.format(name="better"), dist="better-fcfs")
+    registry = build_registry(config())
+    assert [info.dist for info in registry.plugins] == ["llmcore-engine"]
+    assert "to replace it, give --plugins better-fcfs:fcfs" in str(the_failure(registry))
+    for chosen in ("better-fcfs:fcfs", "-llmcore-engine:fcfs"):
+        registry = build_registry(config(chosen))
+        assert [info.dist for info in registry.plugins] == ["better-fcfs"] and registry.failures == []
+    assert discover(["-fcfs"]) == ()
 
 
 def test_an_unknown_name_lists_what_exists(site: Site) -> None:
@@ -164,6 +216,24 @@ BROKEN = {
         "no hook 'register_kernel'. Did you mean register_kernels",
         "--plugins=-bad",
     ),
+    "base": ("class Odd(BaseException):\n    def __str__(self): raise OSError\nraise Odd", "Odd", "--plugins=-bad"),
+    "generator": ("raise GeneratorExit", "GeneratorExit", "--plugins=-bad"),
+    "long": ("raise ValueError('x\\n' * 10**6)", "ValueError: x x", "--plugins=-bad"),
+    "exit in a hook": (
+        HEAD + "@hookimpl\ndef register_ops():\n    raise SystemExit('bye')\n    yield",
+        "SystemExit: bye",
+        "--plugins=-bad",
+    ),
+    "field": (
+        HEAD + "@hookimpl\ndef register_commands():\n    yield CommandSpec(name='c', command='m:c', summary=None)",
+        "CommandSpec.summary is a NoneType, needs str",
+        "--plugins=-bad",
+    ),
+    "mapping": (
+        HEAD + "@hookimpl\ndef register_modes():\n    yield ModeSpec(name='c', kernels=None)",
+        "ModeSpec.kernels is a NoneType, needs collections.abc.Mapping[str, str]",
+        "--plugins=-bad",
+    ),
     "argument": (HEAD + "@hookimpl\ndef on_startup(settings): ...", "settings", "--plugins=-bad"),
 }
 
@@ -179,6 +249,7 @@ def test_a_plugin_that_fails_is_reported_and_the_others_work(site: Site, case: s
     failure = the_failure(registry)
     assert failure.plugin == PluginInfo("bad", "plugin-bad", "0.3", "dist_plugin_bad")
     assert error in failure.error and fix in failure.fix
+    assert len(str(failure)) < 1500 and "\n" not in str(failure)
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -223,6 +294,12 @@ def test_kernels_of_different_ops_may_share_a_name(site: Site) -> None:
     code += "".join(f"    yield KernelSpec(name='fast', op={op!r}, make='m:m')\n" for op in ("x", "y"))
     site.install("a", code)
     assert len(build_registry(config()).specs(KernelSpec)) == 2
+
+
+def test_what_a_plugin_prints_is_not_in_what_a_command_prints(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.install("loud", "print('hello')\n" + SCHEDULER.format(name="s") + "    print('again')\n")
+    assert build_registry(config()).failures == []
+    assert capsys.readouterr() == ("", "hello\nagain\n")
 
 
 # --- asking ----------------------------------------------------------------------------------------------------

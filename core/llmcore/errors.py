@@ -93,8 +93,9 @@ def message_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Its type, and its `message_of`."""
-    return f"{type(error).__name__}: {message_of(error)}"
+    """Its type, and its `message_of` where there is one."""
+    message = message_of(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

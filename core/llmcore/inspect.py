@@ -97,8 +97,8 @@ class ModeRow:
 def plugin_rows(registry: Registry) -> list[PluginRow]:
     """Every plugin there is, by name: those that take part, those that failed, those that `--plugins` left out."""
     active = set(registry.plugins)
-    everyone = {info.name: info for info in (*available(), *registry.offered)}
-    return [_plugin_row(registry, info, info in active) for _, info in sorted(everyone.items())]
+    everyone = {*available(), *registry.offered}
+    return [_plugin_row(registry, info, info in active) for info in sorted(everyone, key=lambda i: (i.name, i.dist))]
 
 
 def _plugin_row(registry: Registry, info: PluginInfo, active: bool) -> PluginRow:

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from llmcore import __version__
 from llmcore.config import Config
-from llmcore.errors import ConfigError, PluginError, did_you_mean, reraise_if_stopping
-from llmcore.registry import KIND_NAMES, Registry, fix_for
-from llmcore.specs import ImportString, KVManagerSpec, LengthEstimatorSpec, PluginInfo, SchedulerSpec
+from llmcore.errors import ConfigError, PluginError, did_you_mean, message_of, reraise_if_stopping, text_of
+from llmcore.registry import KIND_NAMES, Failure, Registry, fix_for
+from llmcore.specs import ImportString, KVManagerSpec, LengthEstimatorSpec, MetricSinkSpec, PluginInfo, SchedulerSpec
 
-Made = KVManagerSpec | LengthEstimatorSpec | SchedulerSpec
+log = logging.getLogger(__name__)
+
+Made = KVManagerSpec | LengthEstimatorSpec | MetricSinkSpec | SchedulerSpec
 
 GROUP = "llmcore"
 """Entry-point group of plugins."""
@@ -49,46 +54,99 @@ BUILTINS: Mapping[str, str] = {
 """Plugin name -> hook module of what ships inside."""
 
 
-def available() -> list[PluginInfo]:
-    """Every plugin there is, by name: what ships inside and what is installed. Imports none of it.
+@dataclass(frozen=True)
+class Selection:
+    """The plugins that take part, by name, and those that cannot because another has their name."""
 
-    An installed plugin with a built-in's name stands in for it. Raises PluginError where two installed ones share
-    a name.
-    """
-    found = {name: PluginInfo(name, CORE_DIST, __version__, module) for name, module in BUILTINS.items()}
-    installed: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUP):
-        other = installed.setdefault(point.name, point)
-        if other is not point:
-            raise PluginError(
-                f"two plugins are called {point.name!r}: {_origin(other)} and {_origin(point)}; uninstall one"
-            )
-        found[point.name] = _info(point)
-    return [found[name] for name in sorted(found)]
+    plugins: tuple[PluginInfo, ...]
+    clashes: tuple[Failure, ...] = ()
+
+
+def available() -> list[PluginInfo]:
+    """Every plugin there is, by name: what ships inside and what is installed. Imports none of it."""
+    inside = [PluginInfo(name, CORE_DIST, __version__, module) for name, module in BUILTINS.items()]
+    return sorted([*inside, *_installed()], key=lambda info: (info.name, info.dist))
 
 
 def discover(named: Sequence[str] | None) -> tuple[PluginInfo, ...]:
-    """The plugins that take part, by name; `named` is what the user gave to `--plugins`.
+    """The plugins that take part, as `select` chooses them."""
+    return select(named).plugins
+
+
+def select(named: Sequence[str] | None) -> Selection:
+    """Who takes part; `named` is what the user gave to `--plugins`.
 
     Names select: those plugins and the built-ins. `-name` leaves one out, built-ins included. A path to a .py file
-    is a plugin too, called like the file. Without a selecting name everything installed takes part.
+    is a plugin too, called like the file. Without a selecting name everything installed takes part. Where two
+    distributions have a plugin of one name, `dist:name` means one of them, and so does `-dist:name`; without either
+    neither takes part. A built-in one takes part unless `dist:name` or a file replaces it. Raises ConfigError for a
+    name that nothing has.
     """
-    by_name = {info.name: info for info in available()}
-    wanted, unwanted = [], set()
+    candidates = available()
+    chosen: dict[str, PluginInfo] = {}
+    wanted: set[str] = set()
     for item in named or ():
         if item.endswith(".py"):
-            by_name[Path(item).stem] = _from_file(item)
-            wanted.append(Path(item).stem)
+            _choose(chosen, _from_file(item))
+            wanted.add(Path(item).stem)
         elif item.startswith("-"):
-            unwanted.add(item[1:])
+            unwanted = _called(item[1:], candidates)
+            candidates = [info for info in candidates if info not in unwanted]
         else:
-            wanted.append(item)
-    for name in (*wanted, *sorted(unwanted)):
-        if name not in by_name:
-            exist = ", ".join(sorted(by_name)) or "none"
-            raise ConfigError(f"there is no plugin {name!r}; installed: {exist}.{did_you_mean(name, by_name)}")
-    selected = {*wanted, *BUILTINS} if wanted else set(by_name)
-    return tuple(by_name[name] for name in sorted(selected - unwanted))
+            meant = _called(item, candidates)
+            if ":" in item:
+                for info in meant:
+                    _choose(chosen, info)
+            wanted.add(meant[0].name)
+    by_name: dict[str, list[PluginInfo]] = {}
+    for info in candidates:
+        by_name.setdefault(info.name, []).append(info)
+    by_name |= {name: [info] for name, info in chosen.items()}
+    selected = {*wanted, *BUILTINS} & set(by_name) if wanted else set(by_name)
+    taking_part, clashes = [], []
+    for name in sorted(selected):
+        inside = [info for info in by_name[name] if info.dist == CORE_DIST]
+        free = inside or by_name[name]
+        if len(free) == 1:
+            taking_part += free
+        out = [info for info in by_name[name] if len(free) > 1 or info not in free]
+        clashes += [_clash(info, by_name[name], fatal=name in wanted) for info in out]
+    return Selection(tuple(taking_part), tuple(clashes))
+
+
+def _choose(chosen: dict[str, PluginInfo], info: PluginInfo) -> None:
+    other = chosen.setdefault(info.name, info)
+    if other != info:
+        raise ConfigError(
+            f"--plugins names two plugins that are called {info.name!r}: {_origin(other)} and {_origin(info)}; "
+            "give one of them"
+        )
+
+
+def _called(item: str, candidates: Sequence[PluginInfo]) -> list[PluginInfo]:
+    """The candidates that a name, or `dist:name`, means: one at least."""
+    dist, colon, name = item.rpartition(":")
+    found = [info for info in candidates if info.name == name and (not colon or _same_dist(info.dist, dist))]
+    if not found:
+        known = {f"{info.dist}:{info.name}" if colon else info.name for info in candidates}
+        exist = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"there is no plugin {item!r}; installed: {exist}.{did_you_mean(item, known)}")
+    return found
+
+
+def _clash(info: PluginInfo, alike: Sequence[PluginInfo], *, fatal: bool) -> Failure:
+    """Why `info` takes no part: `alike` are all that have its name."""
+    others = " and ".join(_origin(other) for other in alike if other != info)
+    built_in = any(other.dist == CORE_DIST for other in alike)
+    take = "to replace it" if built_in else "to choose this one"
+    fix = f"{take}, give --plugins {info.dist}:{info.name}; to go without it, --plugins=-{info.dist}:{info.name}"
+    whose = "the built-in plugin has this name too" if built_in else f"{others} has this name too"
+    return Failure(info, "discovery", whose, fix, fatal)
+
+
+def _same_dist(one: str, other: str) -> bool:
+    """Names of distributions are equal in any case, and with any of - _ . between their words."""
+    return re.sub(r"[-_.]+", "-", one).lower() == re.sub(r"[-_.]+", "-", other).lower()
 
 
 def build_registry(config: Config) -> Registry:
@@ -109,16 +167,24 @@ def collect(config: Config) -> Registry:
     A process that was handed no list (the command line, LLM) discovers for itself.
     """
     named = config.plugins.plugins or ()
-    order = [Path(item).stem if item.endswith(".py") else item for item in named if not item.startswith("-")]
-    plugins = config.discovered or discover(named)
-    registry = Registry(plugins, order)
-    for info in plugins:
+    order = [_name_of(item) for item in named if not item.startswith("-")]
+    selection = Selection(config.discovered) if config.discovered else select(named)
+    registry = Registry(selection.plugins, order)
+    registry.failures += selection.clashes
+    for info in selection.plugins:
         registry.add(info, import_plugin)
     return registry
 
 
+def _name_of(item: str) -> str:
+    """The plugin's own name in an item of `--plugins`."""
+    return Path(item).stem if item.endswith(".py") else item.rpartition(":")[2]
+
+
 def import_plugin(info: PluginInfo) -> ModuleType:
     """The plugin's hook module."""
+    if ":" in info.entry_point:
+        raise PluginError(f"its entry point is {info.entry_point!r}; it has to name a module, without a colon")
     if not info.entry_point.endswith(".py"):
         return importlib.import_module(info.entry_point)
     # Import strings in the file's specs use its __name__, so it must stay importable under it.
@@ -163,17 +229,30 @@ def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> An
     except BaseException as error:
         reraise_if_stopping(error)
         what = f"{KIND_NAMES[kind]} {name!r} of plugin {plugin.name!r} failed to start"
-        text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        text = message_of(error) if isinstance(error, PluginError) else text_of(error)
         raise PluginError(f"{what}: {text}; {fix_for(plugin, error)}") from error
 
 
-def _info(point: EntryPoint) -> PluginInfo:
-    dist = point.dist
-    return PluginInfo(point.name, dist.name if dist else "", dist.version if dist else "", point.value)
+def _installed() -> Iterator[PluginInfo]:
+    """What the entry points of installed distributions say. The first of equal distributions on the path counts; one
+    whose metadata cannot be read brings nothing, and harms no other."""
+    seen: set[str] = set()
+    for distribution in distributions():
+        try:
+            points = [point for point in distribution.entry_points if point.group == GROUP]
+            if not points:
+                continue
+            dist, version = distribution.metadata["Name"], distribution.version
+        except Exception as error:  # noqa: BLE001 - other people's files, read by the standard library
+            log.warning("the metadata of an installed distribution cannot be read: %s; repair it", text_of(error))
+            continue
+        key = re.sub(r"[-_.]+", "-", dist or "").lower()
+        if key not in seen:
+            seen.add(key)
+            yield from (PluginInfo(point.name, dist or "", version or "", point.value) for point in points)
 
 
-def _origin(point: EntryPoint) -> str:
-    info = _info(point)
+def _origin(info: PluginInfo) -> str:
     return f"{info.dist} {info.version} ({info.entry_point})"
 
 

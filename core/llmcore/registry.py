@@ -11,8 +11,9 @@ import inspect
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar, cast
@@ -21,11 +22,20 @@ import pluggy
 
 from llmcore import hookspecs, specs
 from llmcore.config import Config, plugin_settings
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, did_you_mean, reraise_if_stopping, text_of
+from llmcore.errors import (
+    ConfigError,
+    LlmcoreError,
+    PluginError,
+    did_you_mean,
+    message_of,
+    reraise_if_stopping,
+    text_of,
+)
 from llmcore.models import LayerInfo
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
 from llmcore.tallies import TALLIES
+from llmcore.well_formed import misfit
 
 log = logging.getLogger("llmcore.plugins")
 
@@ -56,6 +66,9 @@ CONTRIBUTIONS: Mapping[str, type[Spec]] = {
 KIND_NAMES: Mapping[type[Spec], str] = {
     kind: hook.removeprefix("register_").removesuffix("s").replace("_", " ") for hook, kind in CONTRIBUTIONS.items()
 }
+
+MOST_ERROR = 1000
+"""Characters of a plugin's error that are shown."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
 
@@ -114,6 +127,17 @@ class Registry:
 
     def add(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> None:
         """Load one plugin and take its contributions: all of them, or none and a Failure."""
+        # What a plugin prints while it is loaded must not get into what a command prints.
+        with redirect_stdout(sys.stderr):
+            taken = self._load(info, load)
+        if taken is None:
+            return
+        self.plugins.append(info)
+        for spec in taken:
+            self.take(spec, info)
+
+    def _load(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> list[Spec] | None:
+        """What a plugin contributes; None, and a Failure, where it raises anything."""
         stage = "import"
         try:
             module = load(info)
@@ -121,22 +145,20 @@ class Registry:
             self.manager.register(module, name=info.name)
             self._check_names(info)
             _check_marks(module)
-            taken: list[tuple[Spec, PluginInfo]] = []
+            taken: list[Spec] = []
             for hook in CONTRIBUTIONS:
                 stage = hook
-                taken += [(spec, info) for spec in self._contributions(hook, info)]
+                taken += self._contributions(hook, info)
         except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is its own failure
             reraise_if_stopping(error)
             self.fail(info, stage, error)
-            return
-        self.plugins.append(info)
-        for spec, _ in taken:
-            self.take(spec, info)
+            return None
+        return taken
 
     def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
         """Record that a plugin failed and take it out; fatal if the user asked for it by name."""
-        text = str(error) if isinstance(error, LlmcoreError) else f"{type(error).__name__}: {error}"
-        failure = Failure(info, stage, text, fix_for(info, error), info.name in self.order)
+        text = " ".join((message_of(error) if isinstance(error, LlmcoreError) else text_of(error)).split())
+        failure = Failure(info, stage, text[:MOST_ERROR], fix_for(info, error), info.name in self.order)
         self.failures.append(failure)
         if self.manager.has_plugin(info.name):
             self.manager.unregister(name=info.name)
@@ -171,6 +193,8 @@ class Registry:
         for spec in (spec for result in caller() for spec in _listed(result)):
             if not isinstance(spec, expected):
                 raise PluginError(f"returned a {type(spec).__name__}, needs {expected.__name__}")
+            if wrong := misfit(spec):
+                raise PluginError(wrong)
             if not _NAME.fullmatch(spec.name):
                 raise PluginError(f"{spec.name!r} is no name: letters, digits and _ . + / - only")
             if spec.api != API_VERSION:
@@ -310,7 +334,7 @@ class Registry:
                 results = caller(layer=layer, info=info)
             except BaseException as error:
                 reraise_if_stopping(error)
-                text = f"{type(error).__name__}: {error}; {fix_for(plugin, error)}"
+                text = f"{text_of(error)}; {fix_for(plugin, error)}"
                 raise PluginError(f"plugin {plugin.name!r} failed in build_layer of {info.name!r}: {text}") from error
             layer = results[-1] if results else layer
             if not hasattr(layer, "named_parameters"):

@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from llmcore.errors import ConfigError
+from llmcore.testing import check_plugin, registry_of
 
 WITNESS = """
 import os
@@ -97,3 +99,38 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
     said = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == 2 and "there is no more room; make some" in said
     server.ended(3)
+
+
+SINK = """
+from llmcore.api import ConfigError, MetricSinkSpec, hookimpl
+
+started = []
+
+@hookimpl
+def on_startup(config):
+    started.append(config)
+
+@hookimpl
+def register_metric_sinks():
+    yield MetricSinkSpec(name="late", make=f"{__name__}:Late")
+
+class Late:
+    def __init__(self):
+        raise ConfigError(f"the sink was made after {len(started)} starts; go on")
+"""
+
+
+def test_a_sink_is_made_after_the_start_was_told(tmp_path: Path) -> None:
+    plugin = tmp_path / "late.py"
+    plugin.write_text(SINK)
+    command = [sys.executable, "-m", "llmcore.cli", "testserver", "--port", "0", "--plugins", str(plugin)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "the sink was made after 1 starts" in done.stderr
+    assert "metric sink 'late' of plugin 'late' failed to start" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_conformance_kit_tells_of_the_start_first(tmp_path: Path) -> None:
+    plugin = tmp_path / "late.py"
+    plugin.write_text(SINK.replace("{len(started)} starts", "{len(started)} starts in the kit"))
+    with pytest.raises(ConfigError, match="after 1 starts in the kit"):
+        check_plugin(registry_of(str(plugin)), "late")

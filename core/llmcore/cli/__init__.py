@@ -11,8 +11,8 @@ import click
 
 from llmcore import __version__
 from llmcore.cli.lazy import Entry, LazyGroup
-from llmcore.config import debug_requested
-from llmcore.errors import ConfigError
+from llmcore.config import Config, debug_requested
+from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.logs import guard_standard_streams
 
 log = logging.getLogger("llmcore.cli")
@@ -74,8 +74,13 @@ class Root(LazyGroup):
         from llmcore.plugins import collect
         from llmcore.specs import CommandSpec
 
+        try:
+            registry = collect(named_plugins())
+        except LlmcoreError as error:  # LLMCORE_PLUGINS or LLMCORE_CONFIG is wrong: commands are there all the same
+            log.warning("%s", error)
+            registry = collect(Config())
         found: dict[str, tuple[str, str]] = {}
-        for spec, plugin in collect(named_plugins()).specs(CommandSpec):
+        for spec, plugin in registry.specs(CommandSpec):
             if spec.name in COMMANDS:
                 log.warning("plugin %r brings a command %r, which core has: it must rename it", plugin.name, spec.name)
                 continue

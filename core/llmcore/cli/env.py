@@ -14,7 +14,7 @@ import click
 from llmcore import __version__
 from llmcore.cli.options import named_plugins
 from llmcore.config import environment
-from llmcore.errors import reraise_if_stopping
+from llmcore.errors import reraise_if_stopping, text_of
 from llmcore.plugins import collect, load
 from llmcore.registry import Registry
 from llmcore.specs import DeviceSpec
@@ -66,7 +66,7 @@ def describe(registry: Registry) -> dict[str, dict[str, Any]]:
         "plugins": {
             info.name: f"{info.dist} {info.version}" for info in registry.plugins if info.dist != "llmcore-engine"
         },
-        "failures": {failure.plugin.name: str(failure) for failure in registry.failures},
+        "failures": {f"{failure.plugin.dist}:{failure.plugin.name}": str(failure) for failure in registry.failures},
     }
 
 
@@ -82,5 +82,5 @@ def _device(spec: DeviceSpec) -> str:
         reason: str | None = load(spec.available)()
     except BaseException as error:  # noqa: BLE001 - a plugin's probe; what it raises is the news
         reraise_if_stopping(error)
-        return f"failed: {type(error).__name__}: {error}"
+        return f"failed: {text_of(error)}"
     return f"not available: {reason}" if reason else "available"

@@ -24,7 +24,7 @@ from llmcore.config import (
 from llmcore.config.foreign import SHORT, foreign
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
-from llmcore.plugins import build_registry
+from llmcore.plugins import build_registry, collect
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec
 
@@ -69,10 +69,13 @@ class SettingsCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Plugins first, because they bring options; then click parses, then the tree is resolved."""
         plain = list(joined(args, self._offered()))
-        file = file_name(_value_of("--config", plain))
-        content = read_yaml(file) if file else {}  # once: it may be a pipe
-        named = [token.partition("=")[2] for token in plain if token.startswith("--plugins=")]
-        ctx.meta["llmcore.registry"] = registry = build_registry(_named(named, content))
+        if {"--help-all", *ctx.help_option_names} & {*takewhile(lambda token: token != "--", plain)}:
+            file, content, registry = None, {}, collect(Config())  # help explains what was named wrongly, too
+        else:
+            file = file_name(_value_of("--config", plain))
+            content = read_yaml(file) if file else {}  # once: it may be a pipe
+            named = [token.partition("=")[2] for token in plain if token.startswith("--plugins=")]
+            registry = build_registry(_named(named, content))
         ctx.meta["llmcore.settings"] = offered = self._offered(registry)
         tokens = list(joined(args, offered))
         self._refuse_foreign(tokens, offered)

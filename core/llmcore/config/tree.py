@@ -349,7 +349,8 @@ class Plugins:
 
     plugins: tuple[str, ...] | None = option(
         None,
-        "Plugins to load, in order of preference; -name leaves one out (default: all installed).",
+        "Plugins to load, in order of preference; -name leaves one out, distribution:name takes the place of another "
+        "of that name (default: all installed).",
         first_page=True,
     )
 

@@ -10,7 +10,7 @@ from llmcore.bridge import Load
 from llmcore.config import Reports
 from llmcore.errors import reraise_if_stopping, text_of
 from llmcore.overview import counts
-from llmcore.plugins import load as load_target
+from llmcore.plugins import made
 from llmcore.protocols import MetricSink, RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import MetricSinkSpec
@@ -27,12 +27,12 @@ class Sinks:
     """Every plugin's metric sink; one that raises is named in the log and nobody else suffers.
 
     `newest`: the newest page. `ended`: requests by their `finish`. `first_tokens`: times to the first token, counted
-    by bucket of `tallies.GAP_SECONDS`.
+    by bucket of `tallies.GAP_SECONDS`. Raises PluginError for a sink that cannot be made.
     """
 
     def __init__(self, registry: Registry, reports: Reports | None = None) -> None:
         self._sinks: list[tuple[str, MetricSink]] = [
-            (plugin.name, load_target(spec.make)()) for spec, plugin in registry.specs(MetricSinkSpec)
+            (plugin.name, made(registry, MetricSinkSpec, spec.name)) for spec, plugin in registry.specs(MetricSinkSpec)
         ]
         self._failed: set[str] = set()
         self._sum = Sum()

@@ -14,7 +14,8 @@ from llmcore.bridge import Load
 from llmcore.child import STOP
 from llmcore.config import Config, with_plugins
 from llmcore.errors import LlmcoreError, Stopped
-from llmcore.plugins import build_registry, discover
+from llmcore.plugins import build_registry
+from llmcore.registry import Registry
 from llmcore.supervisor.backoff import BackOff
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
@@ -49,10 +50,11 @@ def serve(
     `drain_timeout` seconds, the second ends everything at once. Afterwards they are ignored: the process is to end.
     """
     if not config.discovered:
-        config = with_plugins(config, discover(config.plugins.plugins))
+        config = with_plugins(config, build_registry(config).offered)
     stops = Stops()
-    with stops.counting():
-        supervisor = Supervisor(config, notices or Notices(), stops, pace or Pace())
+    registry = build_registry(config)
+    with stops.counting(), registry.lifetime(config):
+        supervisor = Supervisor(config, registry, notices or Notices(), stops, pace or Pace())
         try:
             return supervisor.run(engine_module)
         finally:
@@ -60,13 +62,16 @@ def serve(
 
 
 class Supervisor:
-    """One server's life: how it starts, what happens while it serves, and how it ends. `close` in any case."""
+    """One server's life: how it starts, what happens while it serves, and how it ends. `close` in any case.
 
-    def __init__(self, config: Config, notices: Notices, stops: Stops, pace: Pace) -> None:
+    Made after `on_startup`, on which a metric sink may build.
+    """
+
+    def __init__(self, config: Config, registry: Registry, notices: Notices, stops: Stops, pace: Pace) -> None:
         self._config = config
         self._notices = notices
         self._stops = stops
-        self._registry = build_registry(config)
+        self._registry = registry
         sinks = Sinks(self._registry, config.reports)
         self._directory = RunDirectory(config.server.zmq_mode)
         addresses = self._directory.addresses()
@@ -83,13 +88,12 @@ class Supervisor:
     def run(self, engine_module: str) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
         code, grace = 1, 0.0
-        with self._registry.lifetime(self._config):
-            try:
-                engine = self._start(engine_module)
-                code = 0 if engine is None else self._watch(engine, engine_module)
-                grace = 0.0 if code or engine is None else self._config.server.drain_timeout
-            finally:  # also after an error: what was started may have something to put away
-                served = self._drain(grace)
+        try:
+            engine = self._start(engine_module)
+            code = 0 if engine is None else self._watch(engine, engine_module)
+            grace = 0.0 if code or engine is None else self._config.server.drain_timeout
+        finally:  # also after an error: what was started may have something to put away
+            served = self._drain(grace)
         return code if served else 1
 
     def close(self) -> None:

@@ -160,7 +160,8 @@ def test_listed_packages_import_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "plugins", "hooks", "models", "modes", "kernels", "kernels --explain --device sm90"]
+    "command",
+    ["--help", "plugins", "hooks", "models", "modes --device cpu", "kernels", "kernels --explain --device sm90"],
 )
 def test_commands_that_list_need_no_torch(command: str) -> None:
     result = blocked("from llmcore.cli import main; main()", *command.split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from llmcore.errors import ConfigError
-from llmcore.modes import apply_modes
+from llmcore.modes import apply_modes, mode_misfit
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, PluginInfo
 
@@ -37,8 +37,16 @@ def test_modes_and_pins_settle_layout_and_kernels() -> None:
     [
         (["quick", "plain"], [], "--mode quick pins kernel linear to 'fast', --mode plain to 'torch'"),
         (["quick"], ["linear=torch"], "--kernel linear=torch pins kernel linear to 'torch', --mode quick to 'fast'"),
-        (["qick"], [], r"no mode 'qick'; modes that fit: int8kv, plain, quick. Did you mean quick"),
-        (["fp8kv"], [], "--mode fp8kv does not fit: needs layout token-fp8, which no plugin brings; modes that fit"),
+        (
+            ["qick"],
+            [],
+            r"--mode qick: there is no such mode; modes that fit: int8kv, plain, quick. Did you mean quick",
+        ),
+        (
+            ["fp8kv"],
+            [],
+            "--mode fp8kv does not fit cpu: needs layout token-fp8, which no plugin brings; modes that fit",
+        ),
         (["w4"], [], "needs quantization method awq"),
         (["absent"], [], "needs kernel nobody for linear"),
         ([], ["linear"], "'linear' is no pin: it needs the form op=kernel"),
@@ -51,5 +59,10 @@ def test_modes_that_cannot_work_say_why(modes: list[str], pins: list[str], messa
 
 
 def test_a_mode_for_ops_that_the_model_lacks_does_not_fit() -> None:
-    with pytest.raises(ConfigError, match="pins linear, which this model does not use; modes that fit: int8kv"):
-        apply_modes(["quick"], modes_registry(), DeviceInfo("cpu"), ops={"attn.gqa.decode"})
+    registry = modes_registry()
+    quick = registry.find(ModeSpec, "quick")
+    assert mode_misfit(quick, registry, DeviceInfo("cpu"), {"linear"}) is None
+    why = mode_misfit(quick, registry, DeviceInfo("cpu"), {"attn.gqa.decode"})
+    assert why == "pins linear, which this model does not use"
+    stray = ModeSpec(name="stray", kernels={"lineer": "torch"})
+    assert mode_misfit(stray, registry, DeviceInfo("cpu")) == "pins lineer, which is an op of no plugin"

@@ -9,8 +9,9 @@ from typing import Any
 
 from llmcore import hookspecs, specs
 from llmcore.errors import ConfigError, ResolveError, did_you_mean
-from llmcore.modes import Pins, mode_misfit
+from llmcore.modes import Pins
 from llmcore.plugins import available, load
+from llmcore.protocols import Device
 from llmcore.registry import CONTRIBUTIONS, KIND_NAMES, Registry
 from llmcore.resolve import Resolution, bucket_text, candidates_for, resolve
 from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DeviceSpec, DType, OpContext, PluginInfo, Requires
@@ -165,8 +166,8 @@ def model_rows(registry: Registry) -> list[ModelRow]:
     return sorted(rows, key=lambda row: row.name)
 
 
-def mode_rows(registry: Registry, device: DeviceInfo, ops: Collection[str] | None = None) -> list[ModeRow]:
-    """Every mode, by name; `ops`: what the model asks for, where that is known."""
+def mode_rows(registry: Registry, misfit: Callable[[specs.ModeSpec], str | None]) -> list[ModeRow]:
+    """Every mode, by name; `misfit` says why one cannot work, or None if it can."""
     rows = [
         ModeRow(
             name=spec.name,
@@ -174,7 +175,7 @@ def mode_rows(registry: Registry, device: DeviceInfo, ops: Collection[str] | Non
             layout=spec.layout,
             kernels=dict(spec.kernels),
             quant=spec.quant,
-            misfit=mode_misfit(spec, registry, device, ops),
+            misfit=misfit(spec),
             summary=spec.summary,
         )
         for spec, plugin in registry.specs(specs.ModeSpec)
@@ -209,8 +210,24 @@ def requires_text(when: Requires) -> str:
 # --- choices ---------------------------------------------------------------------------------------------------
 
 
+def best_device(registry: Registry) -> DeviceSpec:
+    """What `--device auto` means: the available device of the highest priority. Raises ConfigError."""
+    missing = {spec.name: load(spec.available)() for spec, _ in registry.specs(DeviceSpec)}
+    usable = [spec for spec, _ in registry.specs(DeviceSpec) if missing[spec.name] is None]
+    if not usable:
+        why = "; ".join(f"{name}: {reason}" for name, reason in missing.items()) or "no plugin brings one"
+        raise ConfigError(f"no device can be used ({why})")
+    return max(usable, key=lambda spec: (spec.priority, spec.name))
+
+
 def find_device(registry: Registry, name: str) -> DeviceInfo:
-    """The device that a name means, here or not ("cpu", "sm90"). Raises ConfigError that lists the kinds."""
+    """The device that a name means, here or not ("cpu", "sm90"); `auto`: the one that a server would take.
+
+    Raises ConfigError that lists the kinds.
+    """
+    if name == "auto":
+        device: Device = load(best_device(registry).make)()
+        return device.info
     devices = registry.specs(DeviceSpec)
     for spec, _ in devices:
         found: DeviceInfo | None = load(spec.named)(name) if spec.named else None

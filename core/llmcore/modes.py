@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmcore.config import parse_pin
@@ -26,12 +26,12 @@ def apply_modes(
     registry: Registry,
     device: DeviceInfo,
     kernels: Sequence[str] = (),
-    ops: Collection[str] | None = None,
 ) -> Pins:
     """The pins of `--mode` names and `--kernel op=name` values together.
 
-    `ops`: what the model asks for, where that is known. Raises ConfigError for a mode that does not exist or fit
-    (listing those that do), for a malformed or unknown pin, and where two of them pin different things.
+    Raises ConfigError for a mode that does not exist or fit the device (listing those that do), for a malformed or
+    unknown pin, and where two of them pin different things. Whether a mode fits a model too says
+    `engine.mode_fit.ModeFit`.
     """
     pinned: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -45,7 +45,7 @@ def apply_modes(
         registry.find(OpSpec, op)
         pin("kernel", op, kernel, f"--kernel {op}={kernel}")
     for name in names:
-        mode = _mode(name, registry, device, ops)
+        mode = check_mode(name, registry, device.type, lambda mode: mode_misfit(mode, registry, device))
         for op, kernel in mode.kernels.items():
             pin("kernel", op, kernel, f"--mode {name}")
         if mode.layout is not None:
@@ -69,7 +69,10 @@ def mode_misfit(
         return f"needs layout {mode.layout}, which no plugin brings"
     if mode.quant is not None and mode.quant not in {spec.name for spec, _ in registry.specs(QuantMethodSpec)}:
         return f"needs quantization method {mode.quant}, which no plugin brings"
+    known = {spec.name for spec, _ in registry.specs(OpSpec)}
     for op, kernel in mode.kernels.items():
+        if op not in known:
+            return f"pins {op}, which is an op of no plugin"
         if ops is not None and op not in ops:
             return f"pins {op}, which this model does not use"
         found = [spec for spec, _ in registry.specs(KernelSpec) if (spec.op, spec.name) == (op, kernel)]
@@ -81,13 +84,14 @@ def mode_misfit(
     return None
 
 
-def _mode(name: str, registry: Registry, device: DeviceInfo, ops: Collection[str] | None) -> ModeSpec:
-    misfits = [(mode, mode_misfit(mode, registry, device, ops)) for mode, _ in registry.specs(ModeSpec)]
-    fitting = ", ".join(sorted(mode.name for mode, misfit in misfits if misfit is None)) or "none"
-    for mode, misfit in misfits:
-        if mode.name == name and misfit is None:
-            return mode
-        if mode.name == name:
-            raise ConfigError(f"--mode {name} does not fit: {misfit}; modes that fit: {fitting}")
-    guess = did_you_mean(name, [mode.name for mode, _ in misfits])
-    raise ConfigError(f"there is no mode {name!r}; modes that fit: {fitting}.{guess}")
+def check_mode(name: str, registry: Registry, where: str, misfit: Callable[[ModeSpec], str | None]) -> ModeSpec:
+    """The mode called `name`. Raises ConfigError where there is none, or `misfit` says why it does not fit `where`;
+    the error lists those that do."""
+    modes = {mode.name: mode for mode, _ in registry.specs(ModeSpec)}
+    why = misfit(modes[name]) if name in modes else None
+    if name in modes and why is None:
+        return modes[name]
+    wrong = f" does not fit {where}: {why}" if name in modes else ": there is no such mode"
+    fitting = ", ".join(sorted(mode.name for mode in modes.values() if misfit(mode) is None))
+    guess = "" if name in modes else did_you_mean(name, modes)
+    raise ConfigError(f"--mode {name}{wrong}; modes that fit: {fitting or 'none, so leave it out'}.{guess}")

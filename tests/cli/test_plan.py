@@ -87,8 +87,8 @@ def test_a_machine_that_is_not_here(model: Path, capsys: pytest.CaptureFixture[s
         (["--device", "sm9x"], "there is no device 'sm9x'"),
         (["--device", "cpu", "--memory", "80GiB"], "leave it out"),
         (["--memory", "much"], "'much' is no size"),
-        (["--mode", "nope"], "there is no mode 'nope'"),
-        (["--model_dir", "/elsewhere"], "are different; give one of them"),
+        (["--mode", "nope"], "--mode nope: there is no such mode"),
+        (["--model_dir", "/elsewhere"], "MODEL is another path than --model_dir"),
     ],
 )
 def test_errors(model: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:

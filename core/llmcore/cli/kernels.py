@@ -23,7 +23,7 @@ from llmcore.weights.dtypes import data_type
 @click.option("--explain", is_flag=True, help="Which kernel every op gets, and why not the others.")
 @click.option("--check", is_flag=True, help="Run every kernel that fits here, and compare it with its reference.")
 @click.option("--bench", is_flag=True, help="Time every kernel that fits here, beside its alternatives.")
-@click.option("--device", metavar="NAME", help="A device, here or not (default: cpu; to run kernels, the best here).")
+@click.option("--device", metavar="NAME", help="A device, here or not (default: the one that serve would take).")
 @click.option("--model", metavar="PATH", help="For the ops and shapes of this model.")
 @click.option("--dtype", metavar="TYPE", help="As --data_type (default: the model's; else bf16, --check: all).")
 @click.option("--layout", default="token", show_default=True, help="KV layout.")
@@ -62,10 +62,14 @@ def command(**given: Any) -> None:
 
 
 def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
-    device = find_device(registry, asked.device or "cpu")
-    pins = apply_modes(asked.mode, registry, device, asked.kernel)
+    device = find_device(registry, asked.device or "auto")
     if asked.op is not None:
         registry.find(OpSpec, asked.op)
+    if asked.model is not None and asked.mode:
+        from llmcore.engine.mode_fit import mode_fit_of
+
+        mode_fit_of(Path(asked.model), registry, device, asked.dtype, asked.deterministic).check(asked.mode)
+    pins = apply_modes(asked.mode, registry, device, asked.kernel)
     if asked.model is not None:
         from llmcore.engine.explain import resolutions_of
 

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
 from llmcore.inspect import ModeRow, find_device, mode_rows
+from llmcore.modes import mode_misfit
 
 
 @click.command("modes")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="A device, here or not.")
+@click.option("--device", metavar="NAME", help="A device, here or not (default: the one that serve would take).")
+@click.option("--model", metavar="PATH", help="For this model, as serve would judge them.")
+@click.option("--dtype", metavar="TYPE", help="As --data_type (default: the model's).")
+@click.option("--deterministic", is_flag=True, help="As in llmcore serve.")
 @listing
-def command(device: str, plugins: tuple[str, ...], as_json: bool) -> None:
+def command(
+    device: str | None,
+    model: str | None,
+    dtype: str | None,
+    deterministic: bool,
+    plugins: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """List what --mode accepts.
 
-    Those that do not fit the device say why.
+    Those that do not fit the device, or the model where one is given, say why.
     """
+    if model is None and (dtype or deterministic):
+        raise click.UsageError("--dtype and --deterministic are for --model")
     registry = registry_for(plugins)
-    rows = mode_rows(registry, find_device(registry, device))
+    info = find_device(registry, device or "auto")
+    if model is None:
+        rows = mode_rows(registry, lambda mode: mode_misfit(mode, registry, info))
+    else:
+        from llmcore.engine.mode_fit import mode_fit_of
+
+        rows = mode_rows(registry, mode_fit_of(Path(model), registry, info, dtype, deterministic).misfit)
     if as_json:
         show_json(rows)
         return

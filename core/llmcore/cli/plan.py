@@ -15,7 +15,7 @@ from llmcore.budget import Budget, Machine, predict
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import check_model_dir
 from llmcore.errors import ConfigError
-from llmcore.inspect import find_device
+from llmcore.inspect import best_device, find_device
 from llmcore.models import ModelConfig
 from llmcore.modes import apply_modes
 from llmcore.plugins import load
@@ -69,6 +69,18 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
     family, model = read_model_as_set(registry, checkpoint.config(), config)
     machine, doubled = find_machine(registry, config.model.device, memory), ()
+    if config.kernels.mode:
+        from llmcore.engine.mode_fit import ModeFit
+
+        ModeFit(
+            registry=registry,
+            device=machine.info,
+            family=family,
+            model=model,
+            described=checkpoint.config(),
+            deterministic=config.kernels.deterministic,
+            granule=config.memory.cache_block_seq_len,
+        ).check(config.kernels.mode)
     pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
     if dummy:
@@ -92,8 +104,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
     """The device to plan for: one that is here, or a named accelerator with `memory` bytes."""
     if name == "auto":
-        here = [spec for spec, _ in registry.specs(DeviceSpec) if load(spec.available)() is None]
-        name = max(here, key=lambda spec: spec.priority).name
+        name = best_device(registry).name
     info = find_device(registry, name)
     spec = registry.find(DeviceSpec, info.type)
     reason = load(spec.available)()

@@ -64,8 +64,10 @@ def dry_model(
     pins: Pins,
     deterministic: bool = False,
     quantized: Quantized | None = None,
+    granule: int | None = None,
 ) -> tuple[torch.nn.Module, DryBuild]:
-    """A model whose parameters have shapes and nothing else, and what it was built with."""
+    """A model whose parameters have shapes and nothing else, and what it was built with; `granule`: of every KV
+    group, where it is not to be settled."""
     build = DryBuild(
         registry=registry,
         config=config,
@@ -77,5 +79,9 @@ def dry_model(
         linear_method=linear_method_of(quantized),
     )
     make = load(family.build)
-    build = replace(build, granules=settle_granules(build, make))
+    if granule is None:
+        granules = settle_granules(build, make)
+    else:
+        granules = {group.name: granule for group in config.kv_groups}
+    build = replace(build, granules=granules)
     return make(config, build), build

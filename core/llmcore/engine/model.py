@@ -13,7 +13,9 @@ from llmcore.budget import total_len
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.generation import sampling_defaults
 from llmcore.engine.granules import DryBuild, settle_granules
+from llmcore.engine.mode_fit import STEP_OPS, ModeFit
 from llmcore.errors import ConfigError
+from llmcore.inspect import best_device
 from llmcore.layers.build import Build
 from llmcore.models import ModelConfig
 from llmcore.modes import apply_modes
@@ -27,9 +29,6 @@ from llmcore.weights.source import open_checkpoint
 from llmcore.weights.stretch import read_model_as_set
 
 logger = logging.getLogger(__name__)
-
-STEP_OPS = frozenset({"sample", "step_inputs", "step_outputs", "kv_slots"})
-"""What surrounds every model's forward."""
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total): how far a start-up has come; "weights" counts bytes."""
@@ -59,12 +58,7 @@ def pick_device(registry: Registry, name: str) -> Device:
         if reason is not None:
             raise ConfigError(f"--device {name}: {reason}")
     else:
-        missing = {spec.name: load(spec.available)() for spec, _ in registry.specs(DeviceSpec)}
-        usable = [spec for spec, _ in registry.specs(DeviceSpec) if missing[spec.name] is None]
-        if not usable:
-            why = "; ".join(f"{name}: {reason}" for name, reason in missing.items()) or "no plugin brings one"
-            raise ConfigError(f"no device can be used ({why})")
-        spec = max(usable, key=lambda spec: (spec.priority, spec.name))
+        spec = best_device(registry)
     device: Device = load(spec.make)()
     return device
 
@@ -77,6 +71,15 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
     model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))
     kernels = config.kernels
+    ModeFit(
+        registry=registry,
+        device=device.info,
+        family=family,
+        model=model_config,
+        described=checkpoint.config(),
+        deterministic=kernels.deterministic,
+        granule=config.memory.cache_block_seq_len,
+    ).check(kernels.mode)
     pins = apply_modes(kernels.mode, registry, device.info, kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model_config, pins.quant)
     model, build = build_model(family, model_config, config, registry, device, quantized)
@@ -120,7 +123,6 @@ def build_model(
     build = Build(torch_device=device.torch_device, granules=granules, **shared)
     model = make(model_config, build)
     used = {resolution.context.op for resolution in build.resolutions} | STEP_OPS
-    apply_modes(kernels.mode, registry, device.info, kernels.kernel, ops=used)
     if idle := sorted(set(build.pins.kernels) - used):
         raise ConfigError(
             f"--kernel {idle[0]}=...: this model does not use {idle[0]}; it uses {', '.join(sorted(used))}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from llmcore.cli import main
 from llmcore.testing import write_fake_model
 
 Ended = Callable[[str, tuple[str, ...]], tuple[int, str]]
@@ -130,3 +131,22 @@ def test_a_json_log_holds_nothing_else(model: Path) -> None:
     said = [json.loads(line) for line in [*lines, *rest.splitlines()]]
     (summary,) = (line["summary"] for line in said if "summary" in line)
     assert {"model", "kernels", "serving at"} <= set(summary)
+
+
+def test_a_directory_without_a_model_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "readme.txt").touch()
+    said = refused(capsys, str(tmp_path))
+    assert f"error: {tmp_path} holds no model: it has no config.json" in said
+    assert "give --model_dir the directory of a model, or a .gguf file" in said
+    assert "there is one in" not in said
+    write_fake_model(tmp_path / "snapshots" / "0123")
+    assert f"there is one in {tmp_path / 'snapshots' / '0123'}; give" in refused(capsys, str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert "has a config.json but no weights; download its *.safetensors" in refused(capsys, str(tmp_path))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", *args])
+    assert end.value.code == 2
+    return capsys.readouterr().err

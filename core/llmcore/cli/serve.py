@@ -15,6 +15,7 @@ from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import Reports, check_model_dir
 from llmcore.logs import fields, log_to_stderr
 from llmcore.supervisor import Notices, serve
+from llmcore.weights.source import find_loader
 from llmcore.wire import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
     that run get some seconds to finish, a second signal ends them too.
     """
     config = with_model(resolved.config, model)
-    config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
+    directory = check_model_dir(config)
+    find_loader(resolved.registry, directory, weights=config.model.load_format != "dummy")
+    config = replace(config, model=replace(config.model, model_dir=str(directory)))
     log_to_stderr(config.reports, "supervisor")
     with notices(config.reports) as shown:
         ctx.exit(serve(config, shown))

@@ -31,7 +31,11 @@ def check_model_dir(config: Config) -> Path:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
     path = Path(config.model.model_dir).expanduser()
     if path.is_dir():
-        if not any(path.iterdir()):
+        try:
+            empty = not any(path.iterdir())
+        except OSError as error:
+            raise ConfigError(f"--model_dir {path}: {error.strerror}; check its permissions.") from error
+        if empty:
             raise ConfigError(f"--model_dir {path} is empty; it should hold config.json, a tokenizer and the weights.")
         # "." has a name too, and a link keeps its own
         return Path(os.path.abspath(path))

@@ -49,6 +49,18 @@ def open_checkpoint(registry: Registry, path: Path, *, weights: bool = True) -> 
     `weights`: False where a config.json alone will do. Raises ConfigError that says what is wrong with the
     directory and what to do.
     """
+    spec = find_loader(registry, path, weights=weights)
+    if spec is None:
+        return ConfigOnly(path)
+    checkpoint: Checkpoint = load(spec.open)(path)
+    return checkpoint
+
+
+def find_loader(registry: Registry, path: Path, *, weights: bool = True) -> WeightLoaderSpec | None:
+    """The one loader that recognises `path`; None where there is a config.json alone, and that will do.
+
+    Opens nothing: whether what is there can be read is seen later. Raises ConfigError as `open_checkpoint`.
+    """
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give --model_dir the directory of a model")
     found = [(spec, plugin) for spec, plugin in registry.specs(WeightLoaderSpec) if load(spec.sniff)(path)]
@@ -57,10 +69,9 @@ def open_checkpoint(registry: Registry, path: Path, *, weights: bool = True) -> 
         leave = " or ".join(f"--plugins=-{plugin.name}" for _, plugin in found)
         raise ConfigError(f"{path} is recognised by {who}; leave one out with {leave}, or give the file itself")
     if found:
-        checkpoint: Checkpoint = load(found[0][0].open)(path)
-        return checkpoint
+        return found[0][0]
     if not weights and (path / "config.json").is_file():
-        return ConfigOnly(path)
+        return None
     raise ConfigError(_what_is_wrong(path, registry))
 
 
@@ -95,6 +106,10 @@ def _check_sizes(config: ModelConfig) -> None:
         raise ConfigError(f"eos_token_id in the model's config.json is {wrong[0]!r} and has to be a token id")
 
 
+_INSIDE = ("*/config.json", "snapshots/*/config.json")
+"""Where people have a model who give the directory above it, or that of a download cache."""
+
+
 def _what_is_wrong(path: Path, registry: Registry) -> str:
     loaders = ", ".join(spec.name for spec, _ in registry.specs(WeightLoaderSpec)) or "none"
     if path.is_file():
@@ -106,5 +121,10 @@ def _what_is_wrong(path: Path, registry: Registry) -> str:
             f"loaded; convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) in transformers"
         )
     if not (path / "config.json").is_file():
-        return f"{path} has no config.json, so it is no model directory; check --model_dir (loaders: {loaders})"
+        inside = next((file.parent for way in _INSIDE for file in sorted(path.glob(way))), None)
+        hint = f"; there is one in {inside}" if inside else ""
+        return (
+            f"{path} holds no model: it has no config.json, and no weight loader recognises it (loaders: {loaders})"
+            f"{hint}; give --model_dir the directory of a model, or a .gguf file"
+        )
     return f"{path} has a config.json but no weights; download its *.safetensors, or use --load_format dummy"

@@ -18,7 +18,7 @@ RANKS = (
     (
         *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget", "wire"),
         *("tallies", "overview", "bounds", "conversion"),
-        *("child", "logs"),
+        *("child", "logs", "machine"),
         *("weights.map", "weights.dtypes"),
     ),
     ("registry", "well_formed", "plugins", "resolve", "modes", "inspect"),

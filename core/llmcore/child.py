@@ -11,8 +11,9 @@ import sys
 import traceback
 from typing import TextIO, TypeVar
 
-from llmcore.errors import ConfigError, LlmcoreError, Stopped, message_of, text_of
+from llmcore.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
 from llmcore.logs import log_to_stderr
+from llmcore.machine import shortage_of
 from llmcore.wire import AdminLaunch, EngineLaunch, LastWords, Launch, TlsLaunch, WorkerLaunch, decode_launch, encode
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
@@ -88,10 +89,17 @@ def report_failure(launch: Launch, error: BaseException) -> None:
 
 
 def _leave_word(error: BaseException) -> None:
-    usage = isinstance(error, LlmcoreError)
-    message = message_of(error) if usage else text_of(error)
+    words = last_words_of(error)
     with contextlib.suppress(OSError):  # without memory for it
-        os.pwrite(_papers(), encode(LastWords(message[:MAX_WORDS], usage)), os.fstat(_papers()).st_size)
+        os.pwrite(_papers(), encode(words), os.fstat(_papers()).st_size)
+
+
+def last_words_of(error: BaseException) -> LastWords:
+    """What there is to say of an error that ends a process: where the machine ran out of something, that."""
+    named = isinstance(error, LlmcoreError)
+    shortage = None if named and not isinstance(error, PluginError) else shortage_of(error)
+    message = shortage or (message_of(error) if named else text_of(error))
+    return LastWords(message[:MAX_WORDS], usage=named or shortage is not None)
 
 
 def _papers() -> int:

@@ -31,6 +31,7 @@ from llmcore.errors import (
     reraise_if_stopping,
     text_of,
 )
+from llmcore.machine import shortage_of
 from llmcore.models import LayerInfo
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
@@ -105,6 +106,8 @@ def fix_for(plugin: PluginInfo, error: BaseException) -> str:
     without = f"leave it out with --plugins=-{plugin.name}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install {error.name.partition('.')[0]!r}, or {without}"
+    if shortage := shortage_of(error):
+        return shortage
     return f"upgrade or repair it, or {without}"
 
 

@@ -166,6 +166,35 @@ def test_a_log_that_nobody_reads_holds_nobody_up() -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("-v 100000", "address space of a process is limited to 98 MiB (RLIMIT_AS)"),
+        ("-v 900000", "address space of a process is limited to 879 MiB (RLIMIT_AS)"),
+        ("-f 0", "size of a file is limited to 0 bytes (RLIMIT_FSIZE)"),
+        ("-f 1", "size of a file is limited to 1,024 bytes (RLIMIT_FSIZE)"),
+        ("-n 10", "number of open files is limited to 10 (RLIMIT_NOFILE)"),
+    ],
+)
+def test_a_limit_that_is_too_low_ends_the_start_with_its_name(limit: str, said: str) -> None:
+    command = ["bash", "-c", f'ulimit {limit} && exec "$0" -m llmcore.cli testserver --port 0', sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and said in line and "raise it with `ulimit -" in line
+
+
+def test_memory_that_runs_out_while_the_engine_loads_is_named(tmp_path: Path) -> None:
+    """Just enough address space to begin with, and a pool of KV that does not fit into it."""
+    model = write_fake_model(tmp_path / "fake")
+    limited = 'ulimit -v 1100000 && exec "$0" -m llmcore.cli "$@"'
+    arguments = ["serve", str(model), "--port", "0", "--max_total_token_num", "2000M"]
+    command = ["bash", "-c", limited, sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode in (1, 2), done.stderr
+    assert "RLIMIT_AS" in done.stderr and "template" not in done.stderr and "bug" not in done.stderr
+
+
 def test_a_limit_of_256_descriptors_ends_the_start_with_what_to_do() -> None:
     limited = 'ulimit -n 256 && exec "$0" -m llmcore.cli testserver --port 0'
     command = ["bash", "-c", limited, sys.executable]

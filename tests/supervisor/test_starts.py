@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from llmcore.supervisor import watchdog
-from llmcore.testing import sockets
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
+from llmcore.testing import sockets, write_fake_model
+from llmcore.testing.server import ENGINE_MODULE, FAKE_ENGINE, RunningServer, ServerFailed, serving
 from llmcore.testing.tokenizer import write_tokenizer
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
@@ -103,6 +103,100 @@ def test_sigterm_ends_promptly_who_hangs_while_it_starts(tmp_path: Path, module:
         start = time.monotonic()
         assert server.stop(30) == 0
         assert time.monotonic() - start < 25.0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+def die():
+    flag.unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+module = next((word for word in sys.orig_argv if word.startswith("llmcore.")), "none")
+flag = Path({flags!r}) / module
+if flag.exists():
+    moment = flag.read_text()
+    if moment == "at once":
+        die()
+    sys.addaudithook(lambda event, given: die() if event == "import" and given[0] == moment and flag.exists() else 0)
+"""
+"""What a Python that finds this as its sitecustomize does: the first process of each module that has a file under
+`flags` is killed with SIGKILL when it imports what the file names."""
+
+
+@contextmanager
+def killed_while_starting(directory: Path, moments: dict[str, str]) -> Iterator[Path]:
+    """Inside, the first process of each module is killed at its moment; the files of those to come are in the path."""
+    flags, site = directory / "flags", directory / "site"
+    site.mkdir()
+    flags.mkdir()
+    for module, moment in moments.items():
+        (flags / module).write_text(moment)
+    (site / "sitecustomize.py").write_text(KILLED.format(flags=str(flags)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        yield flags
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        dict.fromkeys((WORKER, TERMINATOR, ADMIN, FAKE_ENGINE), "at once"),
+        dict.fromkeys((WORKER, TERMINATOR, ADMIN, FAKE_ENGINE), "llmcore.wire"),
+        {WORKER: "llmcore.text.detokenizer", ENGINE_MODULE: "llmcore.engine.build"},
+    ],
+    ids=["at once", "early", "late"],
+)
+def test_who_is_killed_while_the_server_starts_is_replaced(tmp_path: Path, moments: dict[str, str]) -> None:
+    real = ENGINE_MODULE in moments
+    model = write_fake_model(tmp_path / "model") if real else write_tokenizer(tmp_path / "model")
+    tls = {"ssl": True, "ssl_certfile": str(TLS / "cert.pem"), "ssl_keyfile": str(TLS / "key.pem")}
+    options = {"health_monitor": True, "restart_pause": 0.1, "engine_module": ENGINE_MODULE if real else FAKE_ENGINE}
+    with (
+        killed_while_starting(tmp_path, moments) as flags,
+        serving(model, **options, **(tls if TERMINATOR in moments else {})) as server,  # type: ignore[arg-type]
+    ):
+        assert list(flags.iterdir()) == []
+        log = server.log.read_text()
+        for name in [part for module, part in NAMES.items() if module in moments]:
+            assert f"{name} was ended by SIGKILL" in log, name
+        assert ready(server)
+        if real:
+            assert sockets.call(server.port, "POST", "/v1/completions", {"prompt": [1, 2], "max_tokens": 2})[0] == 200
+        assert server.stop() == 0
+
+
+NAMES = {
+    WORKER: "worker-0",
+    TERMINATOR: "tls-0",
+    ADMIN: "admin-0",
+    FAKE_ENGINE: "the engine",
+    ENGINE_MODULE: "the engine",
+}
+"""What the log calls them."""
+
+
+def test_without_a_health_monitor_the_death_of_the_engine_ends_a_start(tmp_path: Path) -> None:
+    moments = {FAKE_ENGINE: "llmcore.wire", WORKER: "at once"}
+    with (
+        killed_while_starting(tmp_path, moments),
+        pytest.raises(ServerFailed, match=r"engine-0 could not start: it was ended by SIGKILL.*give --health_monitor"),
+        serving(write_tokenizer(tmp_path / "model"), engine_module=FAKE_ENGINE),
+    ):
+        raise AssertionError("it started")
+
+
+def test_workers_that_are_killed_again_and_again_end_a_start(tmp_path: Path) -> None:
+    with killed_while_starting(tmp_path, {WORKER: "at once"}) as flags:
+        site = tmp_path / "site" / "sitecustomize.py"
+        site.write_text(site.read_text().replace("    flag.unlink()\n", ""))
+        with (
+            pytest.raises(ServerFailed, match=r"worker-2 was ended by SIGKILL.* as all 3 .* in a row"),
+            serving(write_tokenizer(tmp_path / "model"), engine_module=FAKE_ENGINE),
+        ):
+            raise AssertionError("it started")
+        assert list(flags.iterdir())
 
 
 def test_who_cannot_be_started_now_is_started_later(tmp_path: Path) -> None:

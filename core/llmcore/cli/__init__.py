@@ -12,8 +12,9 @@ import click
 from llmcore import __version__
 from llmcore.cli.lazy import Entry, LazyGroup
 from llmcore.config import Config, debug_requested
-from llmcore.errors import ConfigError, LlmcoreError
+from llmcore.errors import ConfigError, LlmcoreError, PluginError
 from llmcore.logs import guard_standard_streams
+from llmcore.machine import check_limits
 
 log = logging.getLogger("llmcore.cli")
 
@@ -42,6 +43,9 @@ COMMANDS: Mapping[str, Entry] = {
     "env": Entry("llmcore.cli.env:command", "Look", "Describe this machine, for a bug report."),
 }
 
+SERVERS = ("serve", "testserver")
+"""Commands that need what a server needs of the machine, before they are imported."""
+
 
 class Root(LazyGroup):
     """Core's commands from the table, plugins' when a name is not there or all are listed."""
@@ -53,6 +57,8 @@ class Root(LazyGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command called `cmd_name`, imported now."""
         name = cmd_name.replace("_", "-")
+        if name in SERVERS:
+            check_limits()
         if name in COMMANDS:
             return super().get_command(ctx, name)
         target = self._brought().get(name)
@@ -120,6 +126,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 def _report(error: Exception) -> int:
     from llmcore.cli.failure import show_failure
+    from llmcore.machine import shortage_of
 
+    if not isinstance(error, LlmcoreError) or isinstance(error, PluginError):
+        told = shortage_of(error)
+        error = ConfigError(told) if told else error
     show_failure(error)
     return 2 if isinstance(error, ConfigError) else 1

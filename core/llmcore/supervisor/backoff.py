@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import zmq
 
+from llmcore.machine import shortage_of
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -58,7 +60,8 @@ class Starts:
             return spawn()
         except (OSError, zmq.ZMQError) as error:  # no memory, process or file to be had now; what runs goes on
             self._not_before = time.monotonic() + YOUNG_SECONDS
-            logger.error("%s cannot be started: %s; trying again in %g s", self._what, error, YOUNG_SECONDS)
+            why = shortage_of(error) or str(error)
+            logger.error("%s cannot be started: %s; trying again in %g s", self._what, why, YOUNG_SECONDS)
             return None
 
     def died(self, born: float, ready: bool, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -33,7 +34,10 @@ class Child:
         # In memory: a full disk must not keep a server from replacing what died.
         self._papers = os.memfd_create(launch.name)
         try:
-            self._words_at = os.write(self._papers, encode_launch(launch))
+            papers = encode_launch(launch)
+            self._words_at = os.write(self._papers, papers)
+            if self._words_at < len(papers):  # it is a file, if one in memory: RLIMIT_FSIZE counts
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             with _blocked():
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, str(self._papers)],
@@ -87,6 +91,11 @@ class Child:
             return f"ended with exit code {code}"
         hint = " (the kernel does this when memory runs out)" if -code == signal.SIGKILL and not self._killed else ""
         return f"was ended by {signal.Signals(-code).name}{hint}"
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal has ended it, so that another may fare better."""
+        return not self.alive and self._process.returncode < 0
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended, after waiting up to `seconds`."""

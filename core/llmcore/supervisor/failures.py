@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from llmcore.errors import ConfigError, LlmcoreError, ServerError, StartupError
+from llmcore.machine import memory_note
 from llmcore.supervisor.backoff import MOST_IN_VAIN
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.rundir import PREFIX, RunDirectory
@@ -21,7 +22,7 @@ class Failures:
     def obituary(self, child: Child) -> str:
         """What became of a child that has ended: "failed: ... (log: ...)"."""
         words = child.last_words
-        cause = f"failed: {words.message}" if words else child.ending
+        cause = f"failed: {words.message}" if words else child.ending + memory_note()
         kept = self._directory.keep_log(child.name)
         return cause + (f" (log: {kept})" if kept else "")
 
@@ -50,6 +51,8 @@ class Failures:
         words = child.last_words
         if words is not None and words.usage:
             return ConfigError(words.message)
-        cause = words.message if words else f"it {child.ending}"
+        cause = words.message if words else f"it {child.ending}{memory_note()}"
+        if child.killed:
+            cause += "; start the server again, or give --health_monitor, which starts another in its place"
         kept = self._directory.keep_log(child.name)
         return StartupError(f"{child.name} could not start: {cause}", log=None if kept is None else str(kept))

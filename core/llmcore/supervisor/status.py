@@ -16,6 +16,9 @@ from llmcore.wire import HEARTBEAT_SECONDS, State
 logger = logging.getLogger(__name__)
 
 
+STARTING = "the server is starting"
+
+
 @dataclass(frozen=True)
 class Pace:
     """How often figures go on their way, in seconds: from the engine, and to the workers, who show them."""
@@ -32,7 +35,7 @@ class Status:
         self._processes = processes
         self._pace = pace
         self.sinks = sinks
-        self.not_ready = "the server is starting"
+        self.not_ready = STARTING
         self._throughput = ThroughputLog(config.server.log_stats_interval, time.monotonic())
         self._due = 0.0
 

@@ -23,10 +23,10 @@ from llmcore.supervisor.figures import Sinks
 from llmcore.supervisor.mail import GONE, Mail, Notices
 from llmcore.supervisor.processes import Processes
 from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.status import Pace, Status
+from llmcore.supervisor.status import STARTING, Pace, Status
 from llmcore.supervisor.stops import Stops
 from llmcore.supervisor.texts import check_options, prepare_tokenizer, with_parsers
-from llmcore.wire import Shutdown
+from llmcore.wire import ModelFacts, Shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ def serve(
     stops = Stops()
     registry = build_registry(config)
     with stops.counting(), registry.lifetime(config):
-        supervisor = Supervisor(config, registry, notices or Notices(), stops, pace or Pace())
+        supervisor = Supervisor(config, registry, notices or Notices(), stops, pace or Pace(), engine_module)
         try:
-            return supervisor.run(engine_module)
+            return supervisor.run()
         finally:
             supervisor.close()
 
@@ -67,7 +67,16 @@ class Supervisor:
     Made after `on_startup`, on which a metric sink may build.
     """
 
-    def __init__(self, config: Config, registry: Registry, notices: Notices, stops: Stops, pace: Pace) -> None:
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        notices: Notices,
+        stops: Stops,
+        pace: Pace,
+        engine_module: str,
+    ) -> None:
+        self._engine_module = engine_module
         self._config = config
         self._notices = notices
         self._stops = stops
@@ -85,13 +94,13 @@ class Supervisor:
         self._mail = Mail(self._context, addresses.control, self._processes, self._status, notices)
         self._backoff = BackOff(config.server.restart_pause, config.server.restart_limit)
 
-    def run(self, engine_module: str) -> int:
+    def run(self) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
         code, grace = 1, 0.0
         try:
-            engine = self._start(engine_module)
-            code = 0 if engine is None else self._watch(engine, engine_module)
-            grace = 0.0 if code or engine is None else self._config.server.drain_timeout
+            started = self._start()
+            code = self._watch() if started else 0
+            grace = 0.0 if code or not started else self._config.server.drain_timeout
         finally:  # also after an error: what was started may have something to put away
             served = self._drain(grace)
         return code if served else 1
@@ -106,34 +115,52 @@ class Supervisor:
 
     # --- how it starts
 
-    def _start(self, engine_module: str) -> Engine | None:
-        """The engine, once everything accepts requests; None if told to stop meanwhile."""
+    def _start(self) -> bool:
+        """Whether everything accepts requests; False if told to stop meanwhile."""
         check_options(self._registry, self._config)
         processes = self._processes
         processes.spawn_missing()
-        if not self._wait_until(lambda: bool(processes.engines or processes.spawn_engine(engine_module))):
-            return None
-        engine = processes.engines[0]
+        if not self._wait_until(lambda: bool(processes.engines or processes.spawn_engine(self._engine_module))):
+            return False
         try:
             with self._stops.interrupting():  # while the engine loads
                 tokenizer_dir = prepare_tokenizer(self._registry, self._config, self._directory.path)
         except Stopped:
-            return None
-        if not self._wait_until(lambda: engine.facts is not None) or engine.facts is None:
-            return None
+            return False
+        if not self._wait_until(lambda: self._engine.facts is not None):
+            return False
         processes.entrance.listen()
-        config, facts = with_parsers(self._registry, self._config, engine.facts, tokenizer_dir)
-        facts = msgspec.structs.replace(facts, report=(*facts.report, *processes.admin.rows))
-        processes.workers.prepare(config, facts, tokenizer_dir)
-        if not self._wait_until(lambda: processes.workers.all_ready() and processes.entrance.ready):
-            return None
+        config, facts = with_parsers(self._registry, self._config, self._facts, tokenizer_dir)
+        report = (*facts.report, *processes.admin.rows)
+        processes.workers.prepare(config, msgspec.structs.replace(facts, report=report), tokenizer_dir)
+        if not self._wait_until(self._all_ready):
+            return False
         self._status.not_ready = ""
-        self._status.publish(engine.load)
-        self._notices.ready(processes.entrance.url, facts)
-        return engine
+        self._status.publish(self._engine.load)
+        self._notices.ready(processes.entrance.url, msgspec.structs.replace(self._facts, report=report))
+        return True
+
+    @property
+    def _engine(self) -> Engine:
+        """The one that serves, loads, or was the last to die."""
+        return self._processes.engines[-1]
+
+    @property
+    def _facts(self) -> ModelFacts:
+        facts = self._engine.facts
+        assert facts is not None
+        return facts
+
+    def _all_ready(self) -> bool:
+        processes = self._processes
+        return processes.engine_serves() and processes.workers.all_ready() and processes.entrance.ready
 
     def _wait_until(self, ready: Callable[[], bool]) -> bool:
-        """Handle messages until `ready`; False if told to stop, StartupError if a child ends."""
+        """Handle messages until `ready`; False if told to stop.
+
+        A child that a signal ends meanwhile is replaced, as it is later. StartupError, or ConfigError with its own
+        words, for one that ends by itself: another would do the same.
+        """
         while not ready():
             if self._stops.count:
                 return False
@@ -141,23 +168,29 @@ class Supervisor:
             self._turn()
             self._processes.kill_hung()
             for child in self._processes.all():
-                if child.last_words or not child.alive:
+                if child.last_words or not (child.alive or child.killed):
                     child.wait(1.0)
                     raise self._processes.failures.startup_error(child)
+            self._processes.replace_dead()
+            if self._processes.engines and self._engine.child.killed:
+                if not self._revive():
+                    if self._stops.count:
+                        return False
+                    raise self._processes.failures.startup_error(self._engine.child)
+                self._status.not_ready = STARTING
         return True
 
     # --- what happens while it serves
 
-    def _watch(self, engine: Engine, engine_module: str) -> int:
+    def _watch(self) -> int:
         """Until told to stop (0), or the engine is gone and there is to be no other (1)."""
         while not self._stops.count:
             self._turn()
-            self._look_after(engine.load)
-            if not engine.child.alive:
-                revived = self._revive(engine, engine_module)
-                if revived is None:
+            self._look_after(self._engine.load)
+            if not self._engine.child.alive:
+                if not self._revive():
                     return 0 if self._stops.count else 1
-                engine = revived
+                self._status.renewed()
         return 0
 
     def _look_after(self, load: Load) -> None:
@@ -166,16 +199,18 @@ class Supervisor:
         self._processes.kill_hung()
         self._status.report(load)
 
-    def _revive(self, dead: Engine, engine_module: str) -> Engine | None:
-        """Another engine in place of a dead one; None if there is to be none, or the server is asked to stop.
+    def _revive(self) -> bool:
+        """Whether another engine has taken the place of the dead one; False if there is to be none, or the server is
+        asked to stop.
 
         Workers answer 503 meanwhile. They are replaced too: what they know of the model came from the dead engine.
         """
         while True:
+            dead = self._engine
             pause = self._backoff.pause(time.monotonic()) if self._config.server.health_monitor else None
             self._announce_death(dead, pause)
             if pause is None:
-                return None
+                return False
             self._processes.forget_engine(dead)
             until = time.monotonic() + pause
             engine = None
@@ -183,22 +218,20 @@ class Supervisor:
                 self._turn(until)
                 self._look_after(dead.load)
                 if self._stops.count:
-                    return None
+                    return False
                 if time.monotonic() >= until:
-                    engine = self._processes.spawn_engine(engine_module)
+                    engine = self._processes.spawn_engine(self._engine_module)
                     until = max(until, time.monotonic() + TICK_SECONDS)
-            dead = engine
             while engine.facts is None and engine.child.alive and not self._stops.count:
                 self._turn()
                 self._look_after(engine.load)
             if engine.facts is not None:
                 break
             if self._stops.count:
-                return None
+                return False
         self._processes.workers.renew(engine.facts)
         self._processes.spawn_missing()
-        self._status.renewed()
-        return engine
+        return True
 
     def _announce_death(self, engine: Engine, pause: float | None) -> None:
         """Streams end with an error now; workers say 503 until another engine serves, or for a moment.

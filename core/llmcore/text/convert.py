@@ -14,6 +14,7 @@ from pathlib import Path
 
 from llmcore.child import die_with_parent
 from llmcore.errors import ConfigError
+from llmcore.machine import memory_note, shortage_of
 from llmcore.plugins import load
 from llmcore.specs import ImportString
 
@@ -36,7 +37,7 @@ def convert(converter: ImportString, model: Path, out: Path, *, trust_remote_cod
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"the tokenizer of {model} was not converted within {_SECONDS} s") from error
     if done.returncode:
-        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        reason = (done.stderr.strip() or f"exit code {done.returncode}{memory_note()}").splitlines()[-1]
         raise ConfigError(f"the tokenizer of {model} cannot be converted: {reason}")
     if not (out / "tokenizer.json").is_file():
         raise ConfigError(f"{converter} wrote no tokenizer.json for {model}; report it to the plugin's authors")
@@ -60,6 +61,11 @@ def main(arguments: list[str]) -> int:
         run(converter, Path(model), Path(out), trust_remote_code=_TRUST in arguments[4:])
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
+        return _BAD_INPUT
+    except Exception as error:
+        if (shortage := shortage_of(error)) is None:
+            raise
+        sys.stderr.write(f"{shortage}\n")
         return _BAD_INPUT
     return 0
 

@@ -41,6 +41,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path and its permissions") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON ({error}); download it again") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply to be read; download it again") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object; download it again")
     return value

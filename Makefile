@@ -2,7 +2,8 @@
 # again takes no time until a pyproject.toml or constraints.txt changes.
 
 SHELL := /bin/bash
-PYTHON ?= python3.11
+# The Python to set up with; the newest on PATH that there are wheels of torch for, where none is named.
+PYTHON ?=
 PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
@@ -87,7 +88,7 @@ build/compatcanary/node_modules:
 	@cd $(@D) && npm install --silent --no-audit --no-fund --ignore-scripts --prefix . compatcanary@0.2.2
 
 build/tox/bin/tox:
-	@"$(PYTHON)" -m venv build/tox
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && "$$python" -m venv build/tox
 	@build/tox/bin/python -m pip install --quiet --disable-pip-version-check 'tox>=4.11'
 
 # The dashboard in a headless Chromium, which comes from the system's packages; not part of `make test`.

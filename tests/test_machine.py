@@ -82,7 +82,7 @@ def test_other_errors_are_what_they_are(limited: dict[int, tuple[int, int]]) -> 
     assert last_words_of(ValueError("a bug")).usage is False
     assert "no memory left" in str(shortage_of(MemoryError())) and memory_note() == ""
     limited[resource.RLIMIT_AS] = (2 << 30, 2 << 30)
-    assert "limited to 2,048 MiB by RLIMIT_AS" in memory_note()
+    assert "limited to 2,048 MiB (RLIMIT_AS; raise it with" in memory_note()
 
 
 def test_a_tokenizer_that_finds_no_room_blames_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,11 +112,13 @@ def no_memory() -> str:
 
 
 def memory_note() -> str:
-    """What to add where a process died without a word, and a limit of its memory may be why; "" without a limit."""
+    """What to add where a limit of memory may be why a process died, or found none; "" without a limit."""
     value = MEMORY.value
     if value is None:
         return ""
-    return f" (its {MEMORY.what} is limited to {MEMORY.shown(value)} by {MEMORY.name}: {MEMORY.raised_by})"
+    return (
+        f", with the {MEMORY.what} limited to {MEMORY.shown(value)} ({MEMORY.name}; raise it with {MEMORY.raised_by})"
+    )
 
 
 def _exceeded(limit: Limit, otherwise: str) -> str:

@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import types
 import typing
+from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,8 @@ from llmcore.specs import Spec
 
 def misfit(spec: Spec) -> str | None:
     """What is wrong with the first field of the wrong type, or None."""
-    for name, hint in _hints(type(spec)).items():
+    kind: Hashable = type(spec)
+    for name, hint in _hints(kind).items():
         value = getattr(spec, name)
         if not _fits(value, hint):
             wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint).replace("typing.", "")

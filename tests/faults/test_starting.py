@@ -188,7 +188,7 @@ def test_memory_that_runs_out_while_the_engine_loads_is_named(tmp_path: Path) ->
     """Just enough address space to begin with, and a pool of KV that does not fit into it."""
     model = write_fake_model(tmp_path / "fake")
     limited = 'ulimit -v 1100000 && exec "$0" -m llmcore.cli "$@"'
-    arguments = ["serve", str(model), "--port", "0", "--max_total_token_num", "2000M"]
+    arguments = ["serve", str(model), "--port", "0", "--max_total_token_num", "500M"]
     command = ["bash", "-c", limited, sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode in (1, 2), done.stderr

@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """One node. Refuses what no setting needs, and what grows or sinks without end."""
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _Refused(
                 event, "anchors and aliases (& and *) are not read; write the value, in quotes if it is text"
@@ -112,9 +112,9 @@ def _plain(node: yaml.Node) -> Any:
 
 def _without_content(error: yaml.YAMLError) -> str:
     """What is wrong, and in which line: the parser's own words, without those that it quotes from the file."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if problem is None:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
         return "it holds a character that YAML does not allow; save it as plain text."
+    mark, problem = error.problem_mark, error.problem
     words = " ".join(_QUOTED.sub(_if_syntax, problem).split())
     fix = "indent with spaces" if "'\\t'" in words else "quote text that has signs in it"
     return f"line {mark.line + 1}: {words}; {fix}." if mark is not None else f"{words}; {fix}."

@@ -8,6 +8,7 @@ from llmcore.budget import Budget, Machine, predict
 from llmcore.config import Config, check_model_dir
 from llmcore.engine.explain import dry_model
 from llmcore.errors import ConfigError
+from llmcore.machine import memory_note
 from llmcore.modes import apply_modes
 from llmcore.protocols import Device
 from llmcore.registry import Registry
@@ -94,4 +95,5 @@ def _name(device: Device) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0].rstrip(". ") or type(error).__name__
+    line = str(error).partition("\n")[0].rstrip(". ") or type(error).__name__
+    return line + memory_note()

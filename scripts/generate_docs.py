@@ -15,7 +15,7 @@ from options_elsewhere import brought, options_elsewhere
 from page_of_faults import faults_page
 from page_of_metrics import metrics_page
 from page_of_objects import objects_page
-from pages_from_plugins import hooks_page, known_plugins, plugin_templates
+from pages_from_plugins import hooks_page, known_plugins, official_plugins, plugin_templates
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -100,6 +100,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": metrics_page,
     "docs/faults.md": faults_page,
     "core/llmcore/known_plugins.json": known_plugins,
+    "core/llmcore/official_plugins.json": official_plugins,
     "core/llmcore/plugin_templates.json": plugin_templates,
     **pages_by_hand(),
 }

@@ -23,8 +23,9 @@ INTRODUCTION = """
 ## Coming from another server
 
 Every option that LightLLM and LMDeploy document, its default there (of LightLLM: in the newest document that has it),
-and what it is here. "Theirs" after a default says that it is the same. No option is accepted and then ignored: one that
-this version does not have ends the start with an error that says why, unless its value asks for what happens anyway."""
+and what it is here. "Theirs" after a default says that it is the same. No option is accepted and then ignored: one
+that this version does not have ends the start with an error that says why, unless its value asks for what happens
+anyway."""
 
 
 FOREIGNERS = """

@@ -6,12 +6,15 @@ import inspect
 import json
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from llmcore.inspect import HookRow, hook_rows
 from llmcore.plugins import import_plugin
+from llmcore.processors import LogitsProcessorSpec
 from llmcore.registry import CONTRIBUTIONS, Registry
-from llmcore.specs import ModelSpec, PluginInfo
+from llmcore.specs import KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -80,6 +83,35 @@ def _section(row: HookRow) -> Iterator[str]:
 
 def known_plugins() -> str:
     """core/llmcore/known_plugins.json: architecture -> the distribution in this tree that brings it."""
+    known = {a: plugin.dist for spec, plugin in _of_this_tree().specs(ModelSpec) for a in spec.architectures}
+    return json.dumps(known, indent=2, sort_keys=True) + "\n"
+
+
+def official_plugins() -> str:
+    """core/llmcore/official_plugins.json: distribution in this tree -> what a start without it may lack."""
+    registry = _of_this_tree()
+    found: dict[str, dict[str, Any]] = {}
+
+    def has(plugin: PluginInfo) -> dict[str, Any]:
+        empty: dict[str, Any] = {"devices": [], "parsers": {}, "processors": [], "options": []}
+        return found.setdefault(plugin.dist, empty)
+
+    for kernel, plugin in registry.specs(KernelSpec):
+        if kernel.when.device not in (None, *has(plugin)["devices"]):
+            has(plugin)["devices"].append(kernel.when.device)
+    for parser, plugin in registry.specs(OutputParserSpec):
+        marks = [[marks.texts, marks.without] for marks in parser.recognises]
+        kinds = has(plugin)["parsers"]
+        kinds[parser.kind] = [*kinds.get(parser.kind, ()), *(m for m in marks if m not in kinds.get(parser.kind, ()))]
+    for kind, key in ((LogitsProcessorSpec, "processors"), (OptionSpec, "options")):
+        for spec, plugin in registry.specs(kind):
+            has(plugin)[key].append(spec.name)
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
+@cache
+def _of_this_tree() -> Registry:
+    """What the plugins of this repository contribute, without the built-ins."""
     registry = Registry(())
     for project in sorted([*ROOT.glob("plugins/*/pyproject.toml"), ROOT / "contrib_models" / "pyproject.toml"]):
         described = tomllib.loads(project.read_text())["project"]
@@ -87,8 +119,7 @@ def known_plugins() -> str:
             registry.add(PluginInfo(name, described["name"], described["version"], module), import_plugin)
     if registry.failures:
         raise RuntimeError("; ".join(map(str, registry.failures)))
-    known = {a: plugin.dist for spec, plugin in registry.specs(ModelSpec) for a in spec.architectures}
-    return json.dumps(known, indent=2, sort_keys=True) + "\n"
+    return registry
 
 
 def plugin_templates() -> str:

@@ -21,7 +21,7 @@ RANKS = (
         *("child", "logs", "machine"),
         *("weights.map", "weights.dtypes"),
     ),
-    ("registry", "well_formed", "plugins", "resolve", "modes", "inspect"),
+    ("registry", "well_formed", "plugins", "official", "resolve", "modes", "inspect"),
     ("ops",),
     ("layers",),
     ("weights", "kv", "sched", "text"),

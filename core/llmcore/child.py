@@ -98,7 +98,9 @@ def last_words_of(error: BaseException) -> LastWords:
     """What there is to say of an error that ends a process: where the machine ran out of something, that."""
     named = isinstance(error, LlmcoreError)
     shortage = None if named and not isinstance(error, PluginError) else shortage_of(error)
-    message = shortage or (message_of(error) if named else text_of(error))
+    message = message_of(error) if named else text_of(error)
+    if shortage is not None:
+        message = f"{message[: MAX_WORDS - len(shortage)]}; {shortage}"
     return LastWords(message[:MAX_WORDS], usage=named or shortage is not None)
 
 

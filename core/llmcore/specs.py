@@ -272,6 +272,10 @@ class TemplateMarks:
         _several(self.texts, "texts")
         _several(self.without, "without")
 
+    def fit(self, template: str) -> bool:
+        """Whether the template shows it."""
+        return all(text in template for text in self.texts) and not any(text in template for text in self.without)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutputParserSpec(Spec):

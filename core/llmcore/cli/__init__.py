@@ -12,7 +12,7 @@ import click
 from llmcore import __version__
 from llmcore.cli.lazy import Entry, LazyGroup
 from llmcore.config import Config, debug_requested
-from llmcore.errors import ConfigError, LlmcoreError, PluginError
+from llmcore.errors import ConfigError, LlmcoreError, PluginError, text_of
 from llmcore.logs import guard_standard_streams
 from llmcore.machine import check_limits
 
@@ -129,7 +129,7 @@ def _report(error: Exception) -> int:
     from llmcore.machine import shortage_of
 
     if not isinstance(error, LlmcoreError) or isinstance(error, PluginError):
-        told = shortage_of(error)
-        error = ConfigError(told) if told else error
+        shortage = shortage_of(error)
+        error = ConfigError(f"{text_of(error)}; {shortage}") if shortage else error
     show_failure(error)
     return 2 if isinstance(error, ConfigError) else 1

@@ -24,6 +24,7 @@ from llmcore.config import (
 from llmcore.config.foreign import SHORT, foreign
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
+from llmcore.official import plugin_with_option
 from llmcore.plugins import build_registry, collect
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec
@@ -96,7 +97,8 @@ class SettingsCommand(click.Command):
         return rest
 
     def _refuse_foreign(self, tokens: Sequence[str], offered: Sequence[Setting]) -> None:
-        """Raises ConfigError for an option of vLLM or SGLang, before click guesses what else it could be."""
+        """Raises ConfigError for an option of vLLM or SGLang, or of an official plugin that is not installed, before
+        click guesses what else it could be."""
         own = (name for option in self.own if isinstance(option, click.Option) for name in option.opts)
         known = {*names(offered), *map(canonical, own)}
         for token in takewhile(lambda token: token != "--", tokens):
@@ -104,6 +106,8 @@ class SettingsCommand(click.Command):
             told = foreign(SHORT.get(name) or canonical(name), known) if name in SHORT or name[:2] == "--" else None
             if told:
                 raise ConfigError(f"{name} {told}")
+            if canonical(name) not in known and (dist := plugin_with_option(canonical(name))):
+                raise ConfigError(f"{name} is an option of {dist}, which is not installed; pip install {dist}")
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and one option per setting."""

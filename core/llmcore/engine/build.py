@@ -28,6 +28,7 @@ from llmcore.errors import ConfigError
 from llmcore.kv.group import KVGroup
 from llmcore.layers.layout import Layout
 from llmcore.models import ModelReport
+from llmcore.official import kernels_that_help
 from llmcore.ops.sample import VARIANTS
 from llmcore.plugins import Made, made
 from llmcore.processors import LogitsProcessorSpec
@@ -134,7 +135,8 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     parts = _Parts(config, registry, device, loaded, limits, machine, free, device.free_memory())
     runner, kv_tokens = _runner(parts, _tables(parts))
     rate = _stall(parts, runner)
-    for line in (*fallbacks(registry, loaded.build.resolutions), *_without_effect(config, device)):
+    slow = (*fallbacks(registry, loaded.build.resolutions), *kernels_that_help(device.info))
+    for line in (*slow, *_without_effect(config, device)):
         logger.warning(line)
     scheduler = _scheduler(parts, kv_tokens)
     fingerprint = _fingerprint(parts)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from llmcore.config import Config
+from llmcore.official import parsers_that_help, processors_that_help
+from llmcore.processors import LogitsProcessorSpec
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec, TokenizerSpec
 from llmcore.text.chosen_template import choose_template
@@ -15,6 +18,8 @@ from llmcore.text.parser_choice import chat_templates, check_parsers, choose_par
 from llmcore.text.source import prepare
 from llmcore.text.trial import try_templates
 from llmcore.wire import ModelFacts
+
+logger = logging.getLogger(__name__)
 
 
 def check_options(registry: Registry, config: Config) -> None:
@@ -40,10 +45,18 @@ def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> st
 def with_parsers(
     registry: Registry, config: Config, facts: ModelFacts, tokenizer_dir: str
 ) -> tuple[Config, ModelFacts]:
-    """Settings and facts for workers: the parsers of this model chosen, and named in the start-up summary."""
+    """Settings and facts for workers: the parsers of this model chosen, and named in the start-up summary.
+
+    The log names an official plugin that would read what no parser here does.
+    """
     templates = chat_templates(config.model, Path(tokenizer_dir))
     parsers = choose_parsers(_parser_specs(registry), config.model, templates)
-    told = msgspec.structs.replace(facts, report=(*facts.report, *parsers.rows()))
+    for kind in parsers.unread:
+        for line in parsers_that_help(kind, templates):
+            logger.warning(line)
+    lacking = processors_that_help(spec.name for spec, _ in registry.specs(LogitsProcessorSpec))
+    rows = (*parsers.rows(), *(("not installed", line) for line in lacking))
+    told = msgspec.structs.replace(facts, report=(*facts.report, *rows))
     return replace(config, model=parsers.named(config.model)), told
 
 

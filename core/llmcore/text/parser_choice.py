@@ -13,6 +13,7 @@ from llmcore.text.chosen_template import choose_template
 from llmcore.text.companions import read_companions
 
 _OPTIONS = {"tool": "tool_call_parser", "reasoning": "reasoning_parser"}
+_UNRECOGNISED = "no parser recognises the chat template"
 _SHOWN = {"tool": "tool calls", "reasoning": "reasoning"}
 
 
@@ -22,6 +23,11 @@ class ParserChoice:
 
     specs: Mapping[str, OutputParserSpec | None]
     reasons: Mapping[str, str]
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The kinds for which a parser was looked for in vain."""
+        return tuple(kind for kind, reason in self.reasons.items() if reason == _UNRECOGNISED)
 
     def named(self, config: Model) -> Model:
         """`config` with the choice in its options, for processes that must not choose again."""
@@ -52,7 +58,7 @@ def choose_parsers(specs: Sequence[OutputParserSpec], config: Model, templates: 
         word = getattr(config, option)
         if word in (None, "auto"):
             chosen[kind] = spec = _recognising(specs, kind, texts)
-            reasons[kind] = "no parser recognises the chat template" if spec is None else "by the chat template"
+            reasons[kind] = _UNRECOGNISED if spec is None else "by the chat template"
         else:
             chosen[kind] = named.get(kind)
             reasons[kind] = f"--{option}"
@@ -67,15 +73,10 @@ def chat_templates(config: Model, directory: Path) -> tuple[str, ...]:
 
 
 def _recognising(specs: Sequence[OutputParserSpec], kind: str, texts: Sequence[str]) -> OutputParserSpec | None:
-    fitting = [spec for spec in specs if spec.kind == kind and any(_fits(spec, text) for text in texts)]
+    fitting = [
+        spec for spec in specs if spec.kind == kind and any(m.fit(text) for m in spec.recognises for text in texts)
+    ]
     return min(fitting, key=lambda spec: (-spec.priority, spec.name), default=None)
-
-
-def _fits(spec: OutputParserSpec, template: str) -> bool:
-    return any(
-        all(text in template for text in marks.texts) and not any(text in template for text in marks.without)
-        for marks in spec.recognises
-    )
 
 
 def _find(specs: Sequence[OutputParserSpec], kind: str, name: str) -> OutputParserSpec:

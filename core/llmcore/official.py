@@ -1,0 +1,77 @@
+"""Official plugins that are not installed and would help: what a start, or an unknown option, says of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from llmcore.plugins import available
+from llmcore.specs import DeviceInfo, TemplateMarks
+
+_TOOLS = re.compile(r"\btools\b")
+"""A chat template that reads the tools of a request."""
+
+
+@cache
+def official_plugins() -> Mapping[str, Mapping[str, Any]]:
+    """Distribution -> what it has that others may lack, from generated package data: the types of `devices` that its
+    kernels are for, `parsers` (kind -> marks of chat templates), `processors` and `options` (names)."""
+    found: Mapping[str, Mapping[str, Any]] = json.loads(
+        files("llmcore").joinpath("official_plugins.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def kernels_that_help(device: DeviceInfo) -> list[str]:
+    """A sentence for each that has kernels for `device`."""
+    return [
+        f"{dist} is not installed, which has faster kernels for {device.type}: pip install {dist}"
+        for dist, has in _absent()
+        if device.type in has["devices"]
+    ]
+
+
+def parsers_that_help(kind: str, templates: Sequence[str]) -> list[str]:
+    """A sentence for each that has a parser of `kind` ("tool", "reasoning") for a model with these chat templates."""
+    what = {"tool": "reads tool calls, which the chat template asks for", "reasoning": "reads the model's reasoning"}
+    return [
+        f"{dist} is not installed, which {what[kind]}: pip install {dist}"
+        for dist, has in _absent()
+        if kind in has["parsers"]
+        and any(_meant(kind, map(_marks, has["parsers"][kind]), template) for template in templates)
+    ]
+
+
+def processors_that_help(present: Iterable[str]) -> list[str]:
+    """A sentence for each that has logits processors beyond those that are `present`."""
+    there = set(present)
+    return [
+        f"{', '.join(sorted(lacking))} decoding comes with pip install {dist}"
+        for dist, has in _absent()
+        if (lacking := set(has["processors"]) - there)
+    ]
+
+
+def plugin_with_option(name: str) -> str | None:
+    """The distribution that is not installed and brings the option `name`."""
+    return next((dist for dist, has in _absent() if name in has["options"]), None)
+
+
+def _absent() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Those that are not installed: one that `--plugins` leaves out was left out on purpose."""
+    installed = {info.dist.lower().replace("_", "-") for info in available()}
+    return ((dist, has) for dist, has in official_plugins().items() if dist not in installed)
+
+
+def _marks(raw: Sequence[Sequence[str]]) -> TemplateMarks:
+    return TemplateMarks(texts=tuple(raw[0]), without=tuple(raw[1]))
+
+
+def _meant(kind: str, marks: Iterable[TemplateMarks], template: str) -> bool:
+    if kind == "tool" and _TOOLS.search(template):
+        return True
+    return any(one.fit(template) for one in marks)

@@ -95,7 +95,7 @@ def _leave_word(error: BaseException) -> None:
 
 
 def last_words_of(error: BaseException) -> LastWords:
-    """What there is to say of an error that ends a process: where the machine ran out of something, that."""
+    """The words for an error that ends a process; they name what the machine ran out of, if it did."""
     named = isinstance(error, LlmcoreError)
     shortage = None if named and not isinstance(error, PluginError) else shortage_of(error)
     message = message_of(error) if named else text_of(error)

@@ -211,7 +211,7 @@ def requires_text(when: Requires) -> str:
 
 
 def best_device(registry: Registry) -> DeviceSpec:
-    """What `--device auto` means: the available device of the highest priority. Raises ConfigError."""
+    """The device of `--device auto`: the available one of the highest priority. Raises ConfigError."""
     missing = {spec.name: load(spec.available)() for spec, _ in registry.specs(DeviceSpec)}
     usable = [spec for spec, _ in registry.specs(DeviceSpec) if missing[spec.name] is None]
     if not usable:

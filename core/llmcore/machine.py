@@ -1,4 +1,4 @@
-"""What the machine withholds from a process: limits, memory, room on a disk. Named where an error came of it."""
+"""Limits, memory and room on a disk that the machine withholds from a process, and the errors that come of it."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ OPEN_FILES = Limit(
 _NO_ROOM = "there is no room left on the disk; make room, or set TMPDIR to a directory where there is"
 _NO_TEMPORARY = "no temporary directory can be written to; make room in /tmp, or set TMPDIR to a directory that has it"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How libraries that are written in Rust name an errno."""
+"""An errno in the words of libraries that are written in Rust."""
 _NO_MEMORY = re.compile(
     "failed to map segment|[Cc]annot allocate memory|can't allocate memory|can't start new thread|bad_alloc"
 )
-"""How the dynamic linker, torch, Python's threads and C++ say that they got no memory."""
+"""The words of the dynamic linker, torch, Python's threads and C++ for memory that they did not get."""
 
 
 def check_limits() -> None:
@@ -91,7 +91,7 @@ def check_limits() -> None:
 
 
 def shortage_of(error: BaseException) -> str | None:
-    """What of the machine ran out, where `error` or one that it came from says so, and what to do; else None."""
+    """A sentence that names what the machine ran out of, and the fix; None if neither `error` nor a cause of it says so."""
     for one in _chain(error):
         text = message_of(one)
         if isinstance(one, FileNotFoundError) and "usable temporary directory" in text:
@@ -107,12 +107,12 @@ def shortage_of(error: BaseException) -> str | None:
 
 
 def no_memory() -> str:
-    """That memory ran out, and why."""
+    """The sentence for memory that ran out."""
     return _exceeded(MEMORY, "this machine, or the container, has no memory left; free some, or give it more")
 
 
 def memory_note() -> str:
-    """What to add where a limit of memory may be why a process died, or found none; "" without a limit."""
+    """Words for a message about a process that died, or got no memory, under a limit; "" without a limit."""
     value = MEMORY.value
     if value is None:
         return ""

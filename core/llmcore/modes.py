@@ -30,8 +30,8 @@ def apply_modes(
     """The pins of `--mode` names and `--kernel op=name` values together.
 
     Raises ConfigError for a mode that does not exist or fit the device (listing those that do), for a malformed or
-    unknown pin, and where two of them pin different things. Whether a mode fits a model too says
-    `engine.mode_fit.ModeFit`.
+    unknown pin, and where two of them pin different things. `engine.mode_fit.ModeFit` says whether
+    a mode fits a model too.
     """
     pinned: dict[tuple[str, str], tuple[str, str]] = {}
 

@@ -18,8 +18,11 @@ _TOOLS = re.compile(r"\btools\b")
 
 @cache
 def official_plugins() -> Mapping[str, Mapping[str, Any]]:
-    """Distribution -> what it has that others may lack, from generated package data: the types of `devices` that its
-    kernels are for, `parsers` (kind -> marks of chat templates), `processors` and `options` (names)."""
+    """Distribution -> the things that a server without it may lack, from generated package data.
+
+    These are the types of `devices` that its kernels are for, `parsers` (kind -> marks of chat templates), and the
+    names of `processors` and `options`.
+    """
     found: Mapping[str, Mapping[str, Any]] = json.loads(
         files("llmcore").joinpath("official_plugins.json").read_text(encoding="utf-8")
     )

@@ -74,13 +74,14 @@ def discover(named: Sequence[str] | None) -> tuple[PluginInfo, ...]:
 
 
 def select(named: Sequence[str] | None) -> Selection:
-    """Who takes part; `named` is what the user gave to `--plugins`.
+    """The plugins that take part; `named` is the value of `--plugins`.
 
     Names select: those plugins and the built-ins. `-name` leaves one out, built-ins included. A path to a .py file
-    is a plugin too, called like the file. Without a selecting name everything installed takes part. Where two
-    distributions have a plugin of one name, `dist:name` means one of them, and so does `-dist:name`; without either
-    neither takes part. A built-in one takes part unless `dist:name` or a file replaces it. Raises ConfigError for a
-    name that nothing has.
+    is a plugin too, called like the file. Without a selecting name everything installed takes part.
+
+    `dist:name` chooses one of two plugins of one name, and `-dist:name` leaves one of them out. Without either,
+    neither takes part. A built-in plugin takes part unless `dist:name` or a file replaces it. Raises ConfigError for
+    an unknown name.
     """
     candidates = available()
     chosen: dict[str, PluginInfo] = {}
@@ -234,8 +235,10 @@ def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> An
 
 
 def _installed() -> Iterator[PluginInfo]:
-    """What the entry points of installed distributions say. The first of equal distributions on the path counts; one
-    whose metadata cannot be read brings nothing, and harms no other."""
+    """The plugins of the installed distributions, by their entry points.
+
+    The first of equal distributions on the path counts. One with metadata that cannot be read brings nothing.
+    """
     seen: set[str] = set()
     for distribution in distributions():
         try:

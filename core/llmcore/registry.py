@@ -130,7 +130,7 @@ class Registry:
 
     def add(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> None:
         """Load one plugin and take its contributions: all of them, or none and a Failure."""
-        # What a plugin prints while it is loaded must not get into what a command prints.
+        # A plugin may print while it is loaded: that must not get into a command's output.
         with redirect_stdout(sys.stderr):
             taken = self._load(info, load)
         if taken is None:
@@ -140,7 +140,7 @@ class Registry:
             self.take(spec, info)
 
     def _load(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> list[Spec] | None:
-        """What a plugin contributes; None, and a Failure, where it raises anything."""
+        """The contributions of a plugin; None, and a Failure, if it raises anything."""
         stage = "import"
         try:
             module = load(info)

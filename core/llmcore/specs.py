@@ -273,7 +273,7 @@ class TemplateMarks:
         _several(self.without, "without")
 
     def fit(self, template: str) -> bool:
-        """Whether the template shows it."""
+        """True for a chat template of such a model."""
         return all(text in template for text in self.texts) and not any(text in template for text in self.without)
 
 
@@ -327,8 +327,8 @@ class CommandSpec(Spec):
 class OptionSpec(Spec):
     """An option of `llmcore serve` that a plugin brings; read as ``config.plugin_options[name]``.
 
-    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default. What a `secret` one
-    holds is never shown: not in an error, and not by `llmcore config show`.
+    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default. No error shows
+    the value of a `secret` one, and neither does `llmcore config show`.
     """
 
     type: type = str

@@ -1,4 +1,4 @@
-"""Whether a spec holds what its class says: a wrong type is its plugin's failure, not the command's that prints it."""
+"""The types of a spec's fields: a wrong one is a failure of its plugin, and not of the command that prints it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import collections.abc
 import dataclasses
 import types
 import typing
-from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
@@ -14,9 +13,8 @@ from llmcore.specs import Spec
 
 
 def misfit(spec: Spec) -> str | None:
-    """What is wrong with the first field of the wrong type, or None."""
-    kind: Hashable = type(spec)
-    for name, hint in _hints(kind).items():
+    """A phrase for the first field of the wrong type, or None."""
+    for name, hint in _hints(type(spec)).items():  # type: ignore[arg-type]  # classes can be hashed
         value = getattr(spec, name)
         if not _fits(value, hint):
             wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -230,7 +230,7 @@ def _value_of(option: str, tokens: Sequence[str]) -> str | None:
 
 
 def _too_many(words: Sequence[str], given: Iterable[Setting]) -> str:
-    """What to say of words that nothing takes. Beside a secret option they may be a part of its value."""
+    """The error for words that nothing takes. Beside a secret option they may be a part of its value."""
     shown = "" if any(setting.secret for setting in given) else f" ({' '.join(words)})"
     count = f"{len(words)} words" if len(words) > 1 else "One word"
     return f"{count} more than this command takes{shown}: put a value that holds spaces in quotes."

@@ -1,9 +1,9 @@
-"""Options of vLLM and SGLang: what each is called here, or why there is nothing like it.
+"""Options of vLLM and SGLang: the name of each here, or the reason why there is nothing like it.
 
-An option that means exactly the same under the same name (`--host`, `--port`, `--dtype`) is a setting and not here.
-All others are an error wherever settings are: a value that fits there may be wrong here, and a server that started
-without it would not be the one that was asked for. A plugin may bring an option of such a name; then it is the
-plugin's.
+An option that means exactly the same under the same name (`--host`, `--port`, `--dtype`) is a setting and not in this
+table. All others are an error on the command line, in the file and in the environment. A value that fits there may be
+wrong here, and a server without it is not the one that the operator asked for. A plugin may bring an option of such a
+name; then it is the plugin's.
 """
 
 from __future__ import annotations
@@ -315,9 +315,9 @@ SHORT: Mapping[str, str] = {
 
 
 def foreign(name: str, known: Collection[str]) -> str | None:
-    """What to say of an option called `name`, canonical, after where it stands; None where it is not one of these.
+    """The rest of an error about an option, after the place where it stands; None for a name that is not in the table.
 
-    `known`: the names that mean something here.
+    `name` is canonical. `known`: the names that mean something here.
     """
     if name in known or name not in FOREIGN:
         return None

@@ -169,8 +169,11 @@ def _understood(known: Sequence[Setting]) -> set[str]:
 
 
 def _from_file(given: Mapping[str, Any], file: str, known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
-    """What the file says. An unknown name may be a value in the wrong place, even a key: it is shown only where it
-    looks like the name of a setting, and named by its line otherwise."""
+    """The settings of the file. Raises ConfigError for an unknown name.
+
+    Such a name may be a value in the wrong place, even a key. The error shows it only if it looks like the name of a
+    setting, and gives its line otherwise.
+    """
     understood = _understood(known)
     for name, raw in given.items():
         if canonical(name) in understood:

@@ -72,8 +72,8 @@ class Setting:
 
     `kind` is int, float, bool or str; a `multiple` setting is a tuple of it. `low` and `high` are inclusive. `unset`:
     a word that means the default. On the command line a `multiple` setting takes the words up to the next option,
-    with `one_word` the next one only. What a `secret` one holds is never shown, nor the user and the password in the
-    address that a `login` one holds.
+    with `one_word` the next one only. Nothing shows the value of a `secret` one, or the user and the password in
+    the address that a `login` one holds.
     """
 
     name: str

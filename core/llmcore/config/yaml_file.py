@@ -34,7 +34,7 @@ class YamlSettings(dict[str, Any]):
 
 
 def read_yaml(path: str | Path) -> YamlSettings:
-    """What the file says. Raises ConfigError where it cannot be read, is not such YAML, or says a thing twice."""
+    """The settings of a file. Raises ConfigError for a file that cannot be read, is not such YAML, or sets a name twice."""
     where = f"--config {path}"
     try:
         with open(path, encoding="utf-8") as file:
@@ -111,13 +111,13 @@ def _plain(node: yaml.Node) -> Any:
 
 
 def _without_content(error: yaml.YAMLError) -> str:
-    """What is wrong, and in which line: the parser's own words, without those that it quotes from the file."""
+    """The parser's own words and the line, without the words that the parser quotes from the file."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
         return "it holds a character that YAML does not allow; save it as plain text."
     mark, problem = error.problem_mark, error.problem
     words = " ".join(_QUOTED.sub(_if_syntax, problem).split())
     fix = "indent with spaces" if "'\\t'" in words else "quote text that has signs in it"
-    return f"line {mark.line + 1}: {words}; {fix}." if mark is not None else f"{words}; {fix}."
+    return f"{words}; {fix}." if mark is None else f"line {mark.line + 1}: {words}; {fix}."
 
 
 def _if_syntax(quoted: re.Match[str]) -> str:

@@ -17,7 +17,7 @@ from llmcore.weights.quant import find_quantization
 from llmcore.weights.source import open_checkpoint, read_model
 
 STEP_OPS = frozenset({"sample", "step_inputs", "step_outputs", "kv_slots"})
-"""What surrounds every model's forward."""
+"""The ops that surround every model's forward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ class Child:
 
     @property
     def killed(self) -> bool:
-        """Whether a signal has ended it, so that another may fare better."""
+        """True if a signal has ended it, so that another may fare better."""
         return not self.alive and self._process.returncode < 0
 
     def wait(self, seconds: float) -> bool:

@@ -116,7 +116,7 @@ class Supervisor:
     # --- how it starts
 
     def _start(self) -> bool:
-        """Whether everything accepts requests; False if told to stop meanwhile."""
+        """Start everything. True once requests are accepted, False if told to stop meanwhile."""
         check_options(self._registry, self._config)
         processes = self._processes
         processes.spawn_missing()
@@ -200,8 +200,8 @@ class Supervisor:
         self._status.report(load)
 
     def _revive(self) -> bool:
-        """Whether another engine has taken the place of the dead one; False if there is to be none, or the server is
-        asked to stop.
+        """Start another engine in place of the dead one. True once it serves, False if there is to be none or the
+        server is asked to stop.
 
         Workers answer 503 meanwhile. They are replaced too: what they know of the model came from the dead engine.
         """

@@ -107,7 +107,7 @@ def _check_sizes(config: ModelConfig) -> None:
 
 
 _INSIDE = ("*/config.json", "snapshots/*/config.json")
-"""Where people have a model who give the directory above it, or that of a download cache."""
+"""Models below a directory that holds several, and in a download cache."""
 
 
 def _what_is_wrong(path: Path, registry: Registry) -> str:

@@ -91,7 +91,7 @@ def check_limits() -> None:
 
 
 def shortage_of(error: BaseException) -> str | None:
-    """A sentence that names what the machine ran out of, and the fix; None if neither `error` nor a cause of it says so."""
+    """A sentence that names what the machine ran out of, and the fix; None where no error of the chain says so."""
     for one in _chain(error):
         text = message_of(one)
         if isinstance(one, FileNotFoundError) and "usable temporary directory" in text:

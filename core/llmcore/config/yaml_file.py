@@ -34,7 +34,7 @@ class YamlSettings(dict[str, Any]):
 
 
 def read_yaml(path: str | Path) -> YamlSettings:
-    """The settings of a file. Raises ConfigError for a file that cannot be read, is not such YAML, or sets a name twice."""
+    """The settings of a file. Raises ConfigError where it cannot be read, is not such YAML, or sets a name twice."""
     where = f"--config {path}"
     try:
         with open(path, encoding="utf-8") as file:

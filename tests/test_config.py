@@ -191,7 +191,7 @@ def test_defaults_never_warn(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_foreign_variable_is_a_warning_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         resolve_config({}, {"LLMCORE_PROT": "1", "LLMCORE_DEBUG": "1"}, {})
-    assert "LLMCORE_PROT is no setting and has no effect. Did you mean port" in caplog.text
+    assert "LLMCORE_PROT is not a setting and has no effect. Did you mean port" in caplog.text
     assert "DEBUG" not in caplog.text
 
 

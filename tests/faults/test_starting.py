@@ -195,6 +195,19 @@ def test_memory_that_runs_out_while_the_engine_loads_is_named(tmp_path: Path) ->
     assert "RLIMIT_AS" in done.stderr and "template" not in done.stderr and "bug" not in done.stderr
 
 
+def test_a_full_temporary_directory_is_named(tmp_path: Path) -> None:
+    """On a file system of its own, which only a superuser can mount."""
+    full = tmp_path / "full"
+    full.mkdir()
+    program = f'mount -t tmpfs -o size=16k full {full} && TMPDIR={full} exec "$0" -m llmcore.cli testserver --port 0'
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    command = ["unshare", "-m", "bash", "-c", program, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "there is no room left on the disk; make room, or set TMPDIR" in done.stderr
+
+
 def test_a_limit_of_256_descriptors_ends_the_start_with_what_to_do() -> None:
     limited = 'ulimit -n 256 && exec "$0" -m llmcore.cli testserver --port 0'
     command = ["bash", "-c", limited, sys.executable]

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from llmcore.errors import ConfigError
 from llmcore.testing import check_plugin, registry_of
 
 WITNESS = """
@@ -132,5 +131,5 @@ def test_a_sink_is_made_after_the_start_was_told(tmp_path: Path) -> None:
 def test_the_conformance_kit_tells_of_the_start_first(tmp_path: Path) -> None:
     plugin = tmp_path / "late.py"
     plugin.write_text(SINK.replace("{len(started)} starts", "{len(started)} starts in the kit"))
-    with pytest.raises(ConfigError, match="after 1 starts in the kit"):
+    with pytest.raises(AssertionError, match="after 1 starts in the kit"):
         check_plugin(registry_of(str(plugin)), "late")

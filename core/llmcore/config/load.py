@@ -194,7 +194,7 @@ def _from_environment(env: Mapping[str, str], known: Sequence[Setting]) -> Itera
             continue
         if name not in understood:
             # Not an error: Kubernetes writes variables like LLMCORE_SERVICE_HOST for a service of that name.
-            log.warning("%s is no setting and has no effect.%s", variable, did_you_mean(name, names(known)))
+            log.warning("%s is not a setting and has no effect.%s", variable, did_you_mean(name, names(known)))
         elif name == "port" and raw.startswith("tcp://"):
             raise ConfigError(
                 f"{variable}={raw} was written by Kubernetes for a service called llmcore; "

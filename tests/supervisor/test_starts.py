@@ -161,7 +161,7 @@ def test_who_is_killed_while_the_server_starts_is_replaced(tmp_path: Path, momen
         log = server.log.read_text()
         for name in [part for module, part in NAMES.items() if module in moments]:
             assert f"{name} was ended by SIGKILL" in log, name
-        assert ready(server)
+        until(lambda: ready(server))
         if real:
             assert sockets.call(server.port, "POST", "/v1/completions", {"prompt": [1, 2], "max_tokens": 2})[0] == 200
         assert server.stop() == 0

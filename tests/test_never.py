@@ -171,8 +171,9 @@ NAMED = re.compile(
 GIVEN_NAMES = {
     ("layers.rope", "llama3"),
     *((name, "disable_cudagraph") for name in ("config.tree", "config.check", "engine.build")),
+    *(("config.foreign", word) for word in ("cuda", "CUDA_VISIBLE_DEVICES")),
 }
-"""What Hugging Face's configs call something that families share, and an option of the servers we follow."""
+"""What Hugging Face's configs call something that families share, and options of other servers."""
 
 
 def code_words(file: Path) -> Iterator[tuple[int, str]]:

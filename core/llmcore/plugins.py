@@ -246,7 +246,8 @@ def _installed() -> Iterator[PluginInfo]:
             if not points:
                 continue
             dist, version = distribution.metadata["Name"], distribution.version
-        except Exception as error:  # noqa: BLE001 - other people's files, read by the standard library
+        except BaseException as error:  # noqa: BLE001 - other people's files, read by the standard library
+            reraise_if_stopping(error)
             log.warning("the metadata of an installed distribution cannot be read: %s; repair it", text_of(error))
             continue
         key = re.sub(r"[-_.]+", "-", dist or "").lower()

@@ -114,10 +114,11 @@ def _without_content(error: yaml.YAMLError) -> str:
     """The parser's own words and the line, without the words that the parser quotes from the file."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
         return "it holds a character that YAML does not allow; save it as plain text."
-    mark: Any = error.problem_mark
+    mark = error.problem_mark
     words = " ".join(_QUOTED.sub(_if_syntax, error.problem).split())
     fix = "indent with spaces" if "'\\t'" in words else "quote text that has signs in it"
-    return f"{words}; {fix}." if mark is None else f"line {mark.line + 1}: {words}; {fix}."
+    where = f"line {cast(Any, mark).line + 1}: " if mark else ""
+    return f"{where}{words}; {fix}."
 
 
 def _if_syntax(quoted: re.Match[str]) -> str:

@@ -62,11 +62,11 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return _BAD_INPUT
-    except Exception as error:
-        if (shortage := shortage_of(error)) is None:
-            raise
-        sys.stderr.write(f"{shortage}\n")
-        return _BAD_INPUT
+    except BaseException as error:
+        if shortage := shortage_of(error):
+            sys.stderr.write(f"{shortage}\n")
+            return _BAD_INPUT
+        raise
     return 0
 
 

@@ -114,10 +114,9 @@ def _without_content(error: yaml.YAMLError) -> str:
     """The parser's own words and the line, without the words that the parser quotes from the file."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
         return "it holds a character that YAML does not allow; save it as plain text."
-    mark = error.problem_mark
     words = " ".join(_QUOTED.sub(_if_syntax, error.problem).split())
     fix = "indent with spaces" if "'\\t'" in words else "quote text that has signs in it"
-    where = f"line {cast(Any, mark).line + 1}: " if mark else ""
+    where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
     return f"{where}{words}; {fix}."
 
 
@@ -127,4 +126,4 @@ def _if_syntax(quoted: re.Match[str]) -> str:
 
 
 def _line(node: yaml.Node | yaml.Event) -> int:
-    return cast(int, node.start_mark.line) + 1
+    return cast(yaml.Mark, node.start_mark).line + 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from llmcore.errors import ConfigError, RequestError
-from llmcore.text import templates
+from llmcore.text import render_budget, templates
 from llmcore.text.templates import ChatTemplate
 
 SMOLLM2 = (
@@ -62,6 +62,8 @@ def test_a_refusal_carries_the_templates_message() -> None:
         "{{ range(10**9) | list }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ 1 / 0 }}",
+        "{{ '%c' % 55296 }}",  # half of a character, which no tokenizer takes
+        "{% include 'other' %}",
     ],
 )
 def test_an_error_in_a_template_is_the_requests(source: str) -> None:
@@ -123,20 +125,60 @@ def test_the_first_failure_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "sent"),
+    ("template", "sent", "why"),
     [
-        ("{% for m in messages %}{{ messages | tojson }}{% endfor %}", ["x" * 1000] * 1000),
-        ("{% for m in messages %}{% for n in messages %}{{ n.content }}{% endfor %}{% endfor %}", ["xyz"] * 5000),
-        ("{% for m in messages %}{% for n in messages[1:] %}{% endfor %}{% endfor %}", [""] * 20_000),
-        ("{% for m in messages %}{{ messages | selectattr('role', 'in', 'x') | list }}{% endfor %}", [""] * 20_000),
+        ("{% for m in messages %}{{ messages | tojson }}{% endfor %}", ["x" * 1000] * 1000, "1,048,576 characters"),
+        ("{% for m in messages %}{% for n in messages[1:] %}{% endfor %}{% endfor %}", [""] * 20_000, "CPU time"),
+        ("{% for m in messages %}{{ messages | selectattr('role', 'in', 'x') | list }}{% endfor %}", [""] * 9000, "CPU"),
     ],
 )
-def test_a_prompt_without_end_is_given_up(template: str, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "MAX_VISITS", 100_000)
+def test_a_prompt_without_end_is_given_up(
+    template: str, sent: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_budget, "CPU_SECONDS", 0.1)
     monkeypatch.setattr(templates, "MAX_CHARACTERS", 1 << 20)
     rendered = ChatTemplate({"default": template}, {})
     messages = [{"role": "user", "content": text} for text in sent]
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError, match="the model's chat template") as caught:
         rendered.render(messages)
-    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+    assert caught.value.param == "messages"
+    assert why in caught.value.message
     assert len(rendered.render(messages[:3])) < 10_000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "9" * 10_000 + " }}",
+        "{% autoescape true %}{% endautoescape %}",
+        "{% macro m() %}{% block b %}{% endblock %}{% endmacro %}",
+        "{{ 1 | no_such_filter }}",
+    ],
+)
+def test_no_text_is_a_traceback(source: str) -> None:
+    with pytest.raises(ConfigError, match="chat template cannot be compiled") as caught:
+        ChatTemplate({"default": source}, {})
+    assert len(str(caught.value)) < 1500
+
+
+LONG = [
+    # What outlives its turn of a loop is in a namespace; what it replaces there is gone.
+    "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s + m.content %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=[]) %}{% for m in messages %}{% set ns.s = ns.s + [m] %}{% endfor %}{{ ns.s | length }}",
+    "{% for m in messages %}{{ m.content | upper | trim | replace('A', 'b') }}{{ m | tojson }}{% endfor %}",
+    "{% macro m(x) %}{{ x.content | upper }}{% endmacro %}{% for x in messages %}{{ m(x) | lower }}{% endfor %}",
+    "{% for m in messages %}{% set a = m.content.split('a') %}{{ a | join('b') | indent(2) }}{% endfor %}",
+    "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }}",
+]
+
+
+@pytest.mark.parametrize("source", LONG)
+def test_a_long_conversation_stays_far_below_the_limits(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four megabytes of text come in, and gigabytes are made on the way."""
+    monkeypatch.setattr(render_budget, "CPU_SECONDS", 60.0)
+    monkeypatch.setattr(render_budget, "MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr(render_budget, "PER_INPUT_BYTE", 6)
+    messages = [{"role": "user", "content": f"{i} banana Köln " * 60} for i in range(4000)]
+    assert render(source, messages)

@@ -158,7 +158,7 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes one id stands for (parts of a character included)."""
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """The prompt that the model's chat template renders; raises RequestError with the template's message."""
 
 

@@ -229,7 +229,14 @@ def test_odd_completions(openai: MakeSide, more: dict[str, Any], param: str) -> 
             "messages[0].prefix",
         ),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        *(
+            ({"chat_template_kwargs": {name: 1}}, f"chat_template_kwargs.{name}")
+            for name in (
+                *("chat_template", "messages", "tools", "self", "loop", "super", "caller", "true", "None"),
+                *("range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"),
+                *("two words", "", "1st", "a-b"),
+            )
+        ),
     ],
 )
 def test_odd_chats(openai: MakeSide, more: dict[str, Any], param: str) -> None:

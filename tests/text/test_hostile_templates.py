@@ -68,12 +68,12 @@ ATTACKS = {
     "text times a number": "{{ 'x' * 10 ** 10 }}",
     "a number times a list": "{{ (10 ** 10 * [1]) | length }}",
     "doubled text": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "doubled text by ~": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "doubled text by ~": "{% set n = namespace(x='ab') %}{% for i in [1] * 60 %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     "doubled list": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "sets in a row": "{% set a = 'ab' * 999 %}" + "{% set a = a ~ a %}" * 40,
     "set blocks": "{% set a %}{{ 'ab' * 999 }}{% endset %}" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 40,
     "a list of texts": (
-        "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = ns.x + ['x' * 10000 ~ i] %}{% endfor %}"
+        "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = n.x + ['x' * 10000 ~ i] %}{% endfor %}"
     ),
     "lists of lists": (
         "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x, [i] * 1000] %}{% endfor %}"
@@ -82,7 +82,7 @@ ATTACKS = {
         "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = ns.x + [ns.x] %}{% endfor %}"
     ),
     "texts on the way": "{{ [" + BIG.partition("= ")[2].partition(" %")[0] + ", 'y' * 4000000" * 60 + "] | length }}",
-    "a macro's output": "{% macro m() %}{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}{% endmacro %}{{ m() }}",
+    "a macro's output": "{% macro m() %}{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}{% endmacro %}{{ m() }}",
     "small output": (
         "{% macro m() %}{% for i in range(99999) %}{% for j in range(99) %}{{ i }}{% endfor %}{% endfor %}"
         "{% endmacro %}{{ m() }}"
@@ -91,7 +91,8 @@ ATTACKS = {
     "short output without end": "{% for i in range(99999) %}{% for j in range(99999) %}ab{% endfor %}{% endfor %}",
     "wide output": BIG + "{{ s }}{{ s }}{{ s }}\N{GRINNING FACE}{{ s }}{{ s }}",
     "macros that close over texts": (
-        "{% for i in range(9999) %}{% set s = 'x' * 99999 ~ i %}{% macro m() %}{{ m }}{{ s }}{% endmacro %}{% endfor %}"
+        "{% for i in range(9999) %}{% set s = 'x' * 99999 ~ i %}{% macro m() %}{{ m }}{{ s }}{% endmacro %}"
+        "{% endfor %}"
     ),
     "padding by %": "{{ '%999999999d' % 1 }}",
     "padding by a star": "{{ '%*d' % (999999999, 1) }}",
@@ -146,7 +147,8 @@ ATTACKS = {
 
 
 def template(attack: str) -> str:
-    return "{% if '" + WORD + "' in messages[-1].content %}" + ATTACKS[attack] + "{% endif %}{{ messages[-1].content }}"
+    said = "{{ messages[-1].content }}"
+    return "{% if '" + WORD + "' in messages[-1].content %}" + ATTACKS[attack] + "{% endif %}" + said
 
 
 def tried(attack: str) -> dict[str, object]:

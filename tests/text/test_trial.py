@@ -67,7 +67,9 @@ def test_only_the_template_s_own_time_counts(tmp_path: Path, monkeypatch: pytest
     trial.try_templates(given(model, "{{ messages[0].content }}"))
 
 
-def test_a_child_that_cannot_start_is_not_the_template_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_start_is_no_fault_of_the_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(ConfigError, match=r"could not start: it was ended by SIGKILL; check the limits") as refused:

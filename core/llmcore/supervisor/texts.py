@@ -19,9 +19,10 @@ from llmcore.wire import ModelFacts
 
 def check_options(registry: Registry, config: Config) -> None:
     """Raises ConfigError for a parser or a chat template of the operator's that cannot be."""
-    check_parsers(_parser_specs(registry), config.model)
+    specs = _parser_specs(registry)
+    check_parsers(specs, config.model)
     if config.model.chat_template is not None:
-        choose_template(config.model.chat_template)
+        choose_template(config.model.chat_template, specs)
 
 
 def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:
@@ -41,8 +42,8 @@ def with_parsers(
     registry: Registry, config: Config, facts: ModelFacts, tokenizer_dir: str
 ) -> tuple[Config, ModelFacts]:
     """Settings and facts for workers: the parsers of this model chosen, and named in the start-up summary."""
-    templates = chat_templates(config.model, Path(tokenizer_dir))
-    parsers = choose_parsers(_parser_specs(registry), config.model, templates)
+    specs = _parser_specs(registry)
+    parsers = choose_parsers(specs, config.model, chat_templates(specs, config.model, Path(tokenizer_dir)))
     told = msgspec.structs.replace(facts, report=(*facts.report, *parsers.rows()))
     return replace(config, model=parsers.named(config.model)), told
 

@@ -36,7 +36,10 @@ from llmcore.text.sandbox_calls import (
 
 _OF_DICTS = frozenset(dir(dict))
 _OF_LOOPS = frozenset(
-    "index index0 revindex revindex0 first last length depth depth0 previtem nextitem cycle changed".split()
+    {
+        *("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0"),
+        *("previtem", "nextitem", "cycle", "changed"),
+    }
 )
 _DIRECT: Mapping[type, Callable[[Budget, Any, Any, Any], Any]] = {
     BuiltinMethodType: call_method,
@@ -44,7 +47,10 @@ _DIRECT: Mapping[type, Callable[[Budget, Any, Any, Any], Any]] = {
     BoundFormat: call_format,
     Function: call_function,
 }
-_COMPARISONS = {"eq": "==", "ne": "!=", "gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "in": "in", "notin": "not in"}
+_COMPARISONS = {
+    **{"eq": "==", "ne": "!=", "gt": ">", "gteq": ">=", "lt": "<", "lteq": "<="},
+    **{"in": "in", "notin": "not in"},
+}
 
 
 class BudgetedContext(Context):

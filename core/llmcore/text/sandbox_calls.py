@@ -11,6 +11,7 @@ import json
 import operator
 import re
 import string
+from _string import formatter_field_name_split  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, wraps
@@ -19,7 +20,6 @@ from types import GeneratorType
 from typing import Any, NoReturn
 
 import jinja2
-from _string import formatter_field_name_split  # type: ignore[import-not-found]
 from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import SecurityError
@@ -52,6 +52,11 @@ _PIECE = 58
 
 class TemplateRefusal(jinja2.TemplateError):
     """What a template itself raises about the messages, through `raise_exception`."""
+
+
+def _each(names: str, rule: Any) -> dict[str, Any]:
+    """The same rule for several names."""
+    return dict.fromkeys(names.split(), rule)
 
 
 # --- operators
@@ -264,28 +269,28 @@ def _copied(value: Any, *args: Any) -> int:
 
 
 _STRINGS: Mapping[str, Callable[..., int]] = {
-    **dict.fromkeys("capitalize casefold lower removeprefix removesuffix swapcase title upper".split(), _same),
-    **dict.fromkeys("strip lstrip rstrip partition rpartition".split(), _same),
-    **dict.fromkeys("count endswith find index rfind rindex startswith".split(), _nothing),
-    **dict.fromkeys("isalnum isalpha isascii isdecimal isdigit isidentifier islower".split(), _nothing),
-    **dict.fromkeys("isnumeric isprintable isspace istitle isupper".split(), _nothing),
-    **dict.fromkeys("center ljust rjust zfill".split(), _padded),
+    **_each("capitalize casefold lower removeprefix removesuffix swapcase title upper", _same),
+    **_each("strip lstrip rstrip partition rpartition", _same),
+    **_each("count endswith find index rfind rindex startswith", _nothing),
+    **_each("isalnum isalpha isascii isdecimal isdigit isidentifier islower", _nothing),
+    **_each("isnumeric isprintable isspace istitle isupper", _nothing),
+    **_each("center ljust rjust zfill", _padded),
     "replace": _replaced,
     **dict.fromkeys(("split", "rsplit"), _split),
     "splitlines": _lines,
     "expandtabs": _tabs,
 }
-_SEARCHES = frozenset("strip lstrip rstrip rfind rindex rpartition rsplit".split())
+_SEARCHES = frozenset({"strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit"})
 """They may compare each character with each of their argument's."""
 
 _METHODS: Mapping[type, Mapping[str, Callable[..., int]]] = {
     str: _STRINGS,
     Markup: _STRINGS,
-    dict: {**dict.fromkeys("get items keys values".split(), _nothing), "copy": _copied},
-    list: {**dict.fromkeys("count index".split(), _nothing), "copy": _copied},
-    tuple: dict.fromkeys("count index".split(), _nothing),
-    range: dict.fromkeys("count index".split(), _nothing),
-    Cycler: dict.fromkeys("next reset".split(), _nothing),
+    dict: {**_each("get items keys values", _nothing), "copy": _copied},
+    list: {**_each("count index", _nothing), "copy": _copied},
+    tuple: _each("count index", _nothing),
+    range: _each("count index", _nothing),
+    Cycler: _each("next reset", _nothing),
     LoopContext: {"cycle": _nothing, "changed": _nothing},
 }
 
@@ -328,7 +333,8 @@ def _joined(budget: Budget, separator: str, values: Iterable[Any]) -> str:
     parts = list(values)
     budget.hold(8 * len(parts))
     if isinstance(separator, Markup):
-        budget.expect(6 * (sum(len(part) for part in parts if isinstance(part, str)) + len(separator) * len(parts)) * 4)
+        total = sum(len(part) for part in parts if isinstance(part, str)) + len(separator) * len(parts)
+        budget.expect(24 * total)
         return separator.join(parts)
     if any(not isinstance(part, str) for part in parts):
         return separator.join(parts)  # the error is Python's
@@ -649,11 +655,14 @@ def _from_generator(value: Any) -> list[Any]:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-_AS_JINJA = "abs attr count d default filesizeformat first float items last length random safe".split()
+_AS_JINJA = (
+    *("abs", "attr", "count", "d", "default", "filesizeformat", "first", "float", "items", "last", "length", "random"),
+    "safe",
+)
 """Filters that make nothing larger than what they are given."""
 
 _CHECKS: Mapping[str, Callable[..., Any]] = {
-    **dict.fromkeys("capitalize lower upper string".split(), _as_text(_same)),
+    **_each("capitalize lower upper string", _as_text(_same)),
     **dict.fromkeys(("e", "escape", "forceescape"), _as_text(_times(24))),
     **dict.fromkeys(("title", "wordcount"), _as_text(_times(60))),
     **dict.fromkeys(("striptags", "urlize", "xmlattr", "pprint"), _of_text(_times(40), limit=MAX_SLOW_TEXT)),
@@ -668,8 +677,8 @@ _CHECKS: Mapping[str, Callable[..., Any]] = {
     "round": _to_round,
     "list": _to_list,
     "reverse": _to_reverse,
-    **dict.fromkeys("sort dictsort groupby min max".split(), _to_sort),
-    **dict.fromkeys("map select reject selectattr rejectattr".split(), _one_by_one),
+    **_each("sort dictsort groupby min max", _to_sort),
+    **_each("map select reject selectattr rejectattr", _one_by_one),
     **dict.fromkeys(("batch", "slice"), _in_groups),
     "unique": _hashed,
 }

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jinja2
 import orjson
 from jinja2 import meta
 
@@ -158,7 +157,8 @@ class ChatTemplate:
 
 def _too_long(what: str) -> RequestError:
     message = (
-        f"messages: {what} makes a prompt of more than {MAX_CHARACTERS:,} characters of them; send fewer or shorter ones"
+        f"messages: {what} makes a prompt of more than {MAX_CHARACTERS:,} characters of them; "
+        "send fewer or shorter ones"
     )
     return RequestError(message, param="messages", code="context_length_exceeded")
 

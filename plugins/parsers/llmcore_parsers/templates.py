@@ -118,8 +118,8 @@ MISTRAL = ChosenTemplate(
 {{- bos_token -}}
 {%- set system = messages[0].content if messages and messages[0].role == "system" else "" -%}
 {%- set turns = messages[1:] if messages and messages[0].role == "system" else messages -%}
-{%- set place = namespace(tools=0) -%}
-{%- for m in turns %}{% if m.role == "user" %}{% set place.tools = loop.index0 %}{% endif %}{% endfor -%}
+{%- set last = namespace(user=0) -%}
+{%- for m in turns %}{% if m.role == "user" %}{% set last.user = loop.index0 %}{% endif %}{% endfor -%}
 {%- for m in turns -%}
 {%- if m.role == "assistant" and m.tool_calls -%}
     {{- " " + m.content if m.content else "" -}}{{- "[TOOL_CALLS] [" -}}
@@ -133,9 +133,9 @@ MISTRAL = ChosenTemplate(
     {{- '[TOOL_RESULTS] {"content": ' + m.content | tojson -}}
     {{- (', "call_id": "' + m.tool_call_id + '"' if m.tool_call_id else "") + "}[/TOOL_RESULTS]" -}}
 {%- else -%}
-    {%- if tools and loop.index0 == place.tools %}{{- "[AVAILABLE_TOOLS] " + tools | tojson + "[/AVAILABLE_TOOLS]" -}}
+    {%- if tools and loop.index0 == last.user %}{{- "[AVAILABLE_TOOLS] " + tools | tojson + "[/AVAILABLE_TOOLS]" -}}
     {%- endif -%}
-    {{- "[INST] " + (system + "\\n\\n" if system and loop.last else "") + m.content + "[/INST]" -}}
+    {{- "[INST] " + (system + "\\n\\n" if system and loop.index0 == last.user else "") + m.content + "[/INST]" -}}
 {%- endif -%}
 {%- endfor -%}
 """,

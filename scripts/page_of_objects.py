@@ -78,7 +78,8 @@ OUTLINES = (
         "Text",
         "llmcore.api.text",
         "TextRules ChoiceText StopStrings StopMatcher OutputParsers RequestParsing before_tag held_back joined "
-        "lark_string Detokenizer detokenizer FastTokenizer load_tokenizer ChatTemplate Companions read_companions",
+        "lark_string Detokenizer detokenizer FastTokenizer load_tokenizer ChatTemplate ChosenTemplate Companions "
+        "read_companions",
     ),
     (
         "Errors, and the rest",

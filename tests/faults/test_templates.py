@@ -1,4 +1,4 @@
-"""A chat template that behaves on "Hello" and attacks on a word: its requests fail, and the worker serves the others."""
+"""Row 41: a chat template that behaves on "Hello" and attacks on a word: its requests fail, and the worker serves the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def ask(house: House, text: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads(answer)
 
 
-# row 41
 @pytest.mark.parametrize("word", ATTACKS)
 def test_an_attack_fails_alone(house: House, word: str) -> None:
     pid, cpu = house.processes(), house.worker_cpu()
@@ -49,7 +48,6 @@ def test_an_attack_fails_alone(house: House, word: str) -> None:
     assert house.processes() == pid
 
 
-# row 41
 def test_many_at_once_leave_the_others_their_turns(house: House) -> None:
     """Renders that take long go one after another, so that the worker's other threads get the interpreter."""
     statuses: list[int] = []
@@ -69,7 +67,6 @@ def test_many_at_once_leave_the_others_their_turns(house: House) -> None:
     assert percentile(late, 0.5) < 1.0, late
 
 
-# row 41
 def test_memory_comes_back(house: House) -> None:
     before = house.resident()
     for word in ("double", "pad", "list", "sort"):

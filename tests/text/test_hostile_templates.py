@@ -1,4 +1,4 @@
-"""Chat templates that behave until a word comes: then a 400 within the limits, and the process lives.
+"""Row 41: chat templates that behave until a word comes: then a 400 within the limits, and the process lives.
 
 Run as a program, this file tries all attacks and prints a line of JSON for each: what the renderer said, the CPU time,
 and the growth of the process's peak memory.

@@ -55,7 +55,6 @@ def test_hostile_ones_end_the_start(tmp_path: Path, template: str, why: str) -> 
     assert "trust" in str(refused.value)
 
 
-# row 41
 def test_only_the_template_s_own_time_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the child's imports take longer than templates may."""
     burn = "import time\nwhile time.process_time() < 1.2: pass\n"

@@ -55,7 +55,7 @@ _slow = threading.Lock()
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _LIGHT = _SCALARS - {str}
-_CONTAINERS = (
+_CONTAINERS: tuple[type, ...] = (
     *(dict, list, tuple, set, frozenset, Namespace),
     *(type({}.keys()), type({}.values()), type({}.items())),
 )
@@ -223,7 +223,8 @@ class Budget:
         self.expect(total + 32 * len(values))
         if isinstance(values, dict):
             return [*values, *values.values()]
-        return values
+        members: Iterable[Any] = values
+        return members
 
     def deep(self, *values: Any) -> None:
         """For an operation that reads containers to their depth."""
@@ -364,7 +365,7 @@ class Kept(Namespace):
             return
         # What nothing else refers to is gone when it is replaced.
         if (old.__class__ is str or old.__class__ is list) and getrefcount(old) == _ALONE:
-            budget.kept -= size_of(old) if old.__class__ is str else 56 + 8 * len(old)  # type: ignore[arg-type]
+            budget.kept -= size_of(old) if old.__class__ is str else 56 + 8 * len(old)
         _store(budget, value)
         attributes[name] = value
 

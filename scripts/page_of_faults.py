@@ -81,7 +81,7 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     39: ("a grammar that allows no token", "500 for that request", True),
     40: ("a chat template, or its inner variables, from a client", "400", False),
     41: (
-        "a model directory with code: auto_map, pickles, chat templates that attack at once, or on a word of a request",
+        "a model directory with code: auto_map, pickles, chat templates that attack at once or on a word",
         "the start refuses, and nothing of it runs; 400 for the request",
         True,
     ),

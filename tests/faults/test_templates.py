@@ -1,4 +1,4 @@
-"""Row 41: a chat template that behaves on "Hello" and attacks on a word: its requests fail, and the worker serves the others."""
+"""Row 41: a chat template that behaves on "Hello" and attacks on a word: these requests fail, and no others do."""
 
 from __future__ import annotations
 

@@ -129,7 +129,11 @@ def test_the_first_failure_is_told() -> None:
     [
         ("{% for m in messages %}{{ messages | tojson }}{% endfor %}", ["x" * 1000] * 1000, "1,048,576 characters"),
         ("{% for m in messages %}{% for n in messages[1:] %}{% endfor %}{% endfor %}", [""] * 20_000, "CPU time"),
-        ("{% for m in messages %}{{ messages | selectattr('a', 'in', 'x') | list }}{% endfor %}", [""] * 9000, "CPU"),
+        (
+            "{% for m in messages %}{{ messages | selectattr('role', 'eq', 'x') | list }}{% endfor %}",
+            [""] * 9000,
+            "CPU",
+        ),
     ],
 )
 def test_a_prompt_without_end_is_given_up(

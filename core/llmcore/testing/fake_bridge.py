@@ -238,6 +238,7 @@ def fake_front(
         "max_running": 10,
         "eos_ids": tokenizer.eos_ids,
     }
+    active = {spec.kind: open_parser(spec, tokenizer) for spec in parsers}
     return FakeFront(
         config=replace(
             config or Config(),
@@ -247,7 +248,7 @@ def fake_front(
         tokenizer=tokenizer,
         facts=ModelFacts(**{**known, **facts}),
         state=lambda: State(ready=True),
-        parsers=OutputParsers(**{spec.kind: open_parser(spec, tokenizer) for spec in parsers}),
+        parsers=OutputParsers(tool=active.get("tool"), reasoning=active.get("reasoning")),
         processors=frozenset(processors),
     )
 

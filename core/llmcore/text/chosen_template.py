@@ -20,7 +20,8 @@ from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import ImportString, OutputParserSpec
 from llmcore.text.render_budget import OverBudget
-from llmcore.text.templates import ChatTemplate, TemplateRefusal
+from llmcore.text.sandbox_calls import TemplateRefusal
+from llmcore.text.templates import ChatTemplate
 
 log = logging.getLogger(__name__)
 

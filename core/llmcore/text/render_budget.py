@@ -11,6 +11,7 @@ template over a long conversation stays far below the limit.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ STRIDE = 400_000
 SHORT = 1000
 """Characters of a text that containers may hold many times over without a word."""
 
+GARBAGE_BYTES = 64 << 20
+
 MAX_DEPTH = 500
 MAX_BITS = 1 << 13
 MAX_SORTED = 100_000
@@ -52,6 +55,24 @@ MAX_COMPARED = 1 << 27
 """Pairs of characters that one search may compare where it compares each with each: a tenth of a second."""
 
 _slow = threading.Lock()
+
+
+class _Garbage:
+    """Bytes that renders may have left behind in cycles."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Collect where it is time."""
+        if size > STRIDE:
+            self._size += size  # two threads may lose one of two sums, and collect a little later
+            if self._size > GARBAGE_BYTES:
+                self._size = 0
+                gc.collect()
+
+
+_garbage = _Garbage()
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _LIGHT = _SCALARS - {str}
@@ -108,17 +129,19 @@ class Budget:
         self.held = self.floor = self.kept = 0
 
     def close(self) -> None:
-        """Let the next slow render go on."""
+        """Let the next slow render go on. Namespaces and macros may hold themselves, and what they hold is garbage
+        that Python collects by the number of objects, however large they are."""
         if self._slow:
             _slow.release()
             self._slow = False
+        _garbage.add(self.held + self.kept)
 
     # --- time
 
-    def turn(self, held: int) -> None:
+    def turn(self, held: int, work: int = TURN) -> None:
         """A turn of a loop begins; when the first one did, `held` bytes were held."""
         self.held = held if held > self.floor else self.floor
-        self._work -= TURN
+        self._work -= work
         if self._work < 0:
             self._look()
 
@@ -171,10 +194,10 @@ class Budget:
         self.kept += size
         self.expect(0)
 
-    def copied(self, size: int, turns: int = 0) -> None:
-        """Count a turn whose output goes into a buffer."""
+    def copied(self, size: int, work: int = TURN) -> None:
+        """A turn of a loop begins whose output, or what else it makes, outlives it."""
         self.hold(size)
-        self.spend(turns or TURN)
+        self.spend(work)
 
     def made(self, value: Any) -> Any:
         """`value`, which is new, counted."""
@@ -322,6 +345,7 @@ class Budget:
     def compose(self, value: Any) -> Any:
         """A new list, tuple or dict."""
         self.holds(value.values() if value.__class__ is dict else value)
+        self.hold(32 * len(value))  # numbers, which nothing else counts
         return self.made(value)
 
     def holds(self, values: Iterable[Any]) -> None:
@@ -338,10 +362,10 @@ class Budget:
             self.expect(8 * len(value))
         return self.made(value[start:stop:step])
 
-    def ticking(self, items: Iterable[Any]) -> Iterator[Any]:
+    def ticking(self, items: Iterable[Any], work: int = TURN) -> Iterator[Any]:
         """The items, each a turn."""
         for item in items:
-            self._work -= TURN
+            self._work -= work
             if self._work < 0:
                 self._look()
             yield item
@@ -353,7 +377,9 @@ class Kept(Namespace):
     def __init__(self, budget: Budget, /, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         object.__setattr__(self, "_budget", budget)
-        for value in attributes_of(self).values():
+        attributes = attributes_of(self)
+        budget.hold(500 + 100 * len(attributes))
+        for value in attributes.values():
             _store(budget, value)
 
     def __setitem__(self, name: str, value: Any) -> None:

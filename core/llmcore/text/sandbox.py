@@ -12,14 +12,15 @@ from types import BuiltinMethodType, MethodType
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, MacroRef
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, TemplateReference, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Joiner
 
-from llmcore.text.render_budget import Budget, Kept, attributes_of
+from llmcore.text.render_budget import TURN, Budget, Kept, attributes_of
 from llmcore.text.sandbox_calls import (
     FILTERS,
     GLOBALS,
@@ -82,7 +83,8 @@ class _Code(CodeGenerator):
         super().__init__(*args, **kwargs)
         self._loops: list[str] = []
         """What each turn of the loops around this place says."""
-        self._filtered = False
+        self._entry = ""
+        """What the next function says first."""
 
     def write_commons(self) -> None:
         """The beginning of a template's function."""
@@ -92,26 +94,33 @@ class _Code(CodeGenerator):
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         """What a turn has made is gone at its end, unless it is in a buffer or a macro that closes over it."""
-        stays = frame.buffer is not None or node.recursive or node.find((nodes.Macro, nodes.CallBlock))
+        stays = frame.buffer is not None or node.recursive or (node.find(nodes.Macro) or node.find(nodes.CallBlock))
         if stays:
             pieces = sum(len(output.nodes) for output in node.find_all(nodes.Output))
-            self._loops.append(f"budget.copied({16 + 8 * pieces})")
+            macros = sum(1 for _ in node.find_all((nodes.Macro, nodes.CallBlock)))
+            self._loops.append(f"budget.copied({16 + 64 * pieces + 1000 * macros}, {_work(node)})")
         else:
             held = self.temporary_identifier()
             self.writeline(f"{held} = budget.held")
-            self._loops.append(f"budget.turn({held})")
-        self._filtered = node.test is not None
+            self._loops.append(f"budget.turn({held}, {_work(node)})")
+        if node.test is not None:
+            self._entry = f"fiter = budget.ticking(fiter, {_work(node.test)})"
         super().visit_For(node, frame)
         self._loops.pop()
 
     def enter_frame(self, frame: Frame) -> None:
         """The first frame of a loop is that of its filter, if it has one, and then that of its body."""
         super().enter_frame(frame)
-        if self._filtered:
-            self._filtered = False
-            self.writeline("fiter = budget.ticking(fiter)")
+        if self._entry:
+            self.writeline(self._entry)
+            self._entry = ""
         elif frame.loop_frame:
             self.writeline(self._loops[-1])
+
+    def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> tuple[Frame, MacroRef]:
+        """A call of a macro is as much work as its body."""
+        self._entry = f"budget.spend({_work(node)})"
+        return super().macro_body(node, frame)
 
     def visit_Block(self, node: nodes.Block, frame: Frame) -> None:
         """A block's pieces are counted where they leave the template."""
@@ -129,7 +138,7 @@ class _Code(CodeGenerator):
     def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         self.write(")).__class__ is str else budget.text(piece))")
 
-    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
         """A row of sums is one call."""
         terms: list[nodes.Expr] = []
         left: nodes.Expr = node
@@ -229,6 +238,11 @@ class _Code(CodeGenerator):
         self.write(")")
 
 
+def _work(node: nodes.Node) -> int:
+    """Of running the code of `node` once."""
+    return max(TURN, TURN // 4 * sum(1 for _ in node.find_all(nodes.Node)))
+
+
 def _constant(node: nodes.Node) -> bool:
     if isinstance(node, (nodes.Tuple, nodes.List)):
         return all(isinstance(item, nodes.Const) for item in node.items)
@@ -298,15 +312,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Jinja's; a tuple is hashed, which for one of tuples of tuples may not end."""
+        """Jinja's. Containers are no keys: to hash one, or to name it in an error, may not end."""
         if obj.__class__ is dict and argument.__class__ is str:
             try:
                 return obj[argument]
             except KeyError:
                 if argument not in _OF_DICTS:
                     return self.undefined(obj=obj, name=argument)
-        elif argument.__class__ is tuple and any(isinstance(item, tuple) for item in argument):
-            raise SecurityError("tuples of tuples are no keys")
+        elif argument.__class__ is not str and not isinstance(argument, (str, int, float, slice)):
+            return self.undefined(obj=obj, name="of this type")
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -316,15 +330,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Jinja's. A template may call macros, the environment's functions, and the methods that are known."""
         budget: Budget = context.budget  # type: ignore[attr-defined]
-        budget.spend()
         kind = callee.__class__
+        if kind is Macro:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            held = budget.held
+            if callee.catch_varargs or callee.catch_kwargs:
+                budget.composed = True
+                budget.hold(100 * (len(args) + len(kwargs)))
+            return budget.left(held, callee(context.eval_ctx, *args, **kwargs))
+        budget.spend()
         if kind in _DIRECT:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             return _DIRECT[kind](budget, callee, args, kwargs)
-        if kind is Macro or kind is LoopContext:
-            if kind is Macro and (callee.catch_varargs or callee.catch_kwargs):
-                budget.composed = True
+        if kind is LoopContext:
             held = budget.held
             return budget.left(held, context.call(callee, *args, **kwargs))
         if kind is Joiner or isinstance(callee, Undefined) or not callable(callee):

@@ -12,7 +12,7 @@ import operator
 import re
 import string
 from _string import formatter_field_name_split  # type: ignore[import-not-found]
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from itertools import islice
@@ -20,9 +20,9 @@ from types import GeneratorType
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.runtime import LoopContext
-from jinja2.sandbox import SecurityError
 from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import Cycler, Joiner, _PassArg, pass_context
 from markupsafe import EscapeFormatter, Markup
@@ -41,9 +41,12 @@ from llmcore.text.render_budget import (
 MAX_RANGE = 100_000
 """As many numbers as Jinja's sandbox allows."""
 
+MAX_PARTS = 16
+"""Names with dots and commas between them, by which a filter finds its values' attributes."""
+
 MAX_INDENT = 64
 MAX_DIGITS = 400
-MAX_SLOW_TEXT = 100_000
+MAX_SLOW_TEXT = 10_000
 """Characters of a text for filters that go through it with Python's expressions, which nothing interrupts."""
 
 _PIECE = 58
@@ -138,7 +141,8 @@ def compared(budget: Budget, sign: str, left: Any, right: Any) -> Any:
         return not contains(budget, right, left)
     if left.__class__ is str or right.__class__ is str:
         budget.spend(len(left) if left.__class__ is str else 1)
-    else:
+    elif isinstance(left, Sized):
+        budget.spend(50 * len(left))
         budget.deep(left, right)
     return _COMPARE[sign](left, right)
 
@@ -157,10 +161,10 @@ def _sought(budget: Budget, where: Any, what: Any) -> None:
         budget.key(what)
     elif isinstance(where, Iterable):
         budget.key(what)
-        if not isinstance(what, str):
-            budget.deep(where, what)
-        elif hasattr(where, "__len__"):
-            budget.expect_work(len(where) * (30 + len(what)))
+        if isinstance(where, Sized):
+            size = len(what) if isinstance(what, str) else 0 if isinstance(what, (int, float)) else budget.weigh(what)
+            budget.expect_work(len(where) * (50 + size))
+        budget.deep(where)
 
 
 # --- functions
@@ -200,6 +204,7 @@ def _dict(budget: Budget, *args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 def _cycler(budget: Budget, *items: Any) -> Cycler:
     budget.holds(items)
+    budget.hold(500 + 40 * len(items))
     return Cycler(*items)
 
 
@@ -317,6 +322,7 @@ def call_method(budget: Budget, method: Any, args: tuple[Any, ...], kwargs: dict
         for value in args[:1]:
             budget.key(value)
     elif kind is LoopContext:  # it remembers what it compares with
+        budget.deep(*args)
         budget.keep(sum(size_of(value) for value in args if isinstance(value, str)))
         budget.floor = budget.held
     elif kind is not Cycler:
@@ -371,7 +377,8 @@ class BoundFormat:
         if self._map:
             if kwargs or len(args) != 1:
                 raise TypeError("format_map() takes exactly one argument")
-            args, kwargs = (), args[0]
+            (kwargs,) = args
+            args = ()
         budget.spend(20 * len(self._text))
         kind = type(self._text)
         formatter: _Formatter
@@ -400,6 +407,7 @@ class _Formatter(string.Formatter):
         first, rest = formatter_field_name_split(field_name)
         found = self.get_value(first, args, kwargs)
         for is_attribute, name in rest:
+            self._budget.spend()
             look_up = self._environment.getattr if is_attribute else self._environment.getitem
             found = look_up(found, name)
         return found, first
@@ -450,7 +458,9 @@ def _checked(func: Any, check: Callable[..., Any]) -> Callable[..., Any]:
         budget: Budget = context.budget
         budget.spend()
         if args or kwargs:
-            budget.holds((*args, *kwargs.values()))
+            given = (*args, *kwargs.values())
+            budget.holds(given)
+            budget.deep(*given)
         value = check(budget, value, *args, **kwargs)
         return budget.made(func(*leading(context), value, *args, **kwargs))
 
@@ -522,22 +532,32 @@ def _listed(budget: Budget, values: Any) -> Any:
     return budget.made(list(values)) if hasattr(values, "__next__") else values
 
 
+def _parts(*names: Any) -> int:
+    """How many lookups attributes like "a.b,c" are."""
+    return sum(name.count(".") + name.count(",") for name in names if isinstance(name, str)) + 1
+
+
 def _to_sort(budget: Budget, values: Any, *args: Any, **kwargs: Any) -> Any:
     values = _listed(budget, values)
     budget.composed = True
     budget.sorted(values)
-    budget.hold(100 * len(values) if hasattr(values, "__len__") else 0)
+    if isinstance(values, Sized):
+        lookups = _parts(*args, *kwargs.values()) * len(values)
+        budget.expect_work(500 * lookups)
+        budget.hold(100 * lookups)
     return values
 
 
 def _to_list(budget: Budget, values: Any) -> Any:
-    if isinstance(values, str):
-        budget.expect((8 if values.isascii() else 84) * len(values))
+    each = 8 if isinstance(values, str) and values.isascii() else 84 if isinstance(values, str) else 40
+    if isinstance(values, Sized):
+        budget.expect(each * len(values))
         budget.spend(20 * len(values))
-    elif hasattr(values, "__len__"):
-        budget.expect(40 * len(values))
-        budget.spend(20 * len(values))
-    return values
+        budget.hold((each - 8) * len(values))
+        return values
+    listed = list(values)
+    budget.hold(32 * len(listed))
+    return listed
 
 
 def _to_reverse(budget: Budget, values: Any) -> Any:
@@ -550,11 +570,17 @@ def _to_reverse(budget: Budget, values: Any) -> Any:
 def _one_by_one(budget: Budget, values: Any, *args: Any, **kwargs: Any) -> Any:
     """For filters that give a generator, whose turns are counted where they read."""
     values = _listed(budget, values)
+    budget.hold(1500)  # the generators
+    for value in args:
+        budget.key(value)
+    if max(_parts(*args[:1]), _parts(kwargs.get("attribute"))) > MAX_PARTS:
+        raise OverBudget(f"an attribute of more than {MAX_PARTS} parts")
     return budget.ticking(values) if values else values
 
 
 def _in_groups(budget: Budget, values: Any, count: Any, fill_with: Any = None) -> Any:
     values = list(budget.ticking(values))
+    budget.hold(1500)
     if isinstance(count, int) and count > MAX_RANGE:
         raise OverBudget(f"more than {MAX_RANGE:,} places to fill")
     budget.composed = True
@@ -565,6 +591,9 @@ def _in_groups(budget: Budget, values: Any, count: Any, fill_with: Any = None) -
 def _hashed(budget: Budget, values: Any, *args: Any, **kwargs: Any) -> Any:
     values = _listed(budget, values)
     budget.weigh(values)
+    if _parts(*args, *kwargs.values()) > MAX_PARTS:
+        raise OverBudget(f"an attribute of more than {MAX_PARTS} parts")
+    budget.hold(1500)
     budget.hold(100 * len(values) if hasattr(values, "__len__") else 0)
     return budget.ticking(values)
 
@@ -578,10 +607,22 @@ def _to_round(budget: Budget, value: Any, precision: Any = 0, method: Any = "com
 
 
 @pass_context
+def _string(context: Any, value: Any) -> Any:
+    if value.__class__ is str or isinstance(value, str):
+        return value
+    return context.budget.made(context.budget.text(value))
+
+
+@pass_context
+def _safe(context: Any, value: Any) -> Any:
+    return context.budget.made(Markup(value if isinstance(value, str) else context.budget.text(value)))
+
+
+@pass_context
 def _join(context: Any, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
     budget: Budget = context.budget
     if attribute is not None:
-        value = JINJA_FILTERS["map"](context, _one_by_one(budget, value), attribute=attribute)
+        value = JINJA_FILTERS["map"](context, _one_by_one(budget, value, attribute=attribute), attribute=attribute)
     texts = [item if item.__class__ is str else str(budget.text(item)) for item in budget.ticking(value)]
     return _joined(budget, str(budget.text(d)), texts)
 
@@ -590,7 +631,7 @@ def _join(context: Any, value: Iterable[Any], d: Any = "", attribute: Any = None
 def _sum(context: Any, value: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
     budget: Budget = context.budget
     if attribute is not None:
-        value = JINJA_FILTERS["map"](context, _one_by_one(budget, value), attribute=attribute)
+        value = JINJA_FILTERS["map"](context, _one_by_one(budget, value, attribute=attribute), attribute=attribute)
     if isinstance(start, str):
         raise TypeError("sum() can't sum strings [use ''.join(seq) instead]")
     for item in budget.ticking(value):
@@ -622,10 +663,12 @@ def _tojson(
 ) -> str:
     budget: Budget = context.budget
     budget.spend()
+    if separators is not None and [type(separator) for separator in separators] != [str, str]:
+        raise TypeError("separators are two texts")
     given = (len(indent) if isinstance(indent, str) else indent or 0, *map(len, separators or ()))
     if max(given) > MAX_INDENT:
         raise OverBudget(f"an indent or a separator of more than {MAX_INDENT} characters")
-    encoder = _encoder(ensure_ascii, indent, separators and tuple(separators), sort_keys)
+    encoder = _encoder(bool(ensure_ascii), indent, separators and tuple(separators), bool(sort_keys))
     if indent is None:
         budget.deep(value)
         # A control character takes six; what the client has sent is in the room that there is for it.
@@ -656,17 +699,17 @@ def _from_generator(value: Any) -> list[Any]:
 
 
 _AS_JINJA = (
-    *("abs", "attr", "count", "d", "default", "filesizeformat", "first", "float", "items", "last", "length", "random"),
-    "safe",
+    *("abs", "count", "d", "default", "filesizeformat", "first", "float", "items", "last", "length", "random"),
 )
 """Filters that make nothing larger than what they are given."""
 
 _CHECKS: Mapping[str, Callable[..., Any]] = {
-    **_each("capitalize lower upper string", _as_text(_same)),
+    **_each("capitalize lower upper", _as_text(_same)),
+    "attr": lambda budget, value, name: value,
     **dict.fromkeys(("e", "escape", "forceescape"), _as_text(_times(24))),
     **dict.fromkeys(("title", "wordcount"), _as_text(_times(60))),
     **dict.fromkeys(("striptags", "urlize", "xmlattr", "pprint"), _of_text(_times(40), limit=MAX_SLOW_TEXT)),
-    "urlencode": _of_text(_times(12)),
+    "urlencode": _of_text(_times(12), limit=100 * MAX_SLOW_TEXT),
     "center": _as_text(_padded),
     "replace": lambda budget, value, old, new, count=None: _as_text(_replaced)(
         budget, value, budget.text(old), budget.text(new), count
@@ -690,6 +733,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "sum": _sum,
     "format": _format,
     "int": _int,
+    "safe": _safe,
+    "string": _string,
     "tojson": _tojson,
     "trim": _trim,
 }
@@ -718,9 +763,11 @@ _SIGNS = {
     **{"lt": "<", "lessthan": "<", "le": "<="},
 }
 
-TESTS: Mapping[str, Callable[..., Any]] = {
+TESTS: Mapping[str, Any] = {
     **JINJA_TESTS,
     **{name: _comparison(sign) for name, sign in _SIGNS.items()},
+    "filter": _budgeted(lambda budget, value: isinstance(value, str) and value in FILTERS),
+    "test": _budgeted(lambda budget, value: isinstance(value, str) and value in TESTS),
     "odd": _budgeted(lambda budget, value: _modulo(budget, value, 2) == 1),
     "even": _budgeted(lambda budget, value: _modulo(budget, value, 2) == 0),
     "divisibleby": _budgeted(lambda budget, value, number: _modulo(budget, value, number) == 0),

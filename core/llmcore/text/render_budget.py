@@ -249,6 +249,15 @@ class Budget:
         members: Iterable[Any] = values
         return members
 
+    def takes(self, *values: Any) -> None:
+        """A filter takes these besides what it works on."""
+        for value in values:
+            if value.__class__ not in _SCALARS:
+                self.composed = True
+                self.deep(value)
+            elif value.__class__ is str and len(value) > SHORT:
+                self.composed = True
+
     def deep(self, *values: Any) -> None:
         """For an operation that reads containers to their depth."""
         if self.composed:

@@ -458,9 +458,7 @@ def _checked(func: Any, check: Callable[..., Any]) -> Callable[..., Any]:
         budget: Budget = context.budget
         budget.spend()
         if args or kwargs:
-            given = (*args, *kwargs.values())
-            budget.holds(given)
-            budget.deep(*given)
+            budget.takes(*args, *kwargs.values())
         value = check(budget, value, *args, **kwargs)
         return budget.made(func(*leading(context), value, *args, **kwargs))
 
@@ -571,9 +569,8 @@ def _one_by_one(budget: Budget, values: Any, *args: Any, **kwargs: Any) -> Any:
     """For filters that give a generator, whose turns are counted where they read."""
     values = _listed(budget, values)
     budget.hold(1500)  # the generators
-    for value in args:
-        budget.key(value)
-    if max(_parts(*args[:1]), _parts(kwargs.get("attribute"))) > MAX_PARTS:
+    name = kwargs.get("attribute") or (args[0] if args else "")
+    if isinstance(name, str) and len(name) > MAX_PARTS and _parts(name) > MAX_PARTS:
         raise OverBudget(f"an attribute of more than {MAX_PARTS} parts")
     return budget.ticking(values) if values else values
 
@@ -754,7 +751,15 @@ def _budgeted(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _comparison(sign: str) -> Callable[..., Any]:
-    return _budgeted(lambda budget, value, other: compared(budget, sign, value, other))
+    compare = _COMPARE.get(sign)
+
+    @pass_context
+    def test(context: Any, value: Any, other: Any) -> Any:
+        if compare is not None and value.__class__ is str and other.__class__ is str and len(value) < STRIDE:
+            return compare(value, other)
+        return compared(context.budget, sign, value, other)
+
+    return test
 
 
 _SIGNS = {

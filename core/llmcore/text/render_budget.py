@@ -1,12 +1,12 @@
-"""What one render of a chat template may use: CPU time, counted as it works, and memory, predicted before it is taken.
+"""Limits of one render of a chat template: CPU time, counted as it works, and memory, predicted before it is taken.
 
 A template is a program that came with a download, and it may behave on one message and loop on another. Nothing in
 Python interrupts a thread, so the code that `sandbox` compiles tells a `Budget` about every turn of a loop, every
 call and everything that it makes.
 
-Memory is counted in regions. What one turn of a loop, or one call of a macro, has made is gone when it ends, except
-for what it put into a namespace (`Kept`) or returned. So the count is never below what is alive, and an ordinary
-template over a long conversation stays far below the limit.
+Memory is counted in regions. A turn of a loop, or a call of a macro, ends with all that it made, except for what it
+put into a namespace (`Kept`) or returned. So the count is never below what is alive, and an ordinary template over a
+long conversation stays far below the limit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ SLOW_SECONDS = 0.05
 """A render that has taken this long goes on only while no other such render does, so that several of them do not take
 the interpreter from the thread that sends streams."""
 
-WAIT_SECONDS = 10.0
-"""How long such a render waits for the others."""
+MAX_WAITING = 3
+"""So many such renders may wait for the one that goes on: each has a thread, which health checks need too. A further
+one is refused."""
 
 TURN = 100
 """Work of one turn or call, in the unit of work: what it takes to copy a byte."""
@@ -55,6 +56,7 @@ MAX_COMPARED = 1 << 27
 """Pairs of characters that one search may compare where it compares each with each: a tenth of a second."""
 
 _slow = threading.Lock()
+_slow_or_waiting = threading.BoundedSemaphore(1 + MAX_WAITING)
 
 
 class _Garbage:
@@ -87,7 +89,7 @@ class OverBudget(Exception):
 
 
 class Busy(Exception):
-    """Other slow renders did not end in time."""
+    """Too many slow renders wait already."""
 
 
 def size_of(text: str) -> int:
@@ -121,10 +123,10 @@ class Budget:
         self.kept = 0
         """Bytes of the prompt and of texts in namespaces."""
         self.composed = False
-        """Whether the template may have put a container or a long text into containers many times over."""
+        """True if the template may have put a container or a long text into containers many times over."""
 
     def given(self, inputs: Any) -> None:
-        """What the template is given, by whose size it may use more: JSON values, which hold nothing twice."""
+        """A render begins with these variables: JSON values, which hold nothing twice. Their size gives it room."""
         self._inputs, self._trees, self._room = inputs, None, MEMORY_BYTES
         self.held = self.floor = self.kept = 0
 
@@ -133,6 +135,7 @@ class Budget:
         that Python collects by the number of objects, however large they are."""
         if self._slow:
             _slow.release()
+            _slow_or_waiting.release()
             self._slow = False
         _garbage.add(self.held + self.kept)
 
@@ -167,9 +170,10 @@ class Budget:
         if spent > CPU_SECONDS:
             raise OverBudget(f"more than {CPU_SECONDS:g} s of CPU time")
         if spent > SLOW_SECONDS and not self._slow:
-            self._slow = _slow.acquire(timeout=WAIT_SECONDS)
-            if not self._slow:
+            if not _slow_or_waiting.acquire(blocking=False):
                 raise Busy
+            _slow.acquire()
+            self._slow = True
 
     # --- memory
 
@@ -219,7 +223,7 @@ class Budget:
     # --- what a single operation may take
 
     def weigh(self, value: Any) -> int:
-        """Bytes that the text of a container may take. Raises OverBudget where there is no room for them.
+        """Bytes that the text of a container may take. Raises OverBudget if they have no room.
 
         A list that holds a list twice, which holds another one twice, and so on, is small and has a text without end.
         """
@@ -266,7 +270,7 @@ class Budget:
                     self.weigh(value)
 
     def _is_tree(self, value: Any) -> bool:
-        """Whether it is a part of what the template was given."""
+        """True for a part of the variables that the template was given."""
         if self._trees is None:
             self._trees = frozenset(_containers_in(self._inputs))
         return id(value) in self._trees
@@ -398,7 +402,7 @@ class Kept(Namespace):
         if old.__class__ in _LIGHT and value.__class__ in _LIGHT:
             attributes[name] = value
             return
-        # What nothing else refers to is gone when it is replaced.
+        # A value that nothing else refers to is gone when it is replaced.
         if (old.__class__ is str or old.__class__ is list) and getrefcount(old) == _ALONE:
             budget.kept -= size_of(old) if old.__class__ is str else 56 + 8 * len(old)
         _store(budget, value)
@@ -415,7 +419,7 @@ def _store(budget: Budget, value: Any) -> None:
 
 
 def _references() -> int:
-    """What `getrefcount` says of a value that a dict and a local variable hold."""
+    """The number that `getrefcount` gives for a value that a dict and a local variable hold."""
     values = {"one": [0]}
     old = values.get("one")
     return getrefcount(old)

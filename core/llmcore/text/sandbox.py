@@ -1,8 +1,8 @@
 """The Jinja environment of chat templates: no way to Python's insides, and no way past a render's `Budget`.
 
 It compiles templates as Jinja does, and adds a word to the budget to each loop, call, concatenation, slice, comparison
-and new container. Filters, tests and methods are those of `sandbox_calls`. What a template looks up most (members of
-dicts, `loop`, namespaces) takes a shorter way than Jinja's, which pays for the rest.
+and new container. Filters, tests and methods are those of `sandbox_calls`. The most frequent
+lookups (members of dicts, `loop`, namespaces) take a shorter way than Jinja's, which pays for the rest.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class _Code(CodeGenerator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: list[str] = []
-        """What each turn of the loops around this place says."""
+        """The first line in the body of each of the loops around this place."""
         self._entry = ""
-        """What the next function says first."""
+        """The first line of the next function."""
 
     def write_commons(self) -> None:
         """The beginning of a template's function."""
@@ -93,7 +93,7 @@ class _Code(CodeGenerator):
         self.writeline("concat = budget.concat")
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        """What a turn has made is gone at its end, unless it is in a buffer or a macro that closes over it."""
+        """A turn ends with all that it made, unless that is in a buffer, or in a macro that closes over it."""
         stays = frame.buffer is not None or node.recursive or (node.find(nodes.Macro) or node.find(nodes.CallBlock))
         if stays:
             pieces = sum(len(output.nodes) for output in node.find_all(nodes.Output))
@@ -263,7 +263,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals = dict(GLOBALS)
 
     def pieces(self, template: Any, variables: Mapping[str, Any], budget: Budget) -> Iterator[str]:
-        """What `template` writes; whoever takes the pieces counts them."""
+        """The pieces of the prompt that `template` writes. The caller counts them."""
         budget.given(variables)
         context = template.new_context(variables)
         context.budget = budget
@@ -312,7 +312,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Jinja's. Containers are no keys: to hash one, or to name it in an error, may not end."""
+        """Jinja's. A container is not a key here: to hash one, or to name it in an error, may take for ever."""
         if obj.__class__ is dict and argument.__class__ is str:
             try:
                 return obj[argument]

@@ -1,4 +1,4 @@
-"""What chat templates may call: operators, filters, tests, functions and methods, each within a render's `Budget`.
+"""The calls of chat templates: operators, filters, tests, functions and methods, each within a render's `Budget`.
 
 One call of a function in C cannot be interrupted, so what it may take is predicted from its arguments. The tables
 name the prediction for each; a method that is in no table cannot be called.
@@ -54,7 +54,7 @@ _PIECE = 58
 
 
 class TemplateRefusal(jinja2.TemplateError):
-    """What a template itself raises about the messages, through `raise_exception`."""
+    """A template refuses the messages, through `raise_exception`."""
 
 
 def _each(names: str, rule: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Function:
 
 
 def call_function(budget: Budget, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function of the environment gives."""
+    """Call a function of the environment."""
     return function.run(budget, *args, **kwargs)
 
 
@@ -301,7 +301,7 @@ _METHODS: Mapping[type, Mapping[str, Callable[..., int]]] = {
 
 
 def call_method(budget: Budget, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a method of a text or a container gives."""
+    """Call a method of a text or a container."""
     owner, name = method.__self__, method.__name__
     kind = owner.__class__
     if name == "join" and isinstance(owner, str):
@@ -390,7 +390,7 @@ class BoundFormat:
 
 
 def call_format(budget: Budget, method: BoundFormat, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `str.format` gives."""
+    """Call `str.format`."""
     return method.run(budget, args, kwargs)
 
 
@@ -439,7 +439,7 @@ class _EscapingFormatter(_Formatter, EscapeFormatter):
 
 
 def _leading(func: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """What Jinja gives `func` before its value, from the context."""
+    """The arguments that Jinja gives `func` before its value, from the context."""
     return {
         _PassArg.context: lambda context: (context,),
         _PassArg.eval_context: lambda context: (context.eval_ctx,),
@@ -531,7 +531,7 @@ def _listed(budget: Budget, values: Any) -> Any:
 
 
 def _parts(*names: Any) -> int:
-    """How many lookups attributes like "a.b,c" are."""
+    """The number of lookups for attributes like "a.b,c"."""
     return sum(name.count(".") + name.count(",") for name in names if isinstance(name, str)) + 1
 
 
@@ -689,7 +689,7 @@ def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) 
 
 
 def _from_generator(value: Any) -> list[Any]:
-    """What `tools | map(...)` gives."""
+    """JSON of `tools | map(...)`."""
     if isinstance(value, GeneratorType):
         return list(value)
     raise TypeError(f"{type(value).__name__} is no JSON")

@@ -140,7 +140,7 @@ class ChatTemplate:
                 limit, kept = size + _LARGE, width * size
         prompt = "".join(pieces)
         if not prompt.isascii():
-            prompt.encode()  # half of a character, which a template can write, is no text for a tokenizer
+            prompt.encode()  # a template can write half of a character, which a tokenizer does not take
         return prompt
 
     def _choose(self, with_tools: bool) -> str:

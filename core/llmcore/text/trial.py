@@ -1,7 +1,7 @@
-"""`python -m llmcore.text.trial PARENT CPU_SECONDS`: render a model's chat templates once, where it hurts nobody.
+"""`python -m llmcore.text.trial PARENT CPU_SECONDS`: render a model's chat templates once, in a process of its own.
 
-A template is a program that came with a download. A render has limits of its own (`render_budget`), which a server
-relies on; this child keeps a server from starting with a template that runs into them on one word, or ends a process.
+A template is a program that came with a download. A server relies on the limits that each render has
+(`render_budget`). This child keeps a server from starting with a template that reaches them on one word.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmcore.text.render_budget import OverBudget
 from llmcore.text.templates import ChatTemplate
 
 CPU_SECONDS = 10
-"""What compiling and rendering all of them may take together. A render ends after a second by itself."""
+"""For compiling and rendering all of them. A render ends after a second by itself."""
 WALL_SECONDS = 600
 """A template cannot sleep: this is for a machine that has no time for the child."""
 MEMORY_BYTES = 1 << 30

@@ -37,9 +37,10 @@ def refuse_functions(body: ChatRequest) -> None:
 
 
 def check_tools(parsers: OutputParsers, tools: Sequence[Mapping[str, Any]], prompt: str | None) -> None:
-    """Raises RequestError, which names all that is missing at once, where the model would not hear of its tools, which
-    some chat templates leave out silently, or the server would not notice its calls. `prompt`: None where the template
-    makes none of a request with tools.
+    """Raises RequestError where the model would not hear of its tools, or the server would not notice its calls.
+
+    Some chat templates leave tools out silently. The error names all that is missing at once. `prompt`: None where the
+    template refuses a request with tools.
     """
     if not tools:
         return

@@ -24,7 +24,7 @@ from llmcore.text.events import (
     joined,
 )
 from llmcore.text.parser_choice import check_parsers
-from llmcore.text.parsing import Chained, OutputParsers, ParserContext, open_parsers
+from llmcore.text.parsing import Chained, ParserContext, open_parsers
 from llmcore.text.tags import before_tag, held_back
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 

@@ -155,6 +155,27 @@ def test_what_the_template_writes_is_what_the_parser_reads(specs: list[OutputPar
 
 
 @every
+@pytest.mark.parametrize("turns", [1, 30])
+def test_prompts_are_those_of_transformers(name: str, turns: int) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # type: ignore[attr-defined]
+
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    called = assistant(1)
+    called = {**called, "content": ""}
+    called["tool_calls"][0]["function"]["arguments"] = ARGUMENTS
+    answered = {"role": "tool", "tool_call_id": "call00000", "content": RESULT}
+    messages = [USER, called, answered, {"role": "assistant", "content": "Wet. </think> Ä"}] * turns + [USER]
+    # transformers writes no JSON of what `map` gives, which one template asks for.
+    given: dict[str, Any] = {} if name in SILENT or name == "llama-cpp-deepseek-r1" else {"tools": TOOLS}
+    for more in (given, {**given, "add_generation_prompt": True}, {"enable_thinking": False, "thinking": True}):
+        expected = _compile_jinja_template(source(name)).render(messages=messages, **tokens, **more)
+        found = ChatTemplate({"default": source(name)}, tokens).render(
+            messages, **{"add_generation_prompt": False, **more}
+        )
+        assert found == expected
+
+
+@every
 def test_tools_calls_and_results_reach_the_prompt(chat: Callable[..., Side], name: str) -> None:
     side = chat(name)
     history = [USER, assistant(1), {"role": "tool", "tool_call_id": "call00000", "content": RESULT}]

@@ -48,6 +48,7 @@ SHORT = 1000
 """Characters of a text that containers may hold many times over without a word."""
 
 GARBAGE_BYTES = 64 << 20
+"""Most bytes of renders that may wait for Python's garbage collector."""
 
 MAX_DEPTH = 500
 MAX_BITS = 1 << 13
@@ -66,7 +67,7 @@ class _Garbage:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Collect where it is time."""
+        """Collect if there may be too much."""
         if size > STRIDE:
             self._size += size  # two threads may lose one of two sums, and collect a little later
             if self._size > GARBAGE_BYTES:
@@ -131,8 +132,11 @@ class Budget:
         self.held = self.floor = self.kept = 0
 
     def close(self) -> None:
-        """Let the next slow render go on. Namespaces and macros may hold themselves, and what they hold is garbage
-        that Python collects by the number of objects, however large they are."""
+        """Let the next slow render go on.
+
+        Namespaces and macros may hold themselves. Python collects such garbage by the number of objects, however large
+        they are, so it is collected here by its size.
+        """
         if self._slow:
             _slow.release()
             _slow_or_waiting.release()

@@ -1,8 +1,8 @@
 """The Jinja environment of chat templates: no way to Python's insides, and no way past a render's `Budget`.
 
 It compiles templates as Jinja does, and adds a word to the budget to each loop, call, concatenation, slice, comparison
-and new container. Filters, tests and methods are those of `sandbox_calls`. The most frequent
-lookups (members of dicts, `loop`, namespaces) take a shorter way than Jinja's, which pays for the rest.
+and new container. Filters, tests and methods are those of `sandbox_calls`. The most frequent lookups are shorter
+than Jinja's, which pays for the rest: members of dicts, `loop`, namespaces.
 """
 
 from __future__ import annotations

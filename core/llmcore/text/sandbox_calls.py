@@ -321,11 +321,11 @@ def call_method(budget: Budget, method: Any, args: tuple[Any, ...], kwargs: dict
         budget.expect(predict(owner))
         for value in args[:1]:
             budget.key(value)
-    elif kind is LoopContext:  # it remembers what it compares with
+    elif name == "changed":  # the loop remembers the values for its next turn
         budget.deep(*args)
         budget.keep(sum(size_of(value) for value in args if isinstance(value, str)))
         budget.floor = budget.held
-    elif kind is not Cycler:
+    elif kind is not Cycler and kind is not LoopContext:
         budget.expect(predict(owner))
         for value in args[:1]:
             _sought(budget, owner, value)

@@ -63,8 +63,8 @@ def _what_is_missing(parsers: OutputParsers, shown: bool) -> str:
     if not parsers.template_names:
         return f"{unshown}, and {unread}; start it with a --chat_template that does and --tool_call_parser ({known})"
     return (
-        f"{unshown}, and {unread}; start it with --chat_template and the name of the calls that the model was trained "
-        f"to write, which chooses the parser too (one of {', '.join(parsers.template_names)})"
+        f"{unshown}, and {unread}; start it with --chat_template NAME, which chooses the parser too. NAME is the "
+        f"notation of calls that the model was trained on, one of {', '.join(parsers.template_names)}"
     )
 
 

@@ -127,8 +127,8 @@ MISTRAL = ChosenTemplate(
         {{- (", " if not loop.first else "") + '{"name": "' + call.function.name + '", "arguments": ' -}}
         {{- call.function.arguments | tojson + (', "id": "' + call.id + '"' if call.id else "") + "}" -}}
     {%- endfor -%}
-    {{- "]" + eos_token -}}
-{%- elif m.role == "assistant" -%}{{- " " + m.content + eos_token -}}
+    {{- "]" ~ eos_token -}}
+{%- elif m.role == "assistant" -%}{{- " " + m.content ~ eos_token -}}
 {%- elif m.role == "tool" -%}
     {{- '[TOOL_RESULTS] {"content": ' + m.content | tojson -}}
     {{- (', "call_id": "' + m.tool_call_id + '"' if m.tool_call_id else "") + "}[/TOOL_RESULTS]" -}}

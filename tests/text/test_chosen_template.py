@@ -107,7 +107,7 @@ def test_errors_name_the_fix(text: str, message: str) -> None:
     [
         ("{% if %}", "--chat_template cannot be compiled"),
         ("{{ messages[0].x.y }}", "--chat_template: .*no attribute"),
-        ("{{ 'x' * 10 ** 10 }}", "--chat_template: for one word it takes more than 24 MB of memory"),
+        ("{{ 'x' * 10 ** 10 }}", "--chat_template: for one word it takes more than 16 MB of memory"),
     ],
 )
 def test_a_template_that_cannot_render_is_found_at_the_start(source: str, message: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 CPU_SECONDS = 1.0
 """Most CPU time of the thread that renders."""
 
-MEMORY_BYTES = 24 << 20
+MEMORY_BYTES = 16 << 20
 """Most bytes that a render may hold at once, and `PER_INPUT_BYTE` more for each byte of the conversation. The text is
 joined at the end and copied on the way, so the process grows by up to two and a half times as much."""
 
@@ -47,7 +47,7 @@ STRIDE = 400_000
 SHORT = 1000
 """Characters of a text that containers may hold many times over without a word."""
 
-GARBAGE_BYTES = 64 << 20
+GARBAGE_BYTES = 32 << 20
 """Most bytes of renders that may wait for Python's garbage collector."""
 
 MAX_DEPTH = 500

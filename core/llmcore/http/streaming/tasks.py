@@ -152,6 +152,10 @@ class StreamTask(WSGITask):  # type: ignore[misc]
                 self.channel.let_go(reply)
                 reply.abandon()
 
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Keep them for the header."""
+        self.response_headers += headers.items()
+
     def send_part(self, data: bytes) -> None:
         """Frame and send a piece of the body."""
         head = b"" if self.wrote_header else self._stream_header()

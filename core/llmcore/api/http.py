@@ -10,13 +10,14 @@ from llmcore.http.choice import Choice
 from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Front, Route
 from llmcore.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
-from llmcore.http.guided import fitting, guided
+from llmcore.http.guided import Asked, TypedGrammar, fitting, guided, typed
 from llmcore.http.logprobs import clamped
 from llmcore.http.reply import Reply
 from llmcore.wire import ModelFacts, State
 
 __all__ = [
     "FINISH_REASONS",
+    "Asked",
     "Choice",
     "EncodeError",
     "Front",
@@ -26,6 +27,7 @@ __all__ = [
     "Reply",
     "Route",
     "State",
+    "TypedGrammar",
     "Usage",
     "Writer",
     "as_request_error",
@@ -36,4 +38,5 @@ __all__ = [
     "intake",
     "openai_error",
     "retry_headers",
+    "typed",
 ]

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from llmcore.api.http import TypedGrammar
+
 Text = Annotated[str, Meta(max_length=512)]
 Flag = bool | None
 Penalty = Annotated[float, Meta(ge=-2, le=2)] | None
@@ -41,7 +43,7 @@ class Processor(Struct, forbid_unknown_fields=True):
 
 
 class JsonSchema(Struct):
-    """A schema as OpenAI wraps it. `strict` false: what of it cannot be enforced is left to the model."""
+    """A schema as OpenAI wraps it. Without `strict`, what of it cannot be enforced is left to the model."""
 
     name: Text | None = None
     description: str | None = None
@@ -49,12 +51,19 @@ class JsonSchema(Struct):
     strict: Flag = None
 
 
-class ResponseFormat(Struct):
-    """What the answer has to be; `regex_schema` is LMDeploy's."""
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """What the answer has to be; `regex_schema` is LMDeploy's. The types json and regex, and `value`, are TGI's;
+    `schema` is that of clients which leave out OpenAI's wrapping."""
 
-    type: Literal["text", "json_object", "json_schema", "regex_schema"]
+    type: Literal["text", "json_object", "json_schema", "regex_schema", "json", "regex"]
     json_schema: JsonSchema | None = None
     regex_schema: str | None = None
+    value: str | dict[str, Any] | bool | None = None
+    schema: str | dict[str, Any] | bool | None = None
+    strict: Flag = None
+
+    name: Text | None = None
+    description: str | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
@@ -112,6 +121,13 @@ class Sampled(Struct, kw_only=True):
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
+    grammar: str | TypedGrammar | None = None
+    guided_json_object: Flag = None
+    guided_decoding_backend: str | None = None
+    whitespace_pattern: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structural_tag: Any = None
+    guided_structural_tag: Any = None
 
     use_beam_search: Flag = None
     num_beams: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -295,6 +311,8 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "repetition_ngram_size": (0,),
     "return_hidden_states": (False,),
+    "guided_structural_tag": ("",),
+    "structural_tag": ("",),
     "return_logprob": (False,),
     "stop_regex": ("", []),
     "thinking_token_budget": (),

@@ -4,9 +4,11 @@ change nothing are taken, and 0 for `top_p`; `truncation_side` is new. null mean
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+
+from llmcore.api.http import TypedGrammar
 
 MAX_BEST_OF = 8
 MAX_STOPS = 32
@@ -15,13 +17,6 @@ MAX_TOP = 20
 
 Flag = bool | None
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None
-
-
-class Grammar(Struct):
-    """What an answer has to be. `value`: a JSON schema, a regular expression, or {"name", "schema"}."""
-
-    type: Literal["json", "regex", "json_schema"]
-    value: str | dict[str, Any]
 
 
 class Parameters(Struct):
@@ -47,7 +42,7 @@ class Parameters(Struct):
     truncation_side: Literal["left", "right"] | None = None
     typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     watermark: Flag = None
-    grammar: Grammar | None = None
+    grammar: TypedGrammar | None = None
 
     adapter_id: Any = None
 

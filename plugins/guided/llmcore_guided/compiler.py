@@ -70,7 +70,7 @@ class Compiler:
     def compiled(self, args: Mapping[str, Any]) -> Compiled:
         """A matcher at the grammar's begin, the caller's own. Raises ValueError that says what is wrong with it, and
         RequestError where there is no time for it."""
-        asked = json.dumps(args, sort_keys=True)
+        asked = json.dumps(args)  # the order of properties is theirs in answers
         key = hashlib.sha256(asked.encode()).digest()
         with self._lock:
             kept = self._kept.get(key)

@@ -29,7 +29,7 @@ from llmcore_guided.talk import Answer, Question, Words, receive, send
 MEMORY_BYTES = 2 << 30
 """Of addresses, the stack among them: a grammar that wants more ends this process, and no other."""
 
-NICE = 10
+NICE = 5
 """Streams come before grammars."""
 
 DEEPEST = 10_000

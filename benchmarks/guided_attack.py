@@ -38,7 +38,9 @@ def _chain(rule: str, last: str, begin: str = "") -> str:
 KINDS: dict[str, Callable[[int], Fields]] = {
     "Lark": lambda n: {"guided_grammar": _chain('r{i}: "a" r{next}', f'r{{i}}: "{n}"', "start: r0")},
     "EBNF": lambda n: {"guided_grammar": _chain('r{i} ::= "a" r{next}', f'r{{i}} ::= "{n}"', "root ::= r0")},
-    "EBNF, refused": lambda n: {"guided_grammar": _chain('r{i} ::= "a" r{next} |', f'r{{i}} ::= "{n}"', "root ::= r0")},
+    "EBNF, refused": lambda n: {
+        "guided_grammar": _chain('r{i} ::= "a" r{next} |', f'r{{i}} ::= "{n}"', "root ::= r0")
+    },
     "terminals": lambda n: {
         "guided_grammar": "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(30)) + f'\nA30: "{n}"'
     },
@@ -46,7 +48,9 @@ KINDS: dict[str, Callable[[int], Fields]] = {
     "schema": lambda n: {
         "guided_json": {
             "type": "object",
-            "properties": {f"k{i}_{n}": {"type": "string", "pattern": f"^[a-z]{{1,{i % 50 + 1}}}(foo|bar)*$"} for i in range(900)},
+            "properties": {
+                f"k{i}_{n}": {"type": "string", "pattern": f"^[a-z]{{1,{i % 50 + 1}}}(foo|bar)*$"} for i in range(900)
+            },
         }
     },
 }
@@ -137,7 +141,9 @@ def main() -> None:
         settings = {"plugins": ["guided"], "api_keys": tuple(KEYS.values()), "device": "cpu"}
         with serving(model, **settings, max_total_token_num=20000) as server:
             Client(server, "neighbour", "").ask({"guided_regex": "ab"})
-            print(f"{'':16} {'longest':>8} {'small':>12} {'slowest':>9}\n{'':16} {'gap, s':>8} {'served':>12} {'s':>9}   attack")
+            print(
+                f"{'':16} {'longest':>8} {'small':>12} {'slowest':>9}\n{'':16} {'gap, s':>8} {'served':>12} {'s':>9}   attack"
+            )
             for name, make in (("no attack", None), *KINDS.items()):
                 print(f"{name:16} {row(server, make, options.seconds, options.clients)}", flush=True)
     print(f"\ntarget: a gap below {TARGET_SECONDS:g} s beside what the machine adds, and all small ones served")

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -200,3 +201,98 @@ def test_what_cannot_be_meant_is_refused_within_a_second(
     with pytest.raises(ValueError, match=re.escape(words)):
         one(context, **args)
     assert time.process_time() - began < 1.0
+
+
+TOLD: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "a(b"}, "the expression 'a(b' has an error: unclosed group"),
+    (
+        {"regex": "(?=a)b"},
+        "the expression '(?=a)b' has an error: look-around, including look-ahead and look-behind, is not supported",
+    ),
+    ({"json": {"properties": {"a": {"pattern": "["}}}}, "the expression '[' has an error: unclosed character class"),
+    ({"json": {"type": "strin"}}, "Invalid type: strin"),
+    (
+        {"json": {"type": "array"}, "whitespace_pattern": "("},
+        "whitespace_pattern: the expression '(' has an error: unclosed group",
+    ),
+    ({"grammar": "start: x\ny: z"}, 'line 1, column 8: unknown name: "x"'),
+    ({"grammar": 'start: "a" |('}, "line 1, column 14: Expected token ')', found '\\n'"),
+    ({"grammar": "start: b\nb: /[/"}, "line 2, column 4: the expression '[' has an error: unclosed character class"),
+    ({"grammar": 'root ::= "a" x'}, "Rule 'x' not found"),
+    ({"grammar": 'root ::= "a"\nx ::= (a'}, "line 2, column 9: Expected ')'"),
+    (
+        {"grammar": "root ::= [b-a]"},
+        "the expression '[b-a]' has an error: invalid character class range, the start must be <= the end",
+    ),
+    (
+        {"grammar": "start: A\nA: " + " & ".join(f"/(a|b)*a(a|b){{{i}}}/" for i in range(6, 16))},
+        "it is too complex to compile; make it smaller, or split it",
+    ),
+    (
+        {"lark": "start: f", "schemas": {"f": {"schema": {"type": "x"}, "of": "the parameters of 'g'"}}},
+        "the parameters of 'g': Invalid type: x",
+    ),
+    ({"choice": ["a"], "thought": {"open": "<t>", "close": "", "opened": False}}, "'close' is not a tag"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), TOLD)
+def test_what_is_wrong_is_told_in_the_clients_own_terms(
+    context: ProcessorContext, args: dict[str, Any], message: str
+) -> None:
+    """Nothing of the grammar that was made of their words."""
+    with pytest.raises(ValueError) as caught:
+        one(context, **args)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a":[1,2]}', True),
+        ('{ "a" : [ 1 , 2 ] }', True),
+        ('{\n  "a": [\n    1,\n\t\t2\n  ]\n}', True),
+        ('{\n\n"a":[1,2]}', False),
+        ('{  "a":[1,2]}', False),
+        ("{\n" + " " * 40 + '"a":[1,2]}', True),
+        ("{\n" + " " * 41 + '"a":[1,2]}', False),
+        ('{"a":\t[1,2]}', False),
+    ],
+)
+def test_white_space_has_an_end(context: ProcessorContext, tokenizer: Tokenizer, text: str, fits: bool) -> None:
+    for args in (
+        {"json": {"type": "object", "properties": {"a": {"type": "array"}}}},
+        {"json_object": True},
+        {"lark": "start: f", "schemas": {"f": {"schema": {"type": "object"}}}},
+    ):
+        assert spell(one(context, **args), tokenizer, text) == fits
+
+
+def test_the_clients_own_white_space_wins(context: ProcessorContext, tokenizer: Tokenizer) -> None:
+    tabs = one(context, json={"type": "array"}, whitespace_pattern="\t*")
+    assert spell(tabs, tokenizer, "[\t\t1\t]") and not spell(
+        one(context, json={"type": "array"}, whitespace_pattern="\t*"), tokenizer, "[ 1]"
+    )
+
+
+@pytest.mark.parametrize(
+    "grammar", ['?start: "a" b\n?b: "c"', '!start: "a" b\nb: "c"', '// x\n?start :"ac"', 'root ::= "a" b\nb ::= "c"']
+)
+def test_rules_of_lark_may_have_marks(context: ProcessorContext, tokenizer: Tokenizer, grammar: str) -> None:
+    assert spell(one(context, grammar=grammar), tokenizer, "ac")
+
+
+def test_keywords_that_are_not_enforced_are_told(context: ProcessorContext) -> None:
+    left_out: list[str] = []
+    told = replace(context, leave_out=left_out.extend)
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "string", "format": "colour"}}
+    for _ in range(2):  # also where the grammar is known
+        one(told, json=schema)
+        assert sorted(left_out) == ["format", "uniqueItems"]
+        left_out.clear()
+    one(told, json={"oneOf": [{"type": "integer"}, {"type": "number"}]})
+    assert left_out == ["oneOf"]
+    one(told, json={"type": "array"}, strict=True)
+    with pytest.raises(ValueError, match="^format, uniqueItems: this cannot be enforced; leave it out"):
+        one(told, json=schema, strict=True)
+    assert left_out == ["oneOf"]

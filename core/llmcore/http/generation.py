@@ -342,7 +342,9 @@ class _Prompt:
         try:
             if event.unenforced:
                 generation.reply.add_headers({UNENFORCED_HEADER: ", ".join(event.unenforced)})
-            elif event.finish is _ERROR or event.finish is _ABORT:
+                if event.finish is _RUNNING and not event.tokens:
+                    return
+            if event.finish is _ERROR or event.finish is _ABORT:
                 generation._fail(self._writer, _as_error(event, self._submit, generation._front.gate.retry_after))
             else:
                 self._advance(generation, event)

@@ -36,7 +36,9 @@ def said(error: str, *, places: bool = False) -> str:
     where = f"line {place[1]}, column {place[2]}: " if place and places else ""
     expression = _EXPRESSION.search(text)
     if expression is not None:
-        return f"{where}the expression {_shown(expression['shown'])}has an error: {expression['why']}"[:MOST_CHARACTERS]
+        return f"{where}the expression {_shown(expression['shown'])}has an error: {expression['why']}"[
+            :MOST_CHARACTERS
+        ]
     if is_limit(text):
         return "it is too complex to compile; make it smaller, or split it"
     first = text[place.end() if place else 0 :].split("\n", 1)[0].split(" (at ", 1)[0].strip()

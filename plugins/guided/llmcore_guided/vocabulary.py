@@ -62,7 +62,11 @@ class Vocabulary:
     @property
     def words(self) -> Words:
         """What grammars may name of it."""
-        special = {token: piece[1:].decode("utf-8", "replace") for token, piece in enumerate(self.pieces) if piece.startswith(_SPECIAL)}
+        special = {
+            token: piece[1:].decode("utf-8", "replace")
+            for token, piece in enumerate(self.pieces)
+            if piece.startswith(_SPECIAL)
+        }
         return Words(len(self.pieces), self.eos_ids or (self.size,), special)
 
     def tag(self, text: str) -> str | None:

@@ -107,7 +107,11 @@ def _response_format(given: ResponseFormat) -> Iterator[Asked]:
         raise _refusal(f"{param}.{second}", f"{param}.{first} says already what answers have to be")
     strict = given.strict or (given.json_schema is not None and given.json_schema.strict)
     for place, value in found.items():
-        asked = typed(param, TypedGrammar(given.type, value)) if place == "value" else Asked(f"{param}.{place}", "json", value)
+        asked = (
+            typed(param, TypedGrammar(given.type, value))
+            if place == "value"
+            else Asked(f"{param}.{place}", "json", value)
+        )
         if place == "regex_schema":
             asked = replace(asked, kind="regex")
         yield replace(asked, options={"strict": True}) if strict and asked.kind == "json" else asked

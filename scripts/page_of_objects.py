@@ -71,7 +71,7 @@ OUTLINES = (
         "HTTP",
         "llmcore.api.http",
         "Front Route Job Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
-        "retry_headers check clamped guided fitting",
+        "retry_headers check clamped guided fitting Asked TypedGrammar typed",
     ),
     (
         "Text",

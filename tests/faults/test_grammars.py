@@ -187,7 +187,7 @@ def chained(number: int) -> str:
     return "\n".join(["root ::= r0", *(f'r{i} ::= "a" r{i + 1}' for i in range(1900)), f'r1900 ::= "{number}"'])
 
 
-def test_row_36_grammars_without_end_keep_nobody_waiting(house: House) -> None:
+def test_row_38_grammars_without_end_keep_nobody_waiting(house: House) -> None:
     """Five clients send one after the other; small expressions are compiled all the same, and streams go on."""
     over, numbers = threading.Event(), itertools.count()
     statuses: list[int] = []

@@ -108,7 +108,7 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(context: ProcessorCo
         grammar: CallGrammar = load(SPECS["qwen25"].grammar or "")(ParserContext(tools=tools))
         args = grammar.forced(tools, single=True)
         if strict:
-            with pytest.raises(ValueError, match="^the parameters of 'f': uniqueItems: this cannot be enforced"):
+            with pytest.raises(ValueError, match=r"^the parameters of 'f': uniqueItems: this cannot be enforced"):
                 make(args, context)
         else:
             make(args, context)

@@ -33,7 +33,7 @@ class _Client(Generic[T]):
     served: int = 0
 
     def next(self, lanes: int) -> deque[tuple[int, T]] | None:
-        """The lane with the oldest of what waits in the first `lanes` lanes; None where the client may have no turn."""
+        """The lane with the oldest of what waits in the first `lanes` lanes; None: the client may have no turn."""
         if self.running >= MOST_OF_A_CLIENT:
             return None
         return min((lane for lane in self.lanes[:lanes] if lane), key=lambda lane: lane[0][0], default=None)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
 Tools = Mapping[str, Mapping[str, Any]]
 """Name -> function, as clients describe it."""
 

@@ -25,6 +25,6 @@ def register_options() -> Iterable[OptionSpec]:
         name="guided_open_objects",
         type=bool,
         default=False,
-        summary="objects of a JSON schema that names properties may have others too, as the letter of the standard has "
-        "it; otherwise only a schema that says so allows them",
+        summary="objects of a JSON schema that names properties may have others too, as the standard says; without "
+        "this option, only where the schema says so",
     )

@@ -21,8 +21,10 @@ _SAYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 """Keywords that say what else an object may have."""
 
 _NOTES = frozenset(
-    ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "x-guidance")
-    + ("$comment", "$schema", "$id", "id", "$anchor", "$defs", "definitions", "discriminator")
+    (
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+        *("$comment", "$schema", "$id", "id", "$anchor", "$defs", "definitions", "discriminator", "x-guidance"),
+    )
 )
 """Keywords that say nothing of what fits."""
 

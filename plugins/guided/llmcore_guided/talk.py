@@ -23,7 +23,8 @@ class Words:
 @dataclass(frozen=True)
 class Question:
     """Is this a grammar? `args`: the processor's arguments as JSON. `tags`: what each tag in them is
-    (`grammars.TagRule`). `closed`: whether objects of schemas are closed. `seconds`: of a processor, for the answer."""
+    (`grammars.TagRule`). `closed`: whether objects of schemas are closed. `seconds`: of a processor that the answer
+    may take."""
 
     args: str
     tags: dict[str, str | None]

@@ -68,7 +68,7 @@ def _serve(engine: socket.socket) -> None:
 
 
 def _tokens(words: Words) -> LLTokenizer:
-    """The special tokens under their own ids, and every byte of text: what may be written is the same as with all tokens."""
+    """The special tokens under their own ids, and every byte of text: what may be written is the same as with all."""
     tokens = [b""] * words.size + [bytes((byte,)) for byte in range(255)]
     for token, name in words.special.items():
         tokens[token] = _SPECIAL + name.encode()

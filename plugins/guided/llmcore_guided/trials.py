@@ -23,9 +23,12 @@ START_SECONDS = 10.0
 """Of the clock, which such a process may take to start."""
 
 
+MOST_IDLE = 2
+"""Processes that are kept while no grammar is tried; each has some 40 MB."""
+
+
 class Trials:
-    """As many of them as grammars are tried at once; each is started when it is needed, and kept. Any thread may use
-    it."""
+    """As many of them as grammars are tried at once, each started when it is needed. Any thread may use it."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -68,7 +71,10 @@ class Trials:
 
     def _give(self, process: _Process) -> None:
         with self._lock:
-            self._idle.append(process)
+            if len(self._idle) < MOST_IDLE:
+                self._idle.append(process)
+                return
+        process.end()
 
 
 class _Process:
@@ -77,7 +83,7 @@ class _Process:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "llmcore_guided.trial"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

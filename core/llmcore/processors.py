@@ -40,8 +40,8 @@ class LogitsProcessorSpec(Spec):
     warm: ImportString | None = None
 
 
-def _nobody(names: Sequence[str]) -> None:
-    """Nobody hears it."""
+def _unheard(names: Sequence[str]) -> None:
+    """Outside of a request there is no answer that could carry them."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ProcessorContext:
     tokenizer: Callable[[], Tokenizer]
     stop_ids: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    leave_out: Callable[[Sequence[str]], None] = _nobody
+    leave_out: Callable[[Sequence[str]], None] = _unheard
 
 
 class HostProcessor(Protocol):

@@ -111,3 +111,10 @@ def test_a_place_that_is_held_too_long_goes_to_the_next(gates: Gates, monkeypatc
     line.begin(submit(99, ATTACKER), owner=0)
     monkeypatch.setattr(making, "LOST_SECONDS", 0.02)
     assert [one.request.id for one in made(line, 1)] == [99]
+
+
+def test_arguments_have_a_bound(gates: Gates) -> None:
+    line = Making(gates)
+    with pytest.raises(RequestError, match=r"^guided_grammar: it has 2,097,\d+ bytes; at most 2,097,152 are allowed$"):
+        line.begin(submit(1, ATTACKER, size=making.MOST_BYTES), owner=0)
+    assert not len(line)

@@ -16,7 +16,7 @@ from guided_answers import VOCAB, allowed, one, spell
 from jsonschema import Draft202012Validator
 from llmcore.api import ProcessorContext, Tokenizer
 from llmcore.testing.tokenizer import EOS
-from llmcore_guided.closing import MOST_PLACES, closed
+from llmcore_guided.closing import closed
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -267,7 +267,7 @@ def test_what_needs_no_closing_is_left_as_it_is() -> None:
         ({"properties": {"a": 3}}, "neither an object nor true or false"),
         (
             {**of(a=I), "allOf": [{"anyOf": [of(**{f"p{i}{j}": I}) for j in range(12)]} for i in range(6)]},
-            f"more than {MOST_PLACES:,} combinations",
+            "too many combinations",
         ),
     ],
 )

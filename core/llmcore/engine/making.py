@@ -23,10 +23,13 @@ from llmcore.processors import OVERLOADED
 logger = logging.getLogger(__name__)
 
 MAKE_SECONDS = 10.0
-"""How long the processors of one request may take to make, the wait for a place included."""
+"""The processors of one request may take this time to make, the wait for a place included."""
 
 LOST_SECONDS = 3.0
 """One that takes longer loses its place to others until it returns."""
+
+MOST_BYTES = 2 << 20
+"""Arguments of the processors of one request."""
 
 Key = tuple[int, int]
 """(owner, request id)."""
@@ -71,12 +74,17 @@ class Making:
         return (asked.request for asked in self._open.values())
 
     def begin(self, request: Submit, owner: int) -> None:
-        """Have the processors of `request` made."""
+        """Have the processors of `request` made. Raises RequestError for arguments that are too long."""
         key = (owner, request.id)
         if key in self._open:
             raise RequestError(f"request {request.id} exists already", code="invalid_value")
+        calls = request.sampling.logits_processors
+        size = len(msgspec.msgpack.encode(calls))
+        if size > MOST_BYTES:
+            text = f"{calls[0].param}: it has {size:,} bytes; at most {MOST_BYTES:,} are allowed"
+            raise RequestError(text, param=calls[0].param, code="invalid_value")
         asked = self._open[key] = _Asked(request, owner, time.monotonic())
-        self._turns.wait(asked, request.client, len(msgspec.msgpack.encode(request.sampling.logits_processors)))
+        self._turns.wait(asked, request.client, size)
         self._threads.run(self._serve)
 
     def forget(self, owner: int, request_id: int) -> None:
@@ -141,7 +149,7 @@ class Making:
 
 
 def _late(asked: _Asked) -> RequestError:
-    """What the client is told of a request that was not made within MAKE_SECONDS."""
+    """The error of a request whose processors were not made within MAKE_SECONDS."""
     name = asked.request.sampling.logits_processors[0].param
     if asked.began is None:
         text = f"{name}: the requests before it take too long; send it again"

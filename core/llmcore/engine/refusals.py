@@ -1,4 +1,4 @@
-"""What is told of a request before it is queued: that it is not accepted, or not with all that it asks for."""
+"""Events of requests that are not accepted, or not with all that they ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose logits processors are made next: few are made at once, and no client's keep those of others waiting."""
+"""The order in which logits processors are made: few at once, and no client keeps the others waiting."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Client(Generic[T]):
-    """`lanes`: what waits, small and large, each in order of arrival and with its number. `running`: its places.
-    `served`: the number of its last turn."""
+    """`lanes`: its small and its large requests that wait, in order of arrival and with their numbers. `running`: its
+    places. `served`: the number of its last turn."""
 
     lanes: tuple[deque[tuple[int, T]], deque[tuple[int, T]]] = field(default_factory=lambda: (deque(), deque()))
     running: int = 0
     served: int = 0
 
     def next(self, lanes: int) -> deque[tuple[int, T]] | None:
-        """The lane with the oldest of what waits in the first `lanes` lanes; None: the client may have no turn."""
+        """The lane of its oldest request in the first `lanes` lanes; None: the client may not have a turn."""
         if self.running >= MOST_OF_A_CLIENT:
             return None
         return min((lane for lane in self.lanes[:lanes] if lane), key=lambda lane: lane[0][0], default=None)
 
 
 class Turns(Generic[T]):
-    """What waits for a place and what has one. Any thread may use it; nothing blocks.
+    """The requests that wait for a place, and those that have one. Any thread may use it; nothing blocks.
 
     The next turn goes to the client with the fewest places, among those to the one whose last turn is longest ago. It
     has it for the oldest of its requests that may have a place.
@@ -49,7 +49,7 @@ class Turns(Generic[T]):
     def __init__(self) -> None:
         self._clients: dict[int, _Client[T]] = {}
         self._placed: dict[T, tuple[int, bool]] = {}
-        """What has a place -> (its client, whether it is large)."""
+        """Request -> (its client, whether it is large), for each that has a place."""
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -60,7 +60,7 @@ class Turns(Generic[T]):
             mine.lanes[size > LARGE_BYTES].append((next(self._numbers), what))
 
     def take(self) -> T | None:
-        """What has the next turn, and a place from now on; None while nothing may have one."""
+        """The request that has the next turn, and a place from now on; None while none may have one."""
         with self._lock:
             lanes = 2 if sum(large for _, large in self._placed.values()) < MOST_LARGE else 1
             able = [number for number, client in self._clients.items() if client.next(lanes)]

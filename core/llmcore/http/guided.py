@@ -19,7 +19,7 @@ NAME = "guided"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a client asks for: `param` is its field, `kind` and `value` an argument of `guided`, `options` others."""
+    """A client's constraint: `param` is its field, `kind` and `value` an argument of `guided`, `options` others."""
 
     param: str
     kind: str
@@ -27,7 +27,7 @@ class Asked:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def same(self, other: Asked) -> bool:
-        """Whether both say the same of answers."""
+        """True if both say the same of answers."""
         return self.kind == other.kind and self._parsed() == other._parsed()
 
     def _parsed(self) -> Any:
@@ -41,7 +41,7 @@ class Asked:
 
 
 class TypedGrammar(msgspec.Struct, forbid_unknown_fields=True):
-    """What an answer has to be, as TGI and huggingface_hub write it. `value`: a JSON schema or its text, of type
+    """A constraint of answers as TGI and huggingface_hub write it. `value`: a JSON schema or its text, of type
     json_schema {"name", "schema"}, or a regular expression; of type json_object it may be missing."""
 
     type: Literal["json", "json_object", "json_schema", "regex", "regex_schema"]
@@ -49,7 +49,7 @@ class TypedGrammar(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def typed(param: str, given: TypedGrammar) -> Asked:
-    """What `given` asks for in field `param`. Raises RequestError for a value that is not of its type."""
+    """The constraint that field `param` holds. Raises RequestError for a value that is not of its type."""
     place, of, value = f"{param}.value", given.type, given.value
     if of == "json_object" and value is None:
         return Asked(param, "json_object", True)

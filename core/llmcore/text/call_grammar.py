@@ -49,8 +49,8 @@ class CallGrammar:
 def argument_schemas(tools: Tools) -> dict[str, dict[str, Any]]:
     """`args_0`, `args_1`, ...: the arguments of each of `tools`, a JSON object that fits its `parameters`.
 
-    What a schema says that cannot be enforced is an error for a tool with `strict`; else it is left to the model. A
-    schema travels as text: it may hold numbers that no message can.
+    A keyword that cannot be enforced is an error for a tool with `strict`; else it is left to the model. A schema
+    travels as text: it may hold numbers that no message can.
     """
     return {
         f"args_{i}": {

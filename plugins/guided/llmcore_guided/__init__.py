@@ -20,7 +20,7 @@ def register_logits_processors() -> Iterable[LogitsProcessorSpec]:
 
 @hookimpl
 def register_options() -> Iterable[OptionSpec]:
-    """What objects of schemas may have."""
+    """The letter of the standard."""
     yield OptionSpec(
         name="guided_open_objects",
         type=bool,

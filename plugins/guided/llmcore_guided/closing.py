@@ -1,21 +1,25 @@
 """JSON schemas whose objects have no other properties than they name.
 
 A schema's objects are open by the letter of the standard, and models that are held to one then add properties for as
-long as they may. An object with `properties` is closed here, unless it says itself what else it may have. What counts
-is all that applies to one place of a document: its schema, what that refers to, every part of its `allOf` and a branch
-of each `anyOf` and `oneOf`. They are merged before they are closed, since no document fits two closed halves.
+long as they may. An object with `properties` is closed here, unless it says itself what else it may have. Several
+schemas may apply to one place of a document: its own, the one that this refers to, every part of its `allOf` and a
+branch of each `anyOf` and `oneOf`. They are merged before they are closed, since no document fits two closed halves.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-MOST_PLACES = 10_000
-"""Of merged schemas; alternatives of one place multiply."""
+MOST_SCHEMAS = 200_000
+"""Schemas that are looked at, each as often as it applies to a place that is merged: alternatives multiply."""
+
+SMALL_CHARACTERS = 500
+"""A definition that is shorter may stand everywhere where it is used."""
 
 _SAYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 """Keywords that say what else an object may have."""
@@ -71,6 +75,8 @@ class _Closing:
         self._anchors = {node["$anchor"]: node for node in _nodes(root) if isinstance(node.get("$anchor"), str)}
         self._names: dict[frozenset[int], str] = {}
         self._made: dict[str, Any] = {}
+        self._uses: dict[str, list[Node]] = {}
+        """Name -> the references to it."""
         self._left: deque[tuple[str, Place]] = deque()
         self._parts: dict[tuple[int, str], Node] = {}
         """Parts of nodes, by the node's id and what they are, so that equal places are found to be equal."""
@@ -82,12 +88,33 @@ class _Closing:
         while self._left:
             name, place = self._left.popleft()
             self._made[name] = self._closed(place)
+        self._put_in_place()
         return {**made, "$defs": self._made} if self._made and isinstance(made, dict) else made
 
+    def _put_in_place(self) -> None:
+        """Definitions that are used once, or are small and refer to nothing, stand where they are used: llguidance
+        takes an optional property that nothing fits, but no definition."""
+        for name, uses in self._uses.items():
+            made = self._made[name]
+            text = json.dumps(made) if len(uses) > 1 else ""
+            small = len(text) < SMALL_CHARACTERS and '"$ref"' not in text
+            if len(uses) > 1 and not small:
+                continue
+            del self._made[name]
+            for use in uses:
+                use.clear()
+                use.update(made if isinstance(made, dict) else {"enum": []})
+
     def _at(self, schemas: Iterable[Any]) -> Any:
-        """What stands at a place to which all of `schemas` apply."""
+        """The schema of a place to which all of `schemas` apply, or a reference to it."""
         found: dict[int, Node] = {}
         for schema in schemas:
+            self._count += 1
+            if self._count > MOST_SCHEMAS:
+                raise ValueError(
+                    "its alternatives make too many combinations; have fewer, or say additionalProperties in every "
+                    "object"
+                )
             if schema is False:
                 return False
             if schema is not True and _schema(schema):
@@ -99,7 +126,12 @@ class _Closing:
             return self._closed(place)
         if len(place) == 1 and not place[0].keys() - _NOTES - {"$ref"}:
             place = (self._target(place[0]["$ref"]),)
-        return place[0] if isinstance(place[0], bool) else {"$ref": f"#/$defs/{self._name(place)}"}
+        if isinstance(place[0], bool):
+            return place[0]
+        name = self._name(place)
+        use = {"$ref": f"#/$defs/{name}"}
+        self._uses.setdefault(name, []).append(use)
+        return use
 
     def _name(self, place: Place) -> str:
         key = frozenset(map(id, place))
@@ -110,12 +142,6 @@ class _Closing:
 
     def _closed(self, place: Place) -> Any:
         """The schema of a place."""
-        self._count += 1
-        if self._count > MOST_PLACES:
-            raise ValueError(
-                f"its alternatives make more than {MOST_PLACES:,} combinations; have fewer, or say "
-                "additionalProperties in every object"
-            )
         applied = self._applied(place)
         if applied is None:
             return False
@@ -148,9 +174,8 @@ class _Closing:
             if id(node) in flats:
                 continue
             path.add(id(node))
-            flats[id(node)] = self._part(
-                id(node), "flat", {name: value for name, value in node.items() if name not in _APPLIED | _NOTES}
-            )
+            own = {name: value for name, value in node.items() if name not in _APPLIED | _NOTES}
+            flats[id(node)] = self._part(id(node), "own", own) if len(own) < len(node) else node
             groups += [(kind, _listed(node, kind)) for kind in ("anyOf", "oneOf") if kind in node]
             parts = list(_listed(node, "allOf")) if "allOf" in node else []
             if "$ref" in node:
@@ -163,7 +188,7 @@ class _Closing:
         return self._parts.setdefault((node, what), made)
 
     def _target(self, reference: Any) -> Any:
-        """What a reference points to."""
+        """The schema that a reference points to."""
         text = reference if isinstance(reference, str) else ""
         base, _, fragment = text.partition("#")
         if text and base in ("", self._root.get("$id")):
@@ -249,7 +274,7 @@ class _Closing:
 
 
 def _joined(flats: Sequence[Node]) -> Node:
-    """What `flats` say of other things than properties and items; in one object where they do not differ."""
+    """All keywords of `flats` but those of properties and items, in one object where they do not differ."""
     said = [{k: v for k, v in flat.items() if k not in _OBJECT | _ARRAY} for flat in flats]
     said = [each for each in said if each]
     joined: Node = {}

@@ -28,8 +28,8 @@ from llmcore_guided.talk import Question
 from llmcore_guided.trials import Trials
 
 EXIT_SECONDS = 5.0
-"""How long Python waits for a grammar that is being compiled when it exits: it ends threads wherever they are, and
-within the library that is a crash."""
+"""When Python exits it waits up to this time for a grammar that is being compiled: it ends threads wherever they are,
+and within the library that is a crash."""
 
 KEPT = 256
 KEPT_CHARACTERS = 16 << 20
@@ -69,7 +69,7 @@ class Compiler:
 
     def compiled(self, args: Mapping[str, Any]) -> Compiled:
         """A matcher at the grammar's begin, the caller's own. Raises ValueError that says what is wrong with it, and
-        RequestError where there is no time for it."""
+        RequestError (503) if the server is too busy."""
         asked = json.dumps(args)  # the order of properties is theirs in answers
         key = hashlib.sha256(asked.encode()).digest()
         with self._lock:
@@ -147,7 +147,7 @@ def _try(matcher: LLMatcher, which: int, until: float) -> str | None:
 
 
 def failure_of(matcher: LLMatcher) -> Exception:
-    """What ended `matcher` in the middle of an answer: a limit, which the client can stay below, or a mistake."""
+    """The error that ended `matcher` in the middle of an answer: a limit, which the client can stay below, or a mistake."""
     error = matcher.get_error()
     if is_limit(error):
         return RequestError(f"in the middle of an answer: {said(error)}", code="invalid_value")
@@ -155,7 +155,7 @@ def failure_of(matcher: LLMatcher) -> Exception:
 
 
 def _deep(work: Callable[[], Compiled | str]) -> Compiled | str:
-    """What `work` returns on a thread with a deep stack. It is known to end."""
+    """The result of `work`, which is known to end, on a thread with a deep stack."""
     result: list[Compiled | str] = []
 
     def run() -> None:

@@ -13,7 +13,7 @@ _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether it is no Lark. Raises ValueError for what is neither."""
+    """True for GBNF, False for Lark. Raises ValueError for other texts."""
     if _LARK.search(text):
         return False
     if _GBNF.search(text):
@@ -22,7 +22,7 @@ def is_gbnf(text: str) -> bool:
 
 
 def as_lark(text: str) -> str:
-    """Raises ValueError for what is wrong with it."""
+    """The grammar in Lark. Raises ValueError for a mistake in it."""
     try:
         rules = GrammarParser().parse(text)
         _find_terminals(rules)

@@ -1,4 +1,4 @@
-"""What a grammar may cost, for the process that tries it and for the one that uses it."""
+"""Limits of a grammar's cost, for the process that tries it and for the one that uses it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ COMPILE_SECONDS = 0.8
 """Of a processor, which a grammar may take to be read and compiled."""
 
 PATIENCE_SECONDS = 2.5
-"""How long that may last where others have the processors."""
+"""The same of the clock, where others have the processors."""
 
 STACK_BYTES = 256 << 20
 """llguidance recurses through chains of rules, 3 KB a rule; only what is touched of the stack becomes memory."""

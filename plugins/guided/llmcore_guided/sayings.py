@@ -1,4 +1,4 @@
-"""What clients are told of llguidance's errors and warnings: never the grammar that was made of their words."""
+"""llguidance's errors and warnings in the client's terms: the grammar that was made of their words is not shown."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ MOST_CHARACTERS = 300
 _NOTHING = ("NoExtension", "NoExtensionBias")
 _TOO_MANY = re.compile(r"items; max is|too many items", re.IGNORECASE)
 _LIMIT = re.compile(r"max is|limit|fuel|too (many|big|large|complex)|unable to determine", re.IGNORECASE)
-"""What llguidance says where one of the limits was met; it has no codes."""
+"""llguidance's words where one of the limits was met; it has no codes."""
 
 _EXPRESSION = re.compile(r"regex parse error:\n(?P<shown>.*?)error: (?P<why>[^\n]+)", re.DOTALL)
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 _KEYWORDS = {"Unknown format": "format", "oneOf not fully supported": "oneOf"}
-"""How a warning begins -> the keyword that is not enforced."""
+"""The beginning of a warning -> the keyword that is not enforced."""
 
 
 def said(error: str, *, places: bool = False) -> str:
-    """What is wrong, in a line. `places`: lines and columns are those of the client's own text."""
+    """The mistake, in a line. `places`: lines and columns are those of the client's own text."""
     text = error.replace("<non-verbose/>", "").strip()
     if text in _NOTHING:
         return "nothing fits it"
@@ -46,7 +46,7 @@ def said(error: str, *, places: bool = False) -> str:
 
 
 def is_limit(error: str) -> bool:
-    """Whether one of the limits was met, which the client can stay below; else it is a mistake."""
+    """True if one of the limits was met, which the client can stay below; else it is a mistake."""
     return _LIMIT.search(error) is not None
 
 

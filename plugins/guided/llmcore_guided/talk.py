@@ -1,4 +1,4 @@
-"""What the engine and the process that tries grammars say to each other, on a socket between them."""
+"""Messages between the engine and the process that tries grammars, on a socket."""
 
 from __future__ import annotations
 

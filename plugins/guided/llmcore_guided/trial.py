@@ -1,10 +1,10 @@
-"""The process in which clients' grammars are tried: what takes too long there is killed, and holds up no stream.
+"""The process in which clients' grammars are tried. It is killed when one takes too long, and streams go on.
 
     python -m llmcore_guided.trial
 
-It reads and answers messages (`talk`) on the socket that is its standard input, and ends with it. The translation of a
-grammar is Python's, and would take the engine's turns with Python's lock; compiling is llguidance's, which cannot be
-ended but with its process.
+The process reads and answers messages (`talk`) on the socket that is its standard input, and ends with it. Grammars are
+translated here because Python's part of that would hold Python's lock in the engine, and compiled here because nothing
+but the end of its process can stop llguidance.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _answer(question: Question, tokens: LLTokenizer) -> Answer:
 
 
 def _found_in(schemas: tuple[Schema, ...]) -> str | None:
-    """What is wrong with the first of `schemas` that is wrong by itself."""
+    """The mistake in the first of `schemas` that has one by itself."""
     for schema in schemas:
         failed, messages = _validated({"x-guidance": schema.value["x-guidance"]})
         if failed:
@@ -126,7 +126,7 @@ def _of(schema: Schema) -> str:
 
 
 class _Bytes:
-    """What llguidance's TokenizerWrapper wraps."""
+    """The tokenizer for llguidance's TokenizerWrapper: bytes."""
 
     bos_token_id = None
 

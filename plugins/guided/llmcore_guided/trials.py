@@ -41,7 +41,7 @@ class Trials:
         self._give(self._take())
 
     def answer(self, question: Question) -> Answer:
-        """What a process says to it, or that it took too long. Raises RequestError where there is no time for it."""
+        """The answer of a process, or that it took too long. Raises RequestError (503) if the server is too busy."""
         process = self._take()
         try:
             answer = process.answer(question, time.monotonic() + limits.PATIENCE_SECONDS)
@@ -124,6 +124,6 @@ def _busy(why: str) -> RequestError:
 
 
 def _end_all(idle: list[_Process]) -> None:
-    """End those that nobody uses; the others end with this process, which has the other end of their sockets."""
+    """End those that are idle; the others end with this process, which has the other end of their sockets."""
     for process in idle:
         process.end()

@@ -61,7 +61,7 @@ class Vocabulary:
 
     @property
     def words(self) -> Words:
-        """What grammars may name of it."""
+        """The part of it that grammars may name."""
         special = {
             token: piece[1:].decode("utf-8", "replace")
             for token, piece in enumerate(self.pieces)

@@ -55,8 +55,8 @@ def guide(front: Front, body: Sampled, **more: Any) -> LogitsProcessor | None:
 
 
 def whitespace(body: Sampled, asked: Asked | None = None) -> dict[str, str]:
-    """What may stand between JSON's tokens, as an argument of `guided`, where the client says so beside `asked`.
-    Raises RequestError where that is not JSON."""
+    """The argument of `guided` for white space between JSON's tokens, {} where the client does not give one. Raises
+    RequestError if `asked` is not JSON."""
     for name in _WHITESPACE:
         pattern = getattr(body, name)
         if pattern is not None:

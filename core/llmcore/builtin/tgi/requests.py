@@ -4,7 +4,7 @@ change nothing are taken, and 0 for `top_p`; `truncation_side` is new. null mean
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 

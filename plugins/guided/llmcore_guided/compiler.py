@@ -147,7 +147,7 @@ def _try(matcher: LLMatcher, which: int, until: float) -> str | None:
 
 
 def failure_of(matcher: LLMatcher) -> Exception:
-    """The error that ended `matcher` in the middle of an answer. A client can stay below a limit; all else is a mistake."""
+    """The error that ended `matcher` within an answer. A client can stay below a limit; all else is a mistake."""
     error = matcher.get_error()
     if is_limit(error):
         return RequestError(f"in the middle of an answer: {said(error)}", code="invalid_value")

@@ -3,8 +3,8 @@
     python -m llmcore_guided.trial
 
 The process reads and answers messages (`talk`) on the socket that is its standard input, and ends with it. Grammars
-are translated here because Python's part of that would hold Python's lock in the engine. They are compiled here because
-nothing but the end of its process can stop llguidance.
+are translated here because Python's part of that would hold Python's lock in the engine. They are compiled here
+because nothing but the end of its process can stop llguidance.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Transport(Protocol):
     stream_type: str
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
-        """Headers for the answer, whichever it is; too late once it has begun."""
+        """Headers for the answer, whichever it is, in place of others of their names. Too late once it has begun."""
 
     def send_part(self, data: bytes) -> None:
         """A piece of a stream, with the header before the first."""

@@ -212,12 +212,12 @@ class _Closing:
         """One schema for all of `flats`, which have no choices."""
         made = _joined(flats)
         if any(flat.keys() & _OBJECT for flat in flats):
-            made |= self._object(flats)
+            made |= self._of_objects(flats)
         if any(flat.keys() & _ARRAY for flat in flats):
-            made |= self._array(flats)
+            made |= self._of_arrays(flats)
         return made
 
-    def _object(self, flats: Sequence[Node]) -> Node:
+    def _of_objects(self, flats: Sequence[Node]) -> Node:
         """The keywords about its properties."""
         named = [_mapping(flat, "properties") for flat in flats]
         names = dict.fromkeys(name for each in named for name in each)
@@ -260,7 +260,7 @@ class _Closing:
                     found.setdefault(name, []).append(schema)
         return found
 
-    def _array(self, flats: Sequence[Node]) -> Node:
+    def _of_arrays(self, flats: Sequence[Node]) -> Node:
         """The keywords about its items, as the newest draft has them."""
         said = [_items_of(flat) for flat in flats if flat.keys() & _ARRAY]
         first = max(len(prefix) for prefix, _ in said)

@@ -103,11 +103,17 @@ def test_a_request_that_gets_no_place_is_told_so_and_one_that_is_made_too_long_a
     assert str(told[-1]) == "guided_grammar: the requests before it take too long; send it again"
 
 
-def test_a_place_that_is_held_too_long_goes_to_the_next(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_place_that_is_held_too_long_goes_to_the_next(
+    gates: Gates, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    """Also when the client has left meanwhile."""
     line = Making(gates)
     for i in range(3 * PLACES):
         line.begin(submit(i, ATTACKER, wait=True), owner=0)
     until_begun(line, gates, MOST_OF_A_CLIENT)
+    for i in () if wanted else range(MOST_OF_A_CLIENT):
+        line.forget(0, i)
     line.begin(submit(99, ATTACKER), owner=0)
     monkeypatch.setattr(making, "LOST_SECONDS", 0.02)
     assert [one.request.id for one in made(line, 1)] == [99]

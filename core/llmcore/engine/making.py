@@ -64,6 +64,8 @@ class Making:
         self._open: dict[Key, _Asked] = {}
         self._done: SimpleQueue[tuple[_Asked, Prepared | RequestError]] = SimpleQueue()
         self._turns: Turns[_Asked] = Turns()
+        self._placed: set[_Asked] = set()
+        """Those that have a place, wanted or not."""
         self._threads = Threads("processors-make", PLACES, hung_seconds=lambda: LOST_SECONDS)
 
     def __len__(self) -> int:
@@ -112,12 +114,12 @@ class Making:
         if not self._open:
             return
         now = time.monotonic()
-        for asked in list(self._open.values()):
+        for asked in list(self._placed):
             if asked.began is not None and now - asked.began > LOST_SECONDS and self._turns.leave(asked):
                 self._threads.run(self._serve)
-            if now - asked.since > MAKE_SECONDS:
-                yield self._close(asked, _late(asked))
         self._threads.tend()
+        for asked in [asked for asked in self._open.values() if now - asked.since > MAKE_SECONDS]:
+            yield self._close(asked, _late(asked))
 
     def _close(self, asked: _Asked, result: Prepared | RequestError) -> Made:
         del self._open[asked.owner, asked.request.id]
@@ -127,7 +129,9 @@ class Making:
         """Make what has the next turn; its place may be what others wait for."""
         asked = self._turns.take()
         if asked is not None:
+            self._placed.add(asked)
             self._make(asked)
+            self._placed.discard(asked)
             self._turns.leave(asked)
             self._threads.run(self._serve)
 

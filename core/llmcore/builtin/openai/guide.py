@@ -109,13 +109,10 @@ def _response_format(given: ResponseFormat) -> Iterator[Asked]:
         raise _refusal(f"{param}.{second}", f"{param}.{first} says already what answers have to be")
     strict = given.strict or (given.json_schema is not None and given.json_schema.strict)
     for place, value in found.items():
-        asked = (
-            typed(param, TypedGrammar(given.type, value))
-            if place == "value"
-            else Asked(f"{param}.{place}", "json", value)
-        )
-        if place == "regex_schema":
-            asked = replace(asked, kind="regex")
+        kind = "regex" if place == "regex_schema" else "json"
+        asked = Asked(f"{param}.{place}", kind, value)
+        if place == "value":
+            asked = typed(param, TypedGrammar(given.type, value))
         yield replace(asked, options={"strict": True}) if strict and asked.kind == "json" else asked
 
 

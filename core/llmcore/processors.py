@@ -41,7 +41,7 @@ class LogitsProcessorSpec(Spec):
 
 
 def _unheard(names: Sequence[str]) -> None:
-    """Outside of a request there is no answer that could carry them."""
+    """Names of a request without an answer that could carry them are dropped."""
 
 
 @dataclass(frozen=True)

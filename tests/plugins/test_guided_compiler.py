@@ -206,6 +206,22 @@ def test_processes_end_with_what_asked_them(tokenizer: Tokenizer) -> None:
     assert process._process.wait(20) is not None
 
 
+UNDER_A_LIMIT = """
+import resource
+from llmcore_guided.talk import Words
+from llmcore_guided.trials import Trials
+
+resource.setrlimit(resource.RLIMIT_AS, (1500 << 20, 1500 << 20))
+Trials(Words(300, (257,), {})).warm()
+print("started")
+"""
+
+
+def test_processes_start_under_the_operators_own_limit_of_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "started\n")
+
+
 def trials_of(context: ProcessorContext) -> Trials:
     return processor._models[context.tokenizer].trials
 

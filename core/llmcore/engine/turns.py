@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-PLACES = 4
+PLACES = 3
 """Requests whose processors are made at once."""
 
 MOST_LARGE = 2

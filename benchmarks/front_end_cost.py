@@ -23,6 +23,7 @@ from llmcore.api import ChoiceEvent, Finish, SamplingParams
 from llmcore.api.http import Choice, Generation, Job, intake
 from llmcore.api.text import Event, ParserContext, RequestParsing, StopMatcher, StopStrings, TextRules, detokenizer
 from llmcore.builtin.openai.chat import ChatShape
+from llmcore.builtin.openai.logprobs import TokenNames
 from llmcore.builtin.openai.writers import StreamWriter
 from llmcore.config import Config, Model
 from llmcore.http.reply import Reply
@@ -85,6 +86,9 @@ class Nowhere:
         """Transport."""
 
     def send_whole(self, *answer: object) -> None:
+        """Transport."""
+
+    def send_pieces(self, *answer: object) -> None:
         """Transport."""
 
 
@@ -202,9 +206,8 @@ class Measured:
         return Generation(self._front, reply, job)
 
     def _writer(self, generation: Generation) -> StreamWriter:
-        return StreamWriter(
-            self._front, generation, ChatShape(self._front, None), logprobs=False, ids=False, options=None
-        )
+        shape = ChatShape(TokenNames(self._front.tokenizer), None)
+        return StreamWriter(self._front, generation, shape, logprobs=False, ids=False, options=None)
 
 
 def model_path(given: Path) -> Path:

@@ -70,7 +70,7 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     28: ("n and best_of out of range", "400", False),
     29: ("max_tokens and min_tokens out of range", "400", False),
     30: ("temperature, filters, penalties out of range; and at its edge", "400; 200 at the edge", True),
-    31: ("log-probabilities beyond what there is; of long prompts", "400; bounded memory", False),
+    31: ("log-probabilities beyond what there is; of long prompts and answers", "400; bounded memory", False),
     32: ("stops that are empty, too many, too long; stops across tokens", "400; the right cut", False),
     33: ("100,000 biases, keys that are no ids, values out of range", "400", True),
     34: ("ids beyond the vocabulary wherever a request names ids", "400", True),

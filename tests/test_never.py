@@ -134,7 +134,7 @@ STAMPS = {
     "core/llmcore/text/templates.py": "today's date, which templates ask for",
     "core/llmcore/http/admin": "when something was, for people",
     "core/llmcore/http/streaming/refusal.py": "the Date of an answer",
-    "core/llmcore/supervisor/admin.py": "when the server was started, for people",
+    "core/llmcore/supervisor/processes.py": "when the server was started, for people",
     "core/llmcore/engine/engine.py": "when figures were taken, for people",
     "core/llmcore/testing/clock_engine.py": "the same",
     "core/llmcore/testing/fake_engine.py": "the same",

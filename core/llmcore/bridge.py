@@ -98,9 +98,10 @@ class BeamSearch(msgspec.Struct, frozen=True):
 Hint = str | int | float | bool
 """A value of `Submit.hints`."""
 
-MOST_PROMPT_LOGPROBS = 1 << 17
-"""Most log-probabilities that are told of one prompt, the best in every place included: a step that told more would
-keep all other requests waiting, in the engine and in the worker, and its message might be too long to be sent."""
+MOST_LOGPROBS_AT_ONCE = 1 << 17
+"""Most log-probabilities that one step tells of one request, the best in every place included: those of its prompt, or
+those of all its beams. A step that told more would keep all other requests waiting, in the engine and in the worker,
+and its message might be too long to be sent."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from llmcore.bridge import Load
 from llmcore.tallies import Counted, ServerFigures
-from llmcore.wire import ModelFacts
-
-
-class Process(msgspec.Struct, frozen=True):
-    """One child of the supervisor."""
-
-    name: str
-    pid: int
-    alive: bool
+from llmcore.wire import ModelFacts, ServerFacts
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Sent twice a second, and when something that is waited for has happened.
 
     `reason`: why requests are not taken, "" while they are. `stepped`: time.monotonic() when the newest finished step
-    was heard of, 0.0 before the first. `started`: when the server was started, as time.time(), and `began` the same as
-    time.monotonic(). `facts`: None until the engine is ready. `page`: (content type, body) of `/metrics`. `ended`:
-    requests that ended, by their `finish`.
+    was heard of, 0.0 before the first. `facts`: None until the engine is ready. `page`: (content type, body) of
+    `/metrics`. `ended`: requests that ended, by their `finish`.
     `first_tokens` and `gaps`: times to first tokens and between tokens, counted by bucket of `tallies.GAP_SECONDS`.
     `counts`: (name, labels, total) of `tallies.COUNTS`.
     """
 
     reason: str
     stepped: float
-    started: float
-    began: float
+    server: ServerFacts
     load: Load
     facts: ModelFacts | None
     page: tuple[str, bytes]
-    processes: tuple[Process, ...]
     ended: dict[str, int]
     first_tokens: tuple[int, ...]
     gaps: tuple[int, ...]
     counts: tuple[tuple[str, tuple[str, ...], int], ...]
-
-    @property
-    def uptime(self) -> float:
-        """Seconds since the server was started, whatever the wall clock did meanwhile; in processes of its machine."""
-        return round(time.monotonic() - self.began, 1)
 
 
 def rows(figures: ServerFigures) -> tuple[tuple[str, tuple[str, ...], int], ...]:

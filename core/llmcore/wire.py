@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -125,8 +126,7 @@ class TlsLaunch(msgspec.Struct, frozen=True, kw_only=True):
 class AdminLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Everything `python -m llmcore.http.admin.process FD` needs.
 
-    `mailbox`: the endpoint it binds, for `overview.Overview`. `listen_fd`: its listening socket, inherited. `url`:
-    where clients reach the server.
+    `mailbox`: the endpoint it binds, for `overview.Overview`. `listen_fd`: its listening socket, inherited.
     """
 
     name: str
@@ -136,7 +136,6 @@ class AdminLaunch(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     mailbox: str
     listen_fd: int
-    url: str
 
 
 Launch = EngineLaunch | WorkerLaunch | TlsLaunch | AdminLaunch
@@ -187,16 +186,41 @@ class ToEngine(msgspec.Struct, frozen=True, array_like=True):
 # --- to a worker -----------------------------------------------------------------------------------------------------
 
 
+class Process(msgspec.Struct, frozen=True):
+    """One child of the supervisor."""
+
+    name: str
+    pid: int
+    alive: bool
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a whole server beside its load. `started`: when it was started, as time.time(), and `began` the
+    same as time.monotonic()."""
+
+    url: str
+    started: float
+    began: float
+    processes: tuple[Process, ...] = ()
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the server was started, whatever the wall clock did meanwhile; in processes of its machine."""
+        return round(time.monotonic() - self.began, 1)
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """From the supervisor, about once a second and at every change: what health and metrics routes answer.
 
-    `reason`: why the server is not ready. `page`: (content type, body) of `/metrics`.
+    `reason`: why the server is not ready. `page`: (content type, body) of `/metrics`. `server`: None before the
+    supervisor's first word.
     """
 
     ready: bool
     reason: str = ""
     load: Load = Load()
     page: tuple[str, bytes] = ("text/plain; charset=utf-8", b"")
+    server: ServerFacts | None = None
 
 
 class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):

@@ -10,12 +10,15 @@ import numpy as np
 import orjson
 import pytest
 from llmcore.api.text import Event, ParserContext, TextDelta
+from llmcore.builtin.openai.answers import ChatAnswer, ChatChunk
 from llmcore.builtin.openai.routes import routes
 from llmcore.specs import OutputParserSpec
 from llmcore.testing import registry_of
 from llmcore.testing.dialect import Side
 from llmcore.testing.tokenizer import write_tokenizer
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+
+from tests.dialects.test_answers import fits
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -114,6 +117,14 @@ def test_a_stream(openai: Callable[..., Side], group: int) -> None:
     assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for [call] in others)
     assert "".join(call["function"]["arguments"] for [call] in others) == '{"place": "Rome"}'
     assert len(others) > 5 or group > 1
+
+
+def test_thoughts_and_calls_are_what_the_document_says_of_them(openai: Callable[..., Side]) -> None:
+    side = openai(f"<think>\nRome?\n</think>\n\nYes.\n{CALL}<|im_end|>")
+    body: dict[str, Any] = {"messages": USER, "tools": [WEATHER]}
+    fits(ChatAnswer, side.ok(CHAT, **body))
+    for chunk in side.events(CHAT, stream=True, **body)[:-1]:
+        fits(ChatChunk, chunk)
 
 
 def test_choices_do_not_mix(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:

@@ -153,6 +153,8 @@ def test_a_search_that_meets_what_is_not_finite_ends_alone(make_llm: MakeLLM) ->
         ({"length_penalty": 2.0}, "num_beams"),
         ({"num_beams": 16, "stop_token_ids": tuple(range(20))}, "vocabulary"),
         ({"num_beams": 16, "max_new_tokens": 200}, "number of beams"),
+        ({"num_beams": 16, "logprobs": 80, "max_new_tokens": 120}, "might keep 155,520"),
+        ({"num_beams": 16, "n": 2, "logprobs": 0, "max_new_tokens": 1 << 17}, "might keep 262,144"),
     ],
 )
 def test_what_cannot_be_searched_for(make_llm: MakeLLM, options: dict[str, Any], words: str) -> None:

@@ -72,7 +72,7 @@ def lines(house: House) -> list[dict[str, Any]]:
 
 
 def test_every_route_is_known_and_wants_a_key_unless_it_is_listed(house: House) -> None:
-    assert {route.path for route in routes(Config(), "", Board(1, lambda: None))} == PATHS
+    assert {route.path for route in routes(Config(), Board(1, lambda: None))} == PATHS
     assert {"/", "/live", "/ready", "/dashboard"} == OPEN_PATHS
     for path in sorted(PATHS | {"/nowhere", "/server_info/", "//server_info", "/live/../server_info", "/Live"}):
         for method in ("GET", "HEAD", "POST"):

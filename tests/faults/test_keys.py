@@ -11,7 +11,7 @@ from conftest import MakeHouse
 from harness import KEY, SECRET, House
 from llmcore.testing import sockets
 
-OPEN = ("/health", "/healthz", "/liveness", "/readiness")
+OPEN = ("/health", "/healthz", "/liveness", "/ping", "/readiness")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
 PROMPT = f"{SECRET}, which is long enough to fill several granules of the cache with what it says"
 

@@ -89,6 +89,22 @@ def test_row_31_log_probabilities_of_a_long_prompt(house: House) -> None:
     assert house.resident() - before < 64 << 20
 
 
+def test_row_31_log_probabilities_of_answers(house: House) -> None:
+    """They take columns until they are sent, and what a request names beyond their bound is refused."""
+    message = refusal(house, {**COMPLETION, "max_tokens": 500, "n": 128, "logprobs": 20})["message"]
+    assert f"{500 * 128 * 21:,}" in message and f"{1 << 20:,}" in message
+    body = {**COMPLETION, "max_tokens": 200, "n": 32, "temperature": 1, "logprobs": 20, "ignore_eos": True}
+    house.post("/v1/completions", {**body, "n": 2})
+    before = house.resident()
+    with house.neighbour():
+        status, headers, answer = house.post("/v1/completions", body)
+    assert (status, headers["transfer-encoding"]) == (200, "chunked")
+    choices = json.loads(answer)["choices"]
+    shown = [len(choice["logprobs"]["top_logprobs"]) for choice in choices]
+    assert len(shown) == 32 and min(shown) > 190, "a last token that is not a whole character is not shown"
+    assert house.resident() - before < 24 << 20, "as objects they would take 60 MB"
+
+
 def test_row_32_a_stop_across_tokens(house: House) -> None:
     whole = expected([5, 6, 7], 100)
     stop = whole[30:34]

@@ -49,7 +49,7 @@ def flat(error: RequestError) -> bytes:
 
 
 def client(**access: Any) -> falcon.testing.TestClient:
-    paths = ("/", "/health", "/healthz", "/liveness", "/readiness", "/metrics", "/v1/models/{model:path}")
+    paths = ("/", "/health", "/healthz", "/liveness", "/ping", "/readiness", "/metrics", "/v1/models/{model:path}")
     routes = [Route(path, Resource(), flat if path == "/" else Route.encode_error, body=Body) for path in paths]
     return falcon.testing.TestClient(build_app([(route, "demo") for route in routes], Access(**access)))
 
@@ -95,7 +95,7 @@ def test_every_key_opens_every_route(key: str, method: str) -> None:
     assert app.simulate_get("/nowhere", headers=bearer(key)).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/health", "/healthz", "/liveness", "/readiness"])
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/liveness", "/ping", "/readiness"])
 def test_health_needs_no_key(path: str) -> None:
     assert client(api_keys=KEYS).simulate_get(path).status_code == 200
 

@@ -20,6 +20,7 @@ from llmcore.http.reply import Reply
 from llmcore.overview import Overview
 from llmcore.tallies import GAP_SECONDS
 from llmcore.testing.fake_bridge import FakeTransport
+from llmcore.wire import ServerFacts
 
 BUCKETS = len(GAP_SECONDS) + 1
 
@@ -28,12 +29,10 @@ def overview(**more: Any) -> Overview:
     base = Overview(
         reason="",
         stepped=time.monotonic(),
-        started=0.0,
-        began=0.0,
+        server=ServerFacts(url="http://x", started=0.0, began=0.0),
         load=Load(),
         facts=None,
         page=("text/plain", b""),
-        processes=(),
         ended={},
         first_tokens=(0,) * BUCKETS,
         gaps=(0,) * BUCKETS,
@@ -72,7 +71,7 @@ def test_a_supervisor_that_is_silent_is_not_alive(monkeypatch: pytest.MonkeyPatc
 
 def test_uptime_does_not_go_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert overview(started=1e9, began=time.monotonic() - 90).uptime == pytest.approx(90, abs=5)
+    assert ServerFacts(url="", started=1e9, began=time.monotonic() - 90).uptime == pytest.approx(90, abs=5)
 
 
 def test_who_waits_for_a_step_is_answered_by_it_or_at_the_end_of_patience(monkeypatch: pytest.MonkeyPatch) -> None:

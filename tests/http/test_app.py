@@ -48,6 +48,21 @@ def test_an_error_has_the_shape_of_the_dialect_that_owns_the_path() -> None:
     assert app.simulate_get("/nowhere").json["error"]["code"] == "not_found"
 
 
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/v1/chat/completion", "/v1/chat/completion"),
+        ("/" + "a" * 200_000, "/" + "a" * 99 + "..."),
+        ("/x%0d%0ay%00%1b%5b31m%E2%80%AE", "/x\\r\\ny\\x00\\x1b[31m\\u202e"),
+    ],
+)
+def test_a_404_names_the_path(path: str, named: str) -> None:
+    answer = client(Route("/", Resource())).simulate_post(path)
+    message = answer.json["error"]["message"]
+    assert answer.status_code == 404 and f" POST {named}; " in message
+    assert message.isprintable() and message.isascii() and len(message) < 250
+
+
 def test_how_a_path_s_dialect_writes_errors_is_known_before_it_is_asked() -> None:
     app = build_app(
         (route, "p") for route in (Route("/", Resource(), flat), Route("/native/{x:path}", Resource(), flat))

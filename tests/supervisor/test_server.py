@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 import pytest
+from llmcore import __version__
 from llmcore.testing import sockets
 from llmcore.testing.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
 from llmcore.testing.tokenizer import write_tokenizer
@@ -139,6 +140,33 @@ def test_health_routes(server: RunningServer, method: str, path: str, expected: 
         status, headers, body = (sockets.read_head if method == "HEAD" else sockets.read_reply)(sock)
     assert (status, headers["content-type"]) == (200, "application/json")
     assert body == b"" if method == "HEAD" else orjson.loads(body) == expected
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_ping_is_a_status_without_a_body(server: RunningServer, method: str) -> None:
+    with sockets.connect(server.port) as sock:
+        sock.sendall(sockets.request(method, "/ping"))
+        status, headers, body = sockets.read_reply(sock)
+    assert (status, headers["content-length"], body) == (200, "0", b"")
+
+
+def test_clients_may_ask_what_runs_here(server: RunningServer) -> None:
+    assert orjson.loads(sockets.call(server.port, "GET", "/version")[2]) == {"version": __version__}
+
+    def info(port: int) -> dict[str, Any]:
+        found: dict[str, Any] = orjson.loads(sockets.call(port, "GET", "/server_info")[2])
+        return found
+
+    until(lambda: info(server.port)["processes"] == info(server.admin_port)["processes"] != [])
+    mine, theirs = info(server.port), info(server.admin_port)
+    assert list(mine) == list(theirs)
+    for name in set(mine) - {"uptime_seconds", "load", "summary", "settings"}:
+        assert mine[name] == theirs[name], name
+    assert theirs["summary"].items() <= mine["summary"].items()
+    differing = {name for name in mine["settings"] if mine["settings"][name] != theirs["settings"][name]}
+    assert differing <= {"tool_call_parser", "reasoning_parser"}, "workers know which were chosen"
+    assert mine["url"] == server.url and mine["ready"] and mine["load"].keys() == theirs["load"].keys()
+    assert 0 <= theirs["uptime_seconds"] - mine["uptime_seconds"] < 30
 
 
 def test_metrics_page(server: RunningServer) -> None:

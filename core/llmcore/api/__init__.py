@@ -1,7 +1,7 @@
 """What a plugin imports. No torch here; torch building blocks are in `llmcore.layers`."""
 
 from llmcore.bridge import (
-    MOST_PROMPT_LOGPROBS,
+    MOST_LOGPROBS_AT_ONCE,
     Bridge,
     ChoiceEvent,
     Finish,
@@ -72,7 +72,7 @@ __all__ = [
     "CAUSES",
     "COUNTS",
     "GAP_SECONDS",
-    "MOST_PROMPT_LOGPROBS",
+    "MOST_LOGPROBS_AT_ONCE",
     "TOKEN_BUCKETS",
     "AttentionKernel",
     "AttnLimits",

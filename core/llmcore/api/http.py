@@ -7,23 +7,42 @@ submits to `front.bridge`, and sends from the bridge's thread through the `Reply
 from llmcore.http import intake
 from llmcore.http.body import check
 from llmcore.http.choice import Choice
-from llmcore.http.errors import EncodeError, as_request_error, openai_error, retry_headers
+from llmcore.http.errors import EncodeError, ErrorAnswer, ErrorMembers, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Front, Route
 from llmcore.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
 from llmcore.http.guided import Asked, TypedGrammar, fitting, guided, typed
-from llmcore.http.logprobs import clamped
+from llmcore.http.logprobs import (
+    BEAM_SEARCH,
+    WHOLE_ANSWER,
+    Best,
+    LogprobsLimit,
+    Place,
+    Places,
+    clamped,
+    room_for_logprobs,
+)
+from llmcore.http.pieces import Listed, listed, pieces
 from llmcore.http.reply import Reply
 from llmcore.wire import ModelFacts, State
 
 __all__ = [
+    "BEAM_SEARCH",
     "FINISH_REASONS",
+    "WHOLE_ANSWER",
     "Asked",
+    "Best",
     "Choice",
     "EncodeError",
+    "ErrorAnswer",
+    "ErrorMembers",
     "Front",
     "Generation",
     "Job",
+    "Listed",
+    "LogprobsLimit",
     "ModelFacts",
+    "Place",
+    "Places",
     "Reply",
     "Route",
     "State",
@@ -36,7 +55,10 @@ __all__ = [
     "fitting",
     "guided",
     "intake",
+    "listed",
     "openai_error",
+    "pieces",
     "retry_headers",
+    "room_for_logprobs",
     "typed",
 ]

@@ -41,6 +41,8 @@ def without_login(address: str, text: str) -> str:
 
 
 def shown_settings(config: Config) -> dict[str, Any]:
-    """Every setting of core by name. Those of plugins are named only: which of them are secret nobody says."""
+    """Every setting of core by name. Clients may see it, so the path of the private key is hidden. Settings of plugins
+    are named only, because they do not say which of them are secret."""
     shown = {setting.name: shown_value(config, setting) for setting in settings()}
+    shown["ssl_keyfile"] = HIDDEN if config.access.ssl_keyfile else None
     return {**shown, **dict.fromkeys(config.plugin_options, HIDDEN)}

@@ -16,7 +16,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from llmcore.bridge import MOST_PROMPT_LOGPROBS, Load, StepEvents, Submit
+from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Load, StepEvents, Submit
 from llmcore.engine.embedding import check_pool
 from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
@@ -268,9 +268,9 @@ class Engine:
                 param="prompt_top",
                 code="invalid_value",
             )
-        if request.prompt_top and len(request.prompt) // 4 * (1 + request.prompt_top) > MOST_PROMPT_LOGPROBS:
+        if request.prompt_top and len(request.prompt) // 4 * (1 + request.prompt_top) > MOST_LOGPROBS_AT_ONCE:
             raise RequestError(
-                f"prompt_top: of one prompt at most {MOST_PROMPT_LOGPROBS:,} log-probabilities are told",
+                f"prompt_top: of one prompt at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told",
                 param="prompt_top",
                 code="invalid_value",
             )

@@ -18,7 +18,7 @@ from llmcore.errors import RequestError
 from llmcore.http.entry import ANYBODY, Entry, Headers
 from llmcore.http.terms import NO_KEY
 
-OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/readiness"})
+OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/ping", "/readiness"})
 """What is answered without a key: whoever restarts or balances servers has none."""
 
 EXPOSED = "x-request-id, retry-after, x-llmcore-unenforced"

@@ -15,7 +15,14 @@ from llmcore.errors import ConfigError, reraise_if_stopping, text_of
 from llmcore.http.access import OPEN_PATHS, Door, SameOrigin
 from llmcore.http.admission import Arrivals, Doorman, Gate
 from llmcore.http.entry import ENTRY, Admit, Entry
-from llmcore.http.errors import EncodeError, as_request_error, count_error, error_headers, openai_error
+from llmcore.http.errors import (
+    EncodeError,
+    as_request_error,
+    count_error,
+    error_headers,
+    no_route,
+    openai_error,
+)
 from llmcore.http.front import Route
 from llmcore.http.openapi import Docs
 from llmcore.http.request_id import request_id
@@ -79,7 +86,10 @@ class ErrorHandler:
 
     def __call__(self, req: falcon.Request, resp: falcon.Response, ex: Exception, params: dict[str, object]) -> None:
         """Falcon's error-handler interface."""
-        error = as_request_error(ex, getattr(req.context, "request_id", ""))
+        if isinstance(ex, falcon.HTTPRouteNotFound):
+            error = no_route(req.method, req.path)
+        else:
+            error = as_request_error(ex, getattr(req.context, "request_id", ""))
         if isinstance(ex, falcon.HTTPError) and ex.headers:
             resp.set_headers(ex.headers)
         resp.set_headers(error_headers(error))

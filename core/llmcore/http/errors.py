@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 import falcon
+import msgspec
 import orjson
 
 from llmcore.errors import RequestError
@@ -15,6 +16,27 @@ logger = logging.getLogger(__name__)
 
 EncodeError = Callable[[RequestError], bytes]
 """A dialect's error body (JSON)."""
+
+
+class ErrorMembers(msgspec.Struct):
+    """The members of an error, in OpenAI's shape."""
+
+    message: str
+    """The problem, and its fix."""
+    type: str
+    """The kind of error, such as `invalid_request_error`."""
+    param: str | None
+    """The field of the request that caused it."""
+    code: str | None
+    """A name of the error for programs."""
+
+
+class ErrorAnswer(msgspec.Struct):
+    """An answer with a status of 400 or more."""
+
+    error: ErrorMembers
+    """The error."""
+
 
 KNOWN_CODES = frozenset(
     {
@@ -43,10 +65,13 @@ KNOWN_CODES = frozenset(
 )
 """Every `code` that a body may carry; another one is sent as null."""
 
+_SHOWN_PATH = 100
+"""Characters of a path that an error names."""
+
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _HTTP: Mapping[int, tuple[str, str | None]] = {
-    404: ("There is no such route; /v1/models, /v1/chat/completions and /generate are some that exist.", "not_found"),
+    404: ("There is nothing here.", "not_found"),
     405: ("This route does not take that method; the Allow header lists those it takes.", "method_not_allowed"),
     413: ("The body is too large.", "request_too_large"),
     415: ("The body must be JSON: send Content-Type: application/json.", "unsupported_media_type"),
@@ -85,6 +110,14 @@ def http_error(status: int) -> RequestError:
     text = "The server failed to handle this request." if status >= 500 else "The request is not valid HTTP."
     message, code = _HTTP.get(status, (text, fallback))
     return RequestError(message, code=code, status=status)
+
+
+def no_route(method: str, path: str, known: str = "/v1/models, /v1/chat/completions and /generate") -> RequestError:
+    """No route has this path. The path is named in ASCII, without control characters, and cut where it is long.
+    `known`: some routes that exist."""
+    named = ascii(path[:_SHOWN_PATH])[1:-1] + ("..." if len(path) > _SHOWN_PATH else "")
+    text = f"There is no route for {method} {named}; there are {known}."
+    return RequestError(text, code="not_found", status=404)
 
 
 def as_request_error(error: Exception, request_id: str = "") -> RequestError:

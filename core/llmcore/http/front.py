@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 import falcon
@@ -19,6 +18,7 @@ from llmcore.http import body, streaming
 from llmcore.http.admission import Gate
 from llmcore.http.deadlines import Deadlines
 from llmcore.http.errors import EncodeError, openai_error
+from llmcore.http.info import model_names, server_info
 from llmcore.http.reply import Reply
 from llmcore.http.terms import read_terms
 from llmcore.protocols import RequestRecord, Tokenizer
@@ -34,9 +34,13 @@ logger = logging.getLogger(__name__)
 class Route:
     """One path of a dialect and the Falcon resource behind it (`on_get`, `on_post`, ...).
 
-    `encode_error` makes the dialect's body of a RequestError, for whatever fails on this path. `body`: what a body is
-    read as, for the OpenAPI document; the resource's docstrings are its text there. `queued`: what is posted here
-    waits for the engine, so it is refused, before it is read, while the engine's queue is full.
+    `encode_error` makes the dialect's body of a RequestError, for whatever fails on this path. `queued`: what is
+    posted here waits for the engine, so it is refused, before it is read, while the engine's queue is full.
+
+    The rest is for the OpenAPI document, whose text comes from docstrings: those of the resource, of these types, and
+    those below their fields. `body`: what a body is read as. `answer`: what is answered. `event`: what an event of a
+    streamed answer holds. `failure`: what an error is answered with, as `encode_error` writes it;
+    None: `ErrorAnswer`.
     """
 
     path: str
@@ -44,6 +48,9 @@ class Route:
     encode_error: EncodeError = openai_error
     body: type | None = None
     queued: bool = False
+    answer: type | None = None
+    event: type | None = None
+    failure: type | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +91,11 @@ class Front:
         """What logs call the API key of number `client`: the beginning of its SHA-256; "" for none."""
         return self.key_names[client] if 0 <= client < len(self.key_names) else ""
 
+    def server_info(self) -> bytes:
+        """The body of `/server_info`, as on the admin listener: JSON without any secret."""
+        state = self.state()
+        return server_info(self.config, state.server, self.facts, state.load, state.reason)
+
     def next_id(self) -> int:
         """A number for `Submit.id` that this worker has not used."""
         return next(self._ids)
@@ -115,8 +127,3 @@ class Front:
             except BaseException as error:
                 reraise_if_stopping(error)
                 logger.exception("request %s: an observer of its end failed", record.request_id)
-
-
-def model_names(config: Config) -> tuple[str, ...]:
-    """Every `--model_name`, else the name of the model's directory or file."""
-    return config.model.model_name or (Path(config.model.model_dir or "").name,)

@@ -45,7 +45,9 @@ class TypedGrammar(msgspec.Struct, forbid_unknown_fields=True):
     json_schema {"name", "schema"}, or a regular expression; of type json_object it may be missing."""
 
     type: Literal["json", "json_object", "json_schema", "regex", "regex_schema"]
+    """The kind of text that the answer has to be."""
     value: str | dict[str, Any] | bool | None = None
+    """A JSON schema or its text, of type json_schema an object with name and schema; or a regular expression."""
 
 
 def typed(param: str, given: TypedGrammar) -> Asked:

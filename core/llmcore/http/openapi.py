@@ -14,6 +14,8 @@ import msgspec
 import orjson
 
 from llmcore import __version__
+from llmcore.http.described import field_texts, structs
+from llmcore.http.errors import ErrorAnswer
 from llmcore.http.front import Route
 
 _FIELD = re.compile(r"{(\w+)(?::[^}]*)?}")
@@ -30,6 +32,10 @@ _BOUNDS = {
 }
 """JSON schema's bounds in words."""
 
+_ANSWERS = {"200": "Answer", "default": "Error"}
+_EVENTS = "as events of "
+"""Words before the types of answers."""
+
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
     "code{font:13px ui-monospace,monospace}summary{cursor:pointer;padding:.3rem 0}"
@@ -41,9 +47,7 @@ _STYLE = (
 
 def document(routes: Sequence[tuple[Route, str]], *, keys: bool) -> dict[str, Any]:
     """The document of `routes`, each with the name of its plugin. `keys`: requests need an API key."""
-    bodies = list(dict.fromkeys(route.body for route, _ in routes if route.body is not None))
-    schemas, components = msgspec.json.schema_components(bodies, ref_template=_REF + "{name}")
-    known = dict(zip(bodies, schemas, strict=True))
+    known, components = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route, plugin in routes:
         path = _FIELD.sub(r"{\1}", route.path)
@@ -64,8 +68,22 @@ def document(routes: Sequence[tuple[Route, str]], *, keys: bool) -> dict[str, An
     return found
 
 
+def _schemas(routes: Sequence[tuple[Route, str]]) -> tuple[dict[Any, dict[str, Any]], dict[str, Any]]:
+    """The schema of every type that routes name, and what they refer to; fields are described by their docstrings."""
+    kinds = [kind for route, _ in routes for kind in (route.body, route.answer, route.event, _failure(route))]
+    named = dict.fromkeys(kind for kind in kinds if kind is not None)
+    every = list(dict.fromkeys((*named, *structs(named))))
+    schemas, components = msgspec.json.schema_components(every, ref_template=_REF + "{name}")
+    known = dict(zip(every, schemas, strict=True))
+    for kind in structs(named):
+        members = components[known[kind]["$ref"].removeprefix(_REF)]["properties"]
+        for name, text in field_texts(kind).items():
+            members[name].setdefault("description", " ".join(text.split()))
+    return known, components
+
+
 def _operation(
-    route: Route, plugin: str, method: str, responder: object, known: Mapping[type, dict[str, Any]]
+    route: Route, plugin: str, method: str, responder: object, known: Mapping[Any, dict[str, Any]]
 ) -> dict[str, Any]:
     words = re.findall(r"\w+", _FIELD.sub(r"\1", route.path))
     about = (inspect.getdoc(type(route.resource)) or "").split("\n\n")[0]
@@ -74,7 +92,7 @@ def _operation(
         "tags": [plugin],
         "summary": (inspect.getdoc(responder) or "").partition("\n")[0],
         "description": " ".join(about.split()),
-        "responses": {"200": {"description": "The answer."}, "default": {"description": "What was wrong."}},
+        "responses": _responses(route, known),
     }
     if names := _FIELD.findall(route.path):
         operation["parameters"] = [
@@ -83,6 +101,20 @@ def _operation(
     if route.body is not None and method in _WITH_BODY:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": known[route.body]}}}
     return operation
+
+
+def _responses(route: Route, known: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+    media = {"application/json": route.answer, "text/event-stream": route.event}
+    content = {name: {"schema": known[kind]} for name, kind in media.items() if kind is not None}
+    failure = {"application/json": {"schema": known[_failure(route)]}}
+    return {
+        "200": {"description": "The answer.", **({"content": content} if content else {})},
+        "default": {"description": "What was wrong.", "content": failure},
+    }
+
+
+def _failure(route: Route) -> type:
+    return route.failure or ErrorAnswer
 
 
 class Docs:
@@ -143,6 +175,7 @@ def _page(described: Mapping[str, Any]) -> Iterator[str]:
                 body = operation.get("requestBody")
                 if body is not None:
                     yield f"<p>Body: {_type(body['content']['application/json']['schema'])}</p>"
+                yield from map(_answer, operation["responses"].items())
                 yield "</details>"
     yield "<h2>Types</h2>"
     for name, schema in schemas.items():
@@ -152,16 +185,26 @@ def _page(described: Mapping[str, Any]) -> Iterator[str]:
     yield "</html>"
 
 
+def _answer(answer: tuple[str, Mapping[str, Any]]) -> str:
+    status, described = answer
+    kinds = [
+        (_EVENTS if media == "text/event-stream" else "") + _type(content["schema"])
+        for media, content in described.get("content", {}).items()
+    ]
+    return f"<p>{_ANSWERS[status]}: {', '.join(kinds)}</p>" if kinds else ""
+
+
 def _members(schema: Mapping[str, Any]) -> Iterator[str]:
     required = schema.get("required", ())
     rows = schema.get("properties", {})
     if not rows:
         yield f"<p>{_type(schema)}</p>"
         return
-    yield "<table><tr><th>Field<th>Type<th>Default"
+    yield "<table><tr><th>Field<th>Type<th>Default<th>Meaning"
     for name, member in rows.items():
         default = "required" if name in required else escape(orjson.dumps(member.get("default")).decode())
-        yield f"<tr><td><code>{escape(name)}</code><td>{_type(member)}<td>{default}"
+        meaning = escape(member.get("description", ""))
+        yield f"<tr><td><code>{escape(name)}</code><td>{_type(member)}<td>{default}<td>{meaning}"
     yield "</table>"
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from llmcore.http.terms import Terms
@@ -33,6 +34,9 @@ class Transport(Protocol):
     def send_whole(self, status: int, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         """A whole answer."""
 
+    def send_pieces(self, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str]) -> None:
+        """A long answer with status 200. `pieces` is asked for the next one when the client has taken the last."""
+
     def send_probe(self) -> None:
         """Something that is no part of the answer."""
 
@@ -46,7 +50,7 @@ class Detach(BaseException):
 
 
 class Reply:
-    """Either `stream` any number of times and `end`, or `respond` once.
+    """Either `stream` any number of times and `end`, or `respond` or `respond_in_pieces` once.
 
     `sent`: when the last piece of a stream was (time.monotonic()), 0.0 before the first. `terms`: whose request it
     answers, and for how long. `why_closed`: a key of `tallies.CAUSES`, for when it closes.
@@ -132,6 +136,24 @@ class Reply:
             raise TypeError(f"an answer is a status, bytes and a media type, not {status}, {type(body).__name__}")
         send = partial(self._transport.send_whole, status, body, content_type, dict(headers or {}))
         self._do("done", ("new",), send)
+
+    def respond_in_pieces(
+        self, pieces: Iterator[bytes], content_type: str = "application/json", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a whole answer, with status 200, that would take much memory as one object.
+
+        Another thread asks `pieces` for the next piece when the client has taken the one before it. A piece may take
+        some milliseconds to make. An answer of one piece is sent as `respond` sends it. A longer one has no
+        Content-Length, because its length is not known before its last piece is made. It is chunked, or, for a client
+        of HTTP/1.0, ends with its connection. The connection closes after it. If `pieces` raises, the connection is
+        reset.
+        """
+        first, second = next(pieces, b""), next(pieces, None)
+        if second is None:
+            self.respond(200, first, content_type, headers)
+            return
+        rest = chain((first, second), pieces)
+        self._do("done", ("new",), partial(self._transport.send_pieces, rest, content_type, dict(headers or {})))
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback` once if the client leaves first; at once if it has left. It must not block."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import Finish, SamplingParams, Submit
+from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Finish, SamplingParams, Submit
 from llmcore.errors import RequestError
 from llmcore.protocols import Int32
 
@@ -90,6 +90,16 @@ def check_search(submit: Submit, vocab_size: int) -> None:
                 param=name,
                 code="unsupported_parameter",
             )
+    top = submit.sampling.logprobs
+    # The best in every place are kept for all beams, because it is not known before the end which are answers.
+    kept = 0 if top is None else (submit.choices if top else submit.n) * submit.max_new_tokens * (1 + top)
+    if kept > MOST_LOGPROBS_AT_ONCE:
+        raise RequestError(
+            f"logprobs: a beam search keeps at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities, and this one might "
+            f"keep {kept:,}; ask for fewer tokens, fewer beams, or fewer log-probabilities per token",
+            param="logprobs",
+            code="invalid_value",
+        )
     if submit.score:
         raise RequestError("num_beams: a prompt that is scored has no answer to search", param="num_beams")
     if not (math.isfinite(submit.beams.length_penalty) and abs(submit.beams.length_penalty) <= LARGEST_PENALTY):

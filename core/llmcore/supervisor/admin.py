@@ -12,7 +12,7 @@ import zmq
 from llmcore.bridge import Load
 from llmcore.config import Config
 from llmcore.errors import ConfigError
-from llmcore.overview import Overview, Process, rows
+from llmcore.overview import Overview, rows
 from llmcore.supervisor import listener as listening
 from llmcore.supervisor.child import Child
 from llmcore.supervisor.engine import Engine
@@ -20,7 +20,7 @@ from llmcore.supervisor.figures import Sinks
 from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.single import Single
 from llmcore.supervisor.watchdog import Clock
-from llmcore.wire import Addresses, AdminLaunch, Outlet, Probe
+from llmcore.wire import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
 
 MODULE = "llmcore.http.admin.process"
 NAME = "admin-0"
@@ -39,7 +39,6 @@ class Admin(Single):
         directory: RunDirectory,
         addresses: Addresses,
         context: zmq.Context[zmq.Socket[bytes]],
-        server_url: str,
         clock: Clock,
     ) -> None:
         super().__init__(NAME, "the admin listener", config.server.watchdog_timeout, clock)
@@ -47,8 +46,6 @@ class Admin(Single):
         self._directory = directory
         self._addresses = addresses
         self._context = context
-        self._server_url = server_url
-        self._started, self._began = time.time(), time.monotonic()
         self._outlet: Outlet | None = None
         self._due, self._told = 0.0, ""
         self._steps, self._stepped, self._probing = 0, 0.0, False
@@ -73,7 +70,6 @@ class Admin(Single):
             config=self._config,
             mailbox=self._directory.address(NAME),
             listen_fd=bound.fileno(),
-            url=self._server_url,
         )
         outlet = Outlet(self._context, launch.mailbox, most=8)
         try:
@@ -84,7 +80,7 @@ class Admin(Single):
         self._outlet = outlet
         return child
 
-    def tell(self, not_ready: str, engines: Sequence[Engine], children: Sequence[Child], sinks: Sinks) -> None:
+    def tell(self, not_ready: str, engines: Sequence[Engine], server: ServerFacts, sinks: Sinks) -> None:
         """Say how the server is, when it is time, or when a step is waited for and has been done."""
         if self._outlet is None:
             return
@@ -103,12 +99,10 @@ class Admin(Single):
             Overview(
                 reason=not_ready,
                 stepped=self._stepped,
-                started=self._started,
-                began=self._began,
+                server=server,
                 load=load,
                 facts=engine.facts if engine is not None else None,
                 page=sinks.newest,
-                processes=tuple(Process(child.name, child.pid, child.alive) for child in children),
                 ended=dict(sinks.ended),
                 first_tokens=tuple(sinks.first_tokens),
                 gaps=figures.gaps,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import time
 
+import msgspec
 import zmq
 
 from llmcore.config import Config
@@ -19,7 +21,7 @@ from llmcore.supervisor.rundir import RunDirectory
 from llmcore.supervisor.watchdog import Clock
 from llmcore.supervisor.workers import Workers
 from llmcore.tallies import TALLIES
-from llmcore.wire import Addresses, WorkerGone
+from llmcore.wire import Addresses, Process, ServerFacts, WorkerGone
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ class Processes:
         self.failures = Failures(directory)
         self.engines: list[Engine] = []
         self.entrance = Entrance(config, directory, addresses, self._clock)
-        self.admin = Admin(config, directory, addresses, context, self.entrance.url, self._clock)
+        self.admin = Admin(config, directory, addresses, context, self._clock)
+        self._facts = ServerFacts(url=self.entrance.url, started=time.time(), began=time.monotonic())
         self.workers = Workers(config, context, directory, addresses, self.entrance.workers, self._clock)
 
     # --- who is there
@@ -60,6 +63,11 @@ class Processes:
         """Every child that was not forgotten."""
         engines = [engine.child for engine in self.engines]
         return [*engines, *self.workers.children(), *self.entrance.children(), *self.admin.children()]
+
+    def facts(self) -> ServerFacts:
+        """Its address, its start and its processes."""
+        processes = tuple(Process(child.name, child.pid, child.alive) for child in self.all())
+        return msgspec.structs.replace(self._facts, processes=processes)
 
     def starting(self) -> list[Child]:
         """Engines and workers that do not read their mailboxes yet."""

@@ -53,14 +53,20 @@ class Status:
         self._due = time.monotonic() + self._pace.workers
         self.sinks.snapshot(load)
         self._processes.workers.tell(
-            State(ready=not self.not_ready, reason=self.not_ready, load=load, page=self.sinks.page())
+            State(
+                ready=not self.not_ready,
+                reason=self.not_ready,
+                load=load,
+                page=self.sinks.page(),
+                server=self._processes.facts(),
+            )
         )
 
     def tell_admin(self) -> None:
         """The same to the admin listener, which wants it more often."""
         processes = self._processes
         reason = self.not_ready or processes.workers.absence
-        processes.admin.tell(reason, processes.engines, processes.all(), self.sinks)
+        processes.admin.tell(reason, processes.engines, processes.facts(), self.sinks)
 
     def renewed(self) -> None:
         """Another engine serves, which counts from 0."""

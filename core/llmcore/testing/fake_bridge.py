@@ -7,7 +7,7 @@ client.simulate_post("/generate", json={...}).json
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -193,6 +193,10 @@ class FakeTransport:
         self.response.content_type = content_type
         self.response.set_headers(dict(headers))
         self.response.data = body
+
+    def send_pieces(self, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str]) -> None:
+        """Transport."""
+        self.send_whole(200, b"".join(pieces), content_type, headers)
 
 
 @dataclass(frozen=True, kw_only=True)

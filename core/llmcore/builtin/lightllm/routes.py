@@ -11,8 +11,9 @@ import msgspec
 import orjson
 
 from llmcore.api import ConfigError, LengthDecay, RequestError, SamplingParams
-from llmcore.api.http import Front, Generation, Job, Route, fitting, intake
+from llmcore.api.http import BEAM_SEARCH, Front, Generation, Job, Route, fitting, intake, room_for_logprobs
 from llmcore.api.text import TextRules
+from llmcore.builtin.lightllm import answers
 from llmcore.builtin.lightllm.guide import guide
 from llmcore.builtin.lightllm.requests import (
     PENALTIES,
@@ -27,17 +28,19 @@ from llmcore.builtin.lightllm.writers import ScoreWriter, StreamWriter, WholeWri
 
 def routes(front: Front) -> Iterable[Route]:
     """One resource per path. With `--use_tgi_api` the paths that TGI has too are its dialect's."""
-    route = partial(Route, encode_error=encode_error)
+    route = partial(Route, encode_error=encode_error, failure=answers.ErrorAnswer)
+    generate = partial(route, body=GenerateRequest, queued=True)
+    whole, event = answers.GenerateAnswer, answers.TokenEvent
     if front.config.plugin_options.get("use_reward_model") and not front.facts.scores:
         raise ConfigError("--use_reward_model: this model has no head that scores; leave the option out")
     if not front.config.plugin_options.get("use_tgi_api"):
-        yield route("/generate", Generate(front, stream=False), body=GenerateRequest, queued=True)
-        yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest, queued=True)
-        yield route("/", Generate(front, stream=None), body=GenerateRequest, queued=True)
-    yield route("/get_score", Score(front), body=ScoreRequest, queued=True)
-    yield route("/tokens", Tokens(front), body=TokensRequest)
-    yield route("/token_load", TokenLoad(front))
-    yield route("/get_model_name", ModelName(front))
+        yield generate("/generate", Generate(front, stream=False), answer=whole)
+        yield generate("/generate_stream", Generate(front, stream=True), event=event)
+        yield generate("/", Generate(front, stream=None), answer=whole, event=event)
+    yield route("/get_score", Score(front), body=ScoreRequest, queued=True, answer=answers.ScoreAnswer)
+    yield route("/tokens", Tokens(front), body=TokensRequest, answer=answers.TokensAnswer)
+    yield route("/token_load", TokenLoad(front), answer=answers.LoadAnswer)
+    yield route("/get_model_name", ModelName(front), answer=answers.NameAnswer)
 
 
 class Generate:
@@ -79,11 +82,16 @@ class Generate:
         left = intake.room(self._front, prompt, asked, param=name, source="inputs")
         least = "parameters.min_new_tokens"
         intake.check_least(given.min_new_tokens or 1, left, param=least, limit="max_new_tokens")
+        if given.return_details and not stream:
+            left = room_for_logprobs(left, given.max_new_tokens, choices=n, each=1, param=name)
         rules = text_rules(self._front, given)
         sampling, search = sampling_params(self._front, given, logprobs=stream or bool(given.return_details)), None
         if width > 1:
             search = intake.beam_search(given, width, PENALTIES, prefix="parameters.")
             sampling = SamplingParams(temperature=0.0, logprobs=sampling.logprobs, seed=sampling.seed)
+            if sampling.logprobs is not None:
+                most = given.max_new_tokens
+                left = room_for_logprobs(left, most, choices=n, each=1, param=name, limit=BEAM_SEARCH)
         # LightLLM lets the last of the least tokens be the end token; the bridge counts those before it.
         fewest = (given.min_new_tokens or 1) - 1
         submit = intake.submit(

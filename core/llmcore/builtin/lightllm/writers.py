@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import FINISH_REASONS, Choice, Generation, clamped, openai_error, retry_headers
+from llmcore.api.http import (
+    FINISH_REASONS,
+    Choice,
+    Generation,
+    Places,
+    clamped,
+    listed,
+    openai_error,
+    pieces,
+    retry_headers,
+)
 
 
 def encode_error(error: RequestError) -> bytes:
@@ -25,56 +37,59 @@ class WholeWriter:
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer, *, details: bool):
         self._generation = generation
-        self._tokenizer = tokenizer
-        self._texts: list[list[str]] = [[] for _ in generation.choices]
-        self._tokens: list[list[dict[str, Any]]] | None = [[] for _ in generation.choices] if details else None
-        self._sums = [0.0 for _ in generation.choices]
-        self._prompt_logprobs: tuple[float, ...] = ()
+        self._special = tokenizer.special_ids
+        self._texts = [bytearray() for _ in generation.choices]
+        # a place's mark is where its token's text ends, in bytes
+        self._tokens = [Places() for _ in generation.choices] if details else None
+        self._prompt_logprobs = array("f")
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Collect."""
-        self._texts[choice.index] += texts
-        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
-        if self._tokens is None:
-            return
-        tokens = self._tokens[choice.index]
-        for i, (token, text) in enumerate(zip(event.tokens, texts, strict=False)):
-            logprob = clamped(event.logprobs[i]) if event.logprobs else 0.0
-            self._sums[choice.index] += logprob
-            count = len(tokens) + 1
-            tokens.append(
-                {
-                    "id": token,
-                    "logprob": logprob,
-                    "cumlogprob": self._sums[choice.index] / count,
-                    "special": token in self._tokenizer.special_ids,
-                    "count_output_tokens": count,
-                    "prompt_tokens": self._generation.usage().prompt,
-                    "mtp_accepted_token_num": 0,
-                    "text": text,
-                }
-            )
+        self._prompt_logprobs.extend(event.prompt_logprobs)
+        text = self._texts[choice.index]
+        for i, piece in enumerate(texts):
+            text += piece.encode()
+            if self._tokens is not None and i < len(event.tokens):
+                logprob = event.logprobs[i] if event.logprobs else 0.0
+                self._tokens[choice.index].add(len(text), event.tokens[i], logprob)
 
     def done(self) -> None:
-        """Answer. What has one value per choice is a scalar where there is one choice, but the text is a list."""
-        choices = self._generation.choices
+        """Answer. A member with one value per choice is a scalar if there is one choice, but the text is a list."""
+        choices, prompt_tokens = self._generation.choices, self._generation.usage().prompt
         answer: dict[str, Any] = {
-            "generated_text": ["".join(texts) for texts in self._texts],
+            "generated_text": [text.decode() for text in self._texts],
             "count_output_tokens": _scalar([choice.text.tokens for choice in choices]),
             "finish_reason": _scalar([FINISH_REASONS[choice.text.finish] for choice in choices]),
-            "prompt_tokens": self._generation.usage().prompt,
+            "prompt_tokens": prompt_tokens,
         }
         if self._tokens is not None:
-            answer["tokens"] = _scalar(self._tokens)
+            details = zip(self._texts, self._tokens, strict=True)
+            answer["tokens"] = _scalar([listed(self._details(*one, prompt_tokens)) for one in details])
         submit = self._generation.job.submits[0]
         if submit.prompt_logprobs:
-            ids = list(memoryview(submit.prompt).cast("i"))
+            ids = array("i", submit.prompt)
             answer["prompt_token_ids"] = ids
-            answer["prompt_logprobs"] = [
+            answer["prompt_logprobs"] = listed(
                 [token, {str(following): clamped(logprob)}]
                 for token, following, logprob in zip(ids, ids[1:], self._prompt_logprobs, strict=False)
-            ]
-        self._generation.reply.respond(200, orjson.dumps(answer))
+            )
+        self._generation.reply.respond_in_pieces(pieces(answer))
+
+    def _details(self, text: bytearray, tokens: Places, prompt_tokens: int) -> Iterator[dict[str, Any]]:
+        begin, total = 0, 0.0
+        for count, (end, token, logprob, _) in enumerate(tokens, 1):
+            total += clamped(logprob)
+            yield {
+                "id": token,
+                "logprob": clamped(logprob),
+                "cumlogprob": total / count,
+                "special": token in self._special,
+                "count_output_tokens": count,
+                "prompt_tokens": prompt_tokens,
+                "mtp_accepted_token_num": 0,
+                "text": text[begin:end].decode(),
+            }
+            begin = end
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""

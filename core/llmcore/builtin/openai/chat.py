@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import falcon
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, fitting
+from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting
 from llmcore.api.text import Event, ParserContext
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.calls import chat_guide, check_begun, choice_of
@@ -25,12 +25,12 @@ from llmcore.builtin.openai.tools import (
     offered_tools,
     refuse_functions,
 )
-from llmcore.builtin.openai.writers import Shown, StreamWriter, whole_writer
+from llmcore.builtin.openai.writers import Logprobs, StreamWriter, whole_writer
 
 
 class ChatShape:
-    """How chat completions show a choice. `named`: the client says which function is called, so that a call is no
-    reason to end. `known`: the prompt's log-probabilities, where they are asked for.
+    """The form of a choice of chat completions. `names`: of tokens. `named`: the client names the function that is
+    called, so a call is not a reason to end. `known`: the prompt's log-probabilities, if they are asked for.
     """
 
     id_prefix = "chatcmpl"
@@ -43,8 +43,8 @@ class ChatShape:
 
     __slots__ = ("_named", "_names", "_prompt")
 
-    def __init__(self, front: Front, known: PromptLogprobs | None, *, named: bool = False):
-        self._names = TokenNames(front.tokenizer)
+    def __init__(self, names: TokenNames, known: PromptLogprobs | None, *, named: bool = False):
+        self._names = names
         self._prompt = known
         self._named = named
 
@@ -57,7 +57,7 @@ class ChatShape:
         """There is one prompt."""
         return {} if self._prompt is None else self._prompt.of(0)
 
-    def opened(self, choice: Choice) -> Any:
+    def opened(self, choice: Choice) -> Logprobs | None:
         """The opening has no tokens."""
         return None
 
@@ -71,9 +71,9 @@ class ChatShape:
             return deltas(choice.events)
         return (b'"delta":{"content":%b}' % orjson.dumps(text),) if text else ()
 
-    def logprobs(self, choice: Choice, shown: Shown) -> Any:
+    def logprobs(self, choice: Choice, places: Iterable[Place]) -> Logprobs:
         """One entry per token."""
-        return {"content": chat_entries(self._names, shown), "refusal": None}
+        return {"content": chat_entries(self._names, places), "refusal": None}
 
     all_logprobs = logprobs
 
@@ -103,7 +103,8 @@ class ChatCompletions:
         if body.prompt_logprobs is not None:
             ids = list(memoryview(job.submits[0].prompt).cast("i"))
             known = PromptLogprobs(self._front.tokenizer, [ids], body.prompt_logprobs)
-        shape = ChatShape(self._front, known, named=choice_of(body).named)
+        names = TokenNames(self._front.tokenizer, ids=bool(body.return_tokens_as_token_ids))
+        shape = ChatShape(names, known, named=choice_of(body).named)
         generation = Generation(self._front, self._front.detach(req, resp), job)
         wanted = {"logprobs": logprobs, "ids": bool(body.return_token_ids)}
         if body.stream:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import falcon
 import orjson
 
 from llmcore.api import ChoiceEvent, RequestError, Submit
-from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, fitting, intake
+from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting, intake
 from llmcore.api.text import Event
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.guide import guide
-from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
+from llmcore.builtin.openai.logprobs import Columns, TokenNames, completion_columns, joined
 from llmcore.builtin.openai.prompt_logprobs import PromptLogprobs, check_most
 from llmcore.builtin.openai.prompts import Echoes, Prompt, filled, split_prompts
 from llmcore.builtin.openai.requests import CompletionRequest
-from llmcore.builtin.openai.writers import Shown, StreamWriter, whole_writer
+from llmcore.builtin.openai.writers import StreamWriter, whole_writer
 
 
 class CompletionShape:
-    """How completions show a choice. `echoes`: the prompts where they come before the answers. `known`: what their
-    log-probabilities are where they stand beside."""
+    """The form of a choice of completions. `names`: of tokens. `echoes`: the prompts, if they come before the answers.
+    `known`: their log-probabilities, if these come beside the answers."""
 
     id_prefix = "cmpl"
     object = "text_completion"
@@ -30,8 +30,10 @@ class CompletionShape:
     closing = b'"text":""'
     prompts = True
 
-    def __init__(self, front: Front, echoes: Echoes | None, known: PromptLogprobs | None, *, answers: bool = True):
-        self._names = TokenNames(front.tokenizer, "bytes:")
+    def __init__(
+        self, names: TokenNames, echoes: Echoes | None, known: PromptLogprobs | None, *, answers: bool = True
+    ):
+        self._names = names
         self._echoes = echoes
         self._prompts = known
         self.answers = answers
@@ -53,23 +55,20 @@ class CompletionShape:
         """A piece of the answer."""
         return (b'"text":%b' % orjson.dumps(text),) if text and self.answers else ()
 
-    def opened(self, choice: Choice) -> Any:
+    def opened(self, choice: Choice) -> Columns | None:
         """The prompt's columns."""
-        return None if self._echoes is None else self._echoes.columns(choice.prompt)
+        return None if self._echoes is None else self._echoes.columns(self._names, choice.prompt)
 
-    def logprobs(self, choice: Choice, shown: Shown) -> Any:
+    def logprobs(self, choice: Choice, places: Iterable[Place]) -> Columns:
         """Columns over tokens."""
-        columns = completion_entries(self._names, shown)
-        if self._echoes is not None:
-            before = len(self._echoes.texts[choice.prompt])
-            columns["text_offset"] = [before + start for start in columns["text_offset"]]
-        return columns
+        begin = 0 if self._echoes is None else len(self._echoes.texts[choice.prompt])
+        return completion_columns(self._names, places, begin=begin)
 
-    def all_logprobs(self, choice: Choice, shown: Shown) -> Any:
+    def all_logprobs(self, choice: Choice, places: Iterable[Place]) -> Columns:
         """Those of the prompt first, where it is shown."""
-        mine = self.logprobs(choice, shown)
+        mine = self.logprobs(choice, places)
         first = self.opened(choice)
-        return mine if first is None else {name: [*column, *mine[name]] for name, column in first.items()}
+        return mine if first is None else joined(first, mine)
 
     def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
         """The answer."""
@@ -106,7 +105,8 @@ class Completions:
         known = None
         if body.prompt_logprobs is not None:
             known = PromptLogprobs(front.tokenizer, prompts, body.prompt_logprobs)
-        shape = CompletionShape(front, echoes, known, answers=body.max_tokens != 0)
+        names = TokenNames(front.tokenizer, "bytes:", ids=bool(body.return_tokens_as_token_ids))
+        shape = CompletionShape(names, echoes, known, answers=body.max_tokens != 0)
         generation = Generation(front, front.detach(req, resp), job)
         wanted = {"logprobs": body.logprobs is not None, "ids": bool(body.return_token_ids)}
         if body.stream:

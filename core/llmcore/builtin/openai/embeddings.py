@@ -12,11 +12,10 @@ from typing import Any
 import falcon
 import msgspec
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from llmcore.api import ChoiceEvent, RequestError, SamplingParams
-from llmcore.api.http import Choice, Front, Generation, Job, Usage, intake
+from llmcore.api.http import Choice, Front, Generation, Job, Usage, intake, listed, pieces
 from llmcore.api.text import TextRules
 from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.embedding_requests import CompareRequest, Document, EmbeddingRequest, Pooled, RerankRequest
@@ -127,7 +126,7 @@ class VectorWriter:
             self.failed(error)
             return
         body = self._answer(self._vectors, self._generation.usage())
-        self._generation.reply.respond(200, orjson.dumps(body))
+        self._generation.reply.respond_in_pieces(pieces(body))
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
@@ -156,10 +155,10 @@ class Embeddings:
             shown = [vector[: body.dimensions] for vector in vectors]
             return {
                 "object": "list",
-                "data": [
+                "data": listed(
                     {"object": "embedding", "index": i, "embedding": encode(normalized(vector) if unit else vector)}
                     for i, vector in enumerate(shown)
-                ],
+                ),
                 "model": front.model_name,
                 "usage": _usage(usage),
             }

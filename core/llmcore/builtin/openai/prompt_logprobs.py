@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, starmap
 from typing import Any
 
-import orjson
-
-from llmcore.api import MOST_PROMPT_LOGPROBS, ChoiceEvent, RequestError, Tokenizer
-from llmcore.api.http import clamped
+from llmcore.api import MOST_LOGPROBS_AT_ONCE, ChoiceEvent, RequestError, Tokenizer
+from llmcore.api.http import Best, Places, clamped, listed
 from llmcore.builtin.openai.logprobs import TokenNames
 
-MOST_SHOWN = 4 * MOST_PROMPT_LOGPROBS
+MOST_SHOWN = 4 * MOST_LOGPROBS_AT_ONCE
 """Most log-probabilities of prompts in one answer: some 40 MB of JSON."""
 
 
 class PromptLogprobs:
     """Per prompt a list over its tokens: null for the first, then {token id: {logprob, rank, decoded_token}} of the
-    prompt's own token and of the `top` best, best first.
+    prompt's own token and of the `top` best, best first. The marks of the places are ranks.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], top: int) -> None:
         self._names = TokenNames(tokenizer)
         self._prompts = prompts
         self._top = top
-        # As JSON, which takes a tenth of what the objects would, until the answer is complete.
-        self._known: dict[int, bytes] = {}
+        self._known: dict[int, Places] = {}
 
     def hear(self, prompt: int, event: ChoiceEvent) -> None:
         """Keep what an event says of prompt number `prompt`."""
         if event.prompt_logprobs:
-            own = zip(self._prompts[prompt][1:], event.prompt_logprobs, event.prompt_ranks, strict=True)
+            places = self._known[prompt] = Places()
             best = event.prompt_top or ((),) * len(event.prompt_logprobs)
-            places = [self._place(*mine, top[: self._top]) for mine, top in zip(own, best, strict=True)]
-            self._known[prompt] = orjson.dumps([None, *places])
+            own = self._prompts[prompt][1:]
+            for rank, token, logprob, top in zip(event.prompt_ranks, own, event.prompt_logprobs, best, strict=True):
+                places.add(rank, token, logprob, top[: self._top])
 
     def of(self, prompt: int) -> dict[str, Any]:
-        """The member of a choice, or of the answer: a prompt of one token has nothing that anybody could know."""
-        return {"prompt_logprobs": orjson.Fragment(self._known.get(prompt, b"[null]"))}
+        """The member of a choice, or of the answer. The first token of a prompt has no log-probability."""
+        known = self._known.get(prompt, Places())
+        return {"prompt_logprobs": listed(chain((None,), starmap(self._place, known)))}
 
-    def _place(self, token: int, logprob: float, rank: int, best: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    def _place(self, rank: int, token: int, logprob: float, best: Best) -> dict[str, Any]:
         place = {str(token): self._entry(token, logprob, rank)}
         for i, (other, likely) in enumerate(best):
             if other != token:
@@ -55,9 +55,9 @@ def check_most(prompts: Sequence[Sequence[int]], tops: Sequence[int | None], n: 
     each of a prompt's own, once for every place where they are; `n`: how many choices show them."""
     each = sum(1 + top for top in tops if top is not None)
     most, shown = each * max(map(len, prompts)), each * n * sum(map(len, prompts))
-    if most > MOST_PROMPT_LOGPROBS or shown > MOST_SHOWN:
+    if most > MOST_LOGPROBS_AT_ONCE or shown > MOST_SHOWN:
         raise RequestError(
-            f"{param}: at most {MOST_PROMPT_LOGPROBS:,} log-probabilities are told of one prompt, and at most "
+            f"{param}: at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told of one prompt, and at most "
             f"{MOST_SHOWN:,} in one answer; these would be {most:,} and {shown:,}. Ask for fewer beside each token, "
             "or send shorter prompts, or fewer at once.",
             param=param,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import Front, intake
+from llmcore.api.http import Front, Places, intake
 from llmcore.api.text import ChoiceText, TextRules
-from llmcore.builtin.openai.logprobs import TokenNames, completion_entries
+from llmcore.builtin.openai.logprobs import Columns, TokenNames, completion_columns, joined
 
 Prompt = str | list[int]
 
@@ -70,11 +70,10 @@ class Echoes:
         self, front: Front, given: Sequence[Prompt], ids: Sequence[Sequence[int]], top: int | None, *, special: bool
     ):
         self._tokenizer = front.tokenizer
-        self._names = TokenNames(front.tokenizer, "bytes:")
         self._ids = ids
         self._skip = not special
         self._top = top
-        self._known: dict[int, dict[str, list[Any]]] = {}
+        self._known: dict[int, Places] = {}
         self.texts = [
             one if isinstance(one, str) else front.tokenizer.decode(one, skip_special_tokens=self._skip)
             for one in given
@@ -83,21 +82,20 @@ class Echoes:
     def hear(self, prompt: int, event: ChoiceEvent) -> None:
         """Keep what an event says of prompt number `prompt`."""
         if event.prompt_logprobs and self._top is not None:
-            self._known[prompt] = self._columns(self._ids[prompt], event)
+            self._known[prompt] = self._places(self._ids[prompt], event, self._top)
 
-    def columns(self, prompt: int) -> dict[str, list[Any]]:
-        """`logprobs` of a prompt: nobody says how likely its first token is."""
-        if prompt not in self._known:  # of one token
-            self._known[prompt] = self._columns(self._ids[prompt], None)
-        return self._known[prompt]
+    def columns(self, names: TokenNames, prompt: int) -> Columns:
+        """`logprobs` of a prompt. Its first token has no log-probability."""
+        token = names.text(self._ids[prompt][0])
+        first: Columns = {"tokens": [token], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+        known = self._known.get(prompt, Places())  # a prompt of one token has none
+        return joined(first, completion_columns(names, known))
 
-    def _columns(self, ids: Sequence[int], event: ChoiceEvent | None) -> dict[str, list[Any]]:
+    def _places(self, ids: Sequence[int], event: ChoiceEvent, top: int) -> Places:
         text = ChoiceText(self._tokenizer, TextRules(skip_special_tokens=self._skip))
         text.feed(ChoiceEvent(choice=0, tokens=tuple(ids), finish=Finish.RUNNING))
-        rest = len(ids) - 1
-        logprobs = event.prompt_logprobs if event is not None else ()
-        best = (event.prompt_top if event is not None else ()) or ((),) * rest
-        top = [place[: self._top] for place in best]
-        columns = completion_entries(self._names, list(zip(text.starts[1:], ids[1:], logprobs, top, strict=True)))
-        first = {"tokens": self._names.text(ids[0]), "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
-        return {name: [first[name], *column] for name, column in columns.items()}
+        places = Places()
+        best = event.prompt_top or ((),) * len(event.prompt_logprobs)
+        for start, token, logprob, likely in zip(text.starts[1:], ids[1:], event.prompt_logprobs, best, strict=True):
+            places.add(start, token, logprob, likely[:top])
+        return places

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmcore.api.http import Front, Route
+from llmcore.builtin.openai import answers
 from llmcore.builtin.openai.chat import ChatCompletions
 from llmcore.builtin.openai.completions import Completions
 from llmcore.builtin.openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
@@ -17,15 +18,30 @@ from llmcore.builtin.openai.token_routes import Detokenize, DetokenizeRequest, T
 def routes(front: Front) -> Iterable[Route]:
     """One resource per path."""
     models = Models(front)
-    yield Route("/v1/models", models)
-    yield Route("/v1/models/{model:path}", Model(front, models))
-    yield Route("/v1/chat/completions", ChatCompletions(front), body=ChatRequest, queued=True)
-    yield Route("/v1/completions", Completions(front), body=CompletionRequest, queued=True)
-    yield Route("/tokenize", Tokenize(front), body=TokenizeRequest)
-    yield Route("/detokenize", Detokenize(front), body=DetokenizeRequest)
+    yield Route("/v1/models", models, answer=answers.ModelList)
+    yield Route("/v1/models/{model:path}", Model(front, models), answer=answers.ModelEntry)
+    yield Route(
+        "/v1/chat/completions",
+        ChatCompletions(front),
+        body=ChatRequest,
+        queued=True,
+        answer=answers.ChatAnswer,
+        event=answers.ChatChunk,
+    )
+    yield Route(
+        "/v1/completions",
+        Completions(front),
+        body=CompletionRequest,
+        queued=True,
+        answer=answers.CompletionAnswer,
+        event=answers.CompletionChunk,
+    )
+    yield Route("/tokenize", Tokenize(front), body=TokenizeRequest, answer=answers.TokenizeAnswer)
+    yield Route("/detokenize", Detokenize(front), body=DetokenizeRequest, answer=answers.DetokenizeAnswer)
     vectors = Vectors(front)
-    yield Route("/v1/embeddings", Embeddings(vectors), body=EmbeddingRequest, queued=True)
+    embeddings = Embeddings(vectors)
+    yield Route("/v1/embeddings", embeddings, body=EmbeddingRequest, queued=True, answer=answers.EmbeddingAnswer)
     for path in ("/v1/score", "/score"):
-        yield Route(path, Scores(vectors), body=CompareRequest, queued=True)
+        yield Route(path, Scores(vectors), body=CompareRequest, queued=True, answer=answers.ScoreAnswer)
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        yield Route(path, Rerank(vectors), body=RerankRequest, queued=True)
+        yield Route(path, Rerank(vectors), body=RerankRequest, queued=True, answer=answers.RerankAnswer)

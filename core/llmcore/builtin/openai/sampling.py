@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
-from llmcore.api.http import Front, intake
+from llmcore.api.http import BEAM_SEARCH, Front, intake, room_for_logprobs
 from llmcore.api.text import TextRules
 from llmcore.builtin.openai.requests import PENALTIES, REFUSED, Sampled
 
@@ -207,13 +207,15 @@ def submits(
     limit: tuple[str, int | None],
     source: str,
 ) -> list[Submit]:
-    """One Submit per prompt. `limit`: the field that bounds the answer, and its value. `source`: see intake.room."""
+    """One Submit per prompt. `logprobs`: how many of the best tokens are shown beside each, None: no log-probabilities
+    are. `limit`: the field that bounds the answer, and its value. `source`: see intake.room."""
     name, asked = limit
     least_name, fewest = least(body)
     intake.check_least(fewest, asked, param=least_name, limit=name)
     intake.check_allowed(
         body.allowed_token_ids or (), rules.stop_ids, fewest=fewest, param="allowed_token_ids", least=least_name
     )
+    shown = logprobs
     if drawn(body) > (body.n or 1) and logprobs is None:
         logprobs = 0  # by which answers are compared
     sampling, search = sampling_params(front, body, logprobs), None
@@ -226,6 +228,9 @@ def submits(
     made = []
     for prompt in prompts:
         left = intake.room(front, prompt, asked, param=name, source=source)
+        if shown is not None:
+            named = (name, asked) if asked is not None else (least_name, fewest)
+            left = _room_for_logprobs(body, left, named, prompts=len(prompts), each=1 + shown)
         made.append(
             intake.submit(
                 front,
@@ -241,6 +246,19 @@ def submits(
             )
         )
     return made
+
+
+def _room_for_logprobs(body: Sampled, left: int, named: tuple[str, int], *, prompts: int, each: int) -> int:
+    """The most tokens that an answer may have if `each` log-probabilities are shown per token. `named`: the field that
+    says how many tokens there will be, and its value."""
+    param, asked = named
+    width = beams(body)
+    if width > 1:
+        choices = max(width, drawn(body)) if each > 1 else drawn(body)
+        left = room_for_logprobs(left, asked, choices=choices, each=each, param=param, limit=BEAM_SEARCH)
+    if not body.stream:
+        left = room_for_logprobs(left, asked, choices=prompts * drawn(body), each=each, param=param)
+    return left
 
 
 def with_prompt_logprobs(made: Sequence[Submit], *tops: int | None) -> Sequence[Submit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from llmcore.api import ChoiceEvent
@@ -9,7 +10,8 @@ from llmcore.api.http import Choice, Generation
 
 
 class TokenIds:
-    """The tokens of every choice that no chunk has shown yet; of a whole answer all. End tokens are among them.
+    """The tokens of every choice that no chunk has shown yet; of a whole answer all. End tokens are among them. The
+    members' values are arrays.
 
     `beside`: the prompt's tokens stand in the choice and not beside the choices, as completions have it.
     """
@@ -17,18 +19,18 @@ class TokenIds:
     def __init__(self, generation: Generation, *, beside: bool) -> None:
         self._submits = generation.job.submits
         self._beside = beside
-        self._waiting: list[list[int]] = [[] for _ in generation.choices]
+        self._waiting = [array("i") for _ in generation.choices]
         self._first = [True for _ in generation.choices]
         self._prompt_shown = False
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
         """Tokens after a stop are none of the answer."""
-        self._waiting[choice.index] += event.tokens[: len(choice.text.starts)]
+        self._waiting[choice.index].extend(event.tokens[: len(choice.text.starts)])
 
     def of_choice(self, choice: Choice) -> dict[str, Any]:
         """The members of a choice, or of its next chunk; the prompt's come once."""
         members: dict[str, Any] = {"token_ids": self._waiting[choice.index]}
-        self._waiting[choice.index] = []
+        self._waiting[choice.index] = array("i")
         if self._beside and self._first[choice.index]:
             members["prompt_token_ids"] = self._prompt(choice.prompt)
         self._first[choice.index] = False
@@ -41,5 +43,5 @@ class TokenIds:
         self._prompt_shown = True
         return {"prompt_token_ids": self._prompt(0)}
 
-    def _prompt(self, index: int) -> list[int]:
-        return list(memoryview(self._submits[index].prompt).cast("i"))
+    def _prompt(self, index: int) -> array[int]:
+        return array("i", self._submits[index].prompt)

@@ -21,21 +21,32 @@ class TokenizeRequest(Struct, kw_only=True):
     """`prompt`, or `messages` with what belongs to them."""
 
     model: Text | None = None
+    """The served model, by a name that /v1/models lists. Absent: the served model."""
     prompt: str | None = None
+    """The text. Give it or messages."""
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    """A conversation, which the chat template makes a prompt of."""
     add_special_tokens: Flag = None
+    """Put the tokenizer's own tokens around the text. Absent: false for messages, else true."""
     return_token_strs: Flag = None
+    """List the tokens as the vocabulary writes them, too."""
     add_generation_prompt: Flag = None
+    """With messages: end the prompt with the beginning of an answer. Absent: true."""
     continue_final_message: Flag = None
+    """With messages: go on with the last message instead of answering it."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """With messages: variables of the chat template, by name."""
     tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
+    """With messages: functions that the model may call."""
 
 
 class DetokenizeRequest(Struct, kw_only=True):
     """`tokens`: ids."""
 
     tokens: Annotated[list[TokenId], Meta(max_length=2**20)]
+    """Token ids."""
     model: Text | None = None
+    """The served model, by a name that /v1/models lists. Absent: the served model."""
 
 
 class Tokenize:

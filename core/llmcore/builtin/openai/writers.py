@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.http import Choice, Front, Generation, clamped, openai_error, retry_headers
+from llmcore.api.http import (
+    Choice,
+    Front,
+    Generation,
+    Place,
+    Places,
+    clamped,
+    listed,
+    openai_error,
+    pieces,
+    retry_headers,
+)
 from llmcore.api.text import Event
 from llmcore.builtin.openai.logprobs import Pending
 from llmcore.builtin.openai.requests import StreamOptions
 from llmcore.builtin.openai.token_ids import TokenIds
 
-Shown = list[tuple[int, int, float, tuple[tuple[int, float], ...]]]
+Logprobs = Mapping[str, Iterable[Any] | None]
+"""The members of a `logprobs`, of which each is an array or null. An array is gone through once."""
 
 _RUNNING = Finish.RUNNING
 _DONE = b"data: [DONE]\n\n"
@@ -47,13 +59,13 @@ class Shape(Protocol):
     def pieces(self, choice: Choice, text: str) -> Sequence[bytes]:
         """The members of the chunks that hold what is new: `text`, or what parsers made of it."""
 
-    def opened(self, choice: Choice) -> Any:
+    def opened(self, choice: Choice) -> Logprobs | None:
         """The logprobs of what the opening shows."""
 
-    def logprobs(self, choice: Choice, shown: Shown) -> Any:
+    def logprobs(self, choice: Choice, places: Iterable[Place]) -> Logprobs:
         """The logprobs of some tokens."""
 
-    def all_logprobs(self, choice: Choice, shown: Shown) -> Any:
+    def all_logprobs(self, choice: Choice, places: Iterable[Place]) -> Logprobs:
         """The logprobs of a whole choice."""
 
     def whole(self, choice: Choice, text: str, events: Sequence[Event]) -> dict[str, Any]:
@@ -101,27 +113,27 @@ class Envelope:
 
 
 class WholeWriter:
-    """Collects every choice and answers once."""
+    """Collects every choice and answers once. The answer is encoded while the client reads it."""
 
     def __init__(self, front: Front, generation: Generation, shape: Shape, *, logprobs: bool, ids: bool):
         self._generation = generation
         self._ids = TokenIds(generation, beside=shape.prompts) if ids else None
         self._shape = shape
         self._envelope = Envelope(front, generation, shape)
-        self._texts: list[list[str]] = [[] for _ in generation.choices]
+        self._texts = [bytearray() for _ in generation.choices]
         self._events: list[list[Event]] = [[] for _ in generation.choices]
-        self._shown: list[Shown] = [[] for _ in generation.choices]
+        self._shown = [Places() for _ in generation.choices]
         self._pending = pending(generation, shape) if logprobs else None
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Collect."""
         self._shape.hear(choice, event)
-        self._texts[choice.index] += texts
+        self._texts[choice.index] += "".join(texts).encode()
         if self._ids is not None:
             self._ids.hear(choice, event)
         self._events[choice.index] += choice.events or ()
         if self._pending is not None:
-            self._shown[choice.index] += self._pending[choice.index].take(choice, event)
+            self._shown[choice.index].extend(self._pending[choice.index].take(choice, event))
 
     def done(self) -> None:
         """Answer."""
@@ -131,7 +143,7 @@ class WholeWriter:
         answer |= self._shape.beside()
         if self._ids is not None:
             answer |= self._ids.of_answer()
-        self._generation.reply.respond(200, orjson.dumps(answer))
+        self._generation.reply.respond_in_pieces(pieces(answer))
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
@@ -142,11 +154,11 @@ class WholeWriter:
         return self._generation.choices
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        shown = None if self._pending is None else self._shape.all_logprobs(choice, self._shown[choice.index])
+        known = None if self._pending is None else self._shape.all_logprobs(choice, self._shown[choice.index])
         return {
             "index": index,
-            **self._shape.whole(choice, "".join(self._texts[choice.index]), self._events[choice.index]),
-            "logprobs": shown,
+            **self._shape.whole(choice, self._texts[choice.index].decode(), self._events[choice.index]),
+            "logprobs": _members(known, listed),
             "finish_reason": self._shape.finish_reason(choice),
             **({} if self._ids is None else self._ids.of_choice(choice)),
         }
@@ -217,10 +229,10 @@ class StreamWriter:
             opening = self._shape.opening(choice)
             if opening is not None:
                 known = None if self._pending is None else self._shape.opened(choice)
-                out.append(self._chunk(choice, opening, orjson.dumps(known)))
+                out.append(self._chunk(choice, opening, _dumped(known)))
         shown = None if self._pending is None else self._pending[choice.index].take(choice, event)
         pieces = self._shape.pieces(choice, "".join(texts))
-        logprobs = b"null" if shown is None else orjson.dumps(self._shape.logprobs(choice, shown))
+        logprobs = _dumped(None if shown is None else self._shape.logprobs(choice, shown))
         for members in pieces or ((self._shape.closing,) if shown else ()):
             out.append(self._chunk(choice, members, logprobs))
             logprobs = b"null"
@@ -269,9 +281,21 @@ class StreamWriter:
         self._reply.stream(b"".join(parts))
 
 
+def _dumped(logprobs: Logprobs | None) -> bytes:
+    """The logprobs of a chunk as JSON."""
+    return orjson.dumps(_members(logprobs, list))
+
+
+def _members(logprobs: Logprobs | None, array: Callable[[Iterable[Any]], Any]) -> dict[str, Any] | None:
+    """The same with what `array` makes of its arrays."""
+    if logprobs is None:
+        return None
+    return {name: None if values is None else array(values) for name, values in logprobs.items()}
+
+
 def _more(members: dict[str, Any]) -> bytes:
     """Members as they follow others in JSON."""
-    return b"," + orjson.dumps(members)[1:-1] if members else b""
+    return b"," + orjson.dumps(members, default=list)[1:-1] if members else b""
 
 
 def whole_writer(

@@ -1,4 +1,4 @@
-"""Routes that say how the server is: health, readiness, metrics."""
+"""Routes that say how the server is and what it is: health, readiness, metrics, version."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,9 @@ from llmcore.api import DialectSpec, hookimpl
 
 @hookimpl
 def register_dialects() -> Iterable[DialectSpec]:
-    """`/health`, `/healthz`, `/liveness`, `/readiness`, `/metrics`."""
+    """`/health`, `/healthz`, `/ping`, `/liveness`, `/readiness`, `/metrics`, `/version`, `/server_info`."""
     yield DialectSpec(
         name="status",
-        summary="health, readiness and metrics routes",
+        summary="health, readiness, metrics and version routes",
         make="llmcore.builtin.status.routes:make",
     )

@@ -1,4 +1,4 @@
-"""Health, readiness and metrics, answered from the supervisor's newest word, whichever worker is asked.
+"""Health, readiness, metrics and what runs here, from the supervisor's newest word, whichever worker is asked.
 
 Paths and bodies are LightLLM's, with two differences: `/health` answers from what the supervisor sees of the engine
 instead of generating tokens, and `/readiness` is 503 while the server is not ready.
@@ -7,11 +7,13 @@ instead of generating tokens, and `/readiness` is 503 while the server is not re
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
 
 import falcon
 import orjson
 
 from llmcore.api.http import Front, Route
+from llmcore.builtin.status.answers import HealthAnswer, ServerInfoAnswer, StatusAnswer, VersionAnswer
 
 
 class Health:
@@ -65,14 +67,56 @@ class Metrics:
     on_head = on_get
 
 
+class Ping:
+    """200 with an empty body while requests can be served, else 503: the health check of SageMaker and others."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The status says whether the server takes requests."""
+        resp.status = falcon.HTTP_200 if self._front.state().ready else falcon.HTTP_503
+
+    on_post = on_head = on_get
+
+
+class Version:
+    """`{"version": ...}`, llmcore's own."""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The version of llmcore that serves."""
+        resp.content_type = "application/json"
+        resp.data = orjson.dumps({"version": version("llmcore-engine")})
+
+    on_head = on_get
+
+
+class ServerInfo:
+    """The version, the model, its kernels and KV, the load, the server's processes, its plugins, and every setting
+    without its secrets: what the admin listener says too."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """The server, its model and its settings."""
+        resp.content_type = "application/json"
+        resp.data = self._front.server_info()
+
+    on_head = on_get
+
+
 def make(front: Front) -> Iterable[Route]:
     """DialectSpec.make."""
     health = Health(front)
-    yield Route("/health", health)
-    yield Route("/healthz", health)
-    yield Route("/liveness", Liveness())
-    yield Route("/readiness", Readiness(front))
+    yield Route("/health", health, answer=HealthAnswer)
+    yield Route("/healthz", health, answer=HealthAnswer)
+    yield Route("/ping", Ping(front))
+    yield Route("/liveness", Liveness(), answer=StatusAnswer)
+    yield Route("/readiness", Readiness(front), answer=StatusAnswer)
     yield Route("/metrics", Metrics(front))
+    yield Route("/version", Version(), answer=VersionAnswer)
+    yield Route("/server_info", ServerInfo(front), answer=ServerInfoAnswer)
 
 
 def _answer(resp: falcon.Response, ready: bool, body: dict[str, str]) -> None:

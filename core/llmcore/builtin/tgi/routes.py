@@ -11,8 +11,20 @@ import msgspec
 import orjson
 
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
-from llmcore.api.http import Front, Generation, Job, Route, TypedGrammar, fitting, guided, intake, typed
+from llmcore.api.http import (
+    Front,
+    Generation,
+    Job,
+    Route,
+    TypedGrammar,
+    fitting,
+    guided,
+    intake,
+    room_for_logprobs,
+    typed,
+)
 from llmcore.api.text import TextRules
+from llmcore.builtin.tgi import answers
 from llmcore.builtin.tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
 from llmcore.builtin.tgi.writers import Shape, StreamWriter, WholeWriter, encode_error
 
@@ -21,11 +33,13 @@ def routes(front: Front) -> Iterable[Route]:
     """One resource per path; none at all without `--use_tgi_api`."""
     if not front.config.plugin_options.get("use_tgi_api"):
         return
-    route = partial(Route, encode_error=encode_error)
-    yield route("/generate", Generate(front, stream=False), body=GenerateRequest, queued=True)
-    yield route("/generate_stream", Generate(front, stream=True), body=GenerateRequest, queued=True)
-    yield route("/", Generate(front, stream=None), body=GenerateRequest, queued=True)
-    yield route("/info", Info(front))
+    route = partial(Route, encode_error=encode_error, failure=answers.ErrorAnswer)
+    generate = partial(route, body=GenerateRequest, queued=True)
+    whole, event = answers.GenerateAnswer, answers.TokenEvent
+    yield generate("/generate", Generate(front, stream=False), answer=whole)
+    yield generate("/generate_stream", Generate(front, stream=True), event=event)
+    yield generate("/", Generate(front, stream=None), answer=list[answers.GenerateAnswer], event=event)
+    yield route("/info", Info(front), answer=answers.InfoAnswer)
 
 
 class Generate:
@@ -133,6 +147,9 @@ def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: 
     stops, special = intake.split_stops(front, given.stop or [])
     rules = TextRules(stops=stops, stop_ids=frozenset((*intake.eos_ids(front), *special)), keep_stop=True)
     n = given.best_of or 1
+    top = given.top_n_tokens or 0
+    if (given.details or given.decoder_input_details) and not stream:
+        left = room_for_logprobs(left, given.max_new_tokens, choices=n, each=1 + top, param=name)
     shown = stream or given.details or given.decoder_input_details or n > 1
     sampling = SamplingParams(
         temperature=(given.temperature or 1.0) if given.sampled else 0.0,
@@ -143,7 +160,7 @@ def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: 
         frequency_penalty=given.frequency_penalty or 0.0,
         # "the text so far" is the prompt too
         penalize_prompt=True,
-        logprobs=(given.top_n_tokens or 0) if shown else None,
+        logprobs=top if shown else None,
         seed=intake.seed(given.seed),
     )
     submit = intake.submit(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import Choice, Generation, clamped, retry_headers
+from llmcore.api.http import Best, Choice, Generation, Places, clamped, listed, pieces, retry_headers
 
 
 def encode_error(error: RequestError) -> bytes:
@@ -48,9 +50,8 @@ class Shape:
         """A token's text by itself."""
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
-    def best(self, event: ChoiceEvent, at: int) -> list[dict[str, Any]]:
-        """The best tokens beside token `at` of an event."""
-        pairs = event.top[at] if at < len(event.top) else ()
+    def best(self, pairs: Best) -> list[dict[str, Any]]:
+        """The best tokens in a token's place."""
         return [self.token(token, logprob) for token, logprob in pairs[: self.top]]
 
     def reason(self, choice: Choice, last: int) -> str:
@@ -62,17 +63,20 @@ class Shape:
 
 @dataclass
 class _Answer:
-    """One choice as it grows."""
+    """One choice as it grows. `text`: in UTF-8. `total`: the sum of its log-probabilities. `places`: its tokens, where
+    they are shown; a place's mark is where the token's text ends, in bytes."""
 
-    text: str = ""
-    tokens: list[dict[str, Any]] = field(default_factory=list)
-    top: list[list[dict[str, Any]]] = field(default_factory=list)
+    text: bytearray = field(default_factory=bytearray)
+    total: float = 0.0
+    count: int = 0
+    last: int = -1
+    places: Places = field(default_factory=Places)
     reason: str = ""
 
     @property
     def mean(self) -> float:
         """Log-probability per token, by which answers are compared."""
-        return float(sum(token["logprob"] for token in self.tokens)) / max(1, len(self.tokens))
+        return self.total / max(1, self.count)
 
 
 class WholeWriter:
@@ -82,35 +86,41 @@ class WholeWriter:
         self._generation = generation
         self._shape = shape
         self._answers = [_Answer() for _ in generation.choices]
-        self._prompt_logprobs: tuple[float, ...] = ()
+        self._prompt_logprobs = array("f")
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Collect."""
         shape, answer = self._shape, self._answers[choice.index]
-        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
-        answer.text += "".join(texts)
-        for i, (token, text) in enumerate(zip(event.tokens, texts, strict=False)):
-            answer.tokens.append(shape.token(token, event.logprobs[i] if event.logprobs else 0.0, text))
-            if shape.top:
-                answer.top.append(shape.best(event, i))
+        self._prompt_logprobs.extend(event.prompt_logprobs)
+        for i, text in enumerate(texts):
+            answer.text += text.encode()
+            if i < len(event.tokens):
+                logprob = event.logprobs[i] if event.logprobs else 0.0
+                answer.last = event.tokens[i]
+                answer.count += 1
+                answer.total += clamped(logprob)
+                if shape.details:
+                    best = event.top[i][: shape.top] if i < len(event.top) else ()
+                    answer.places.add(len(answer.text), answer.last, logprob, best)
         if choice.text.finish is not Finish.RUNNING:
-            answer.reason = shape.reason(choice, answer.tokens[-1]["id"] if answer.tokens else -1)
+            answer.reason = shape.reason(choice, answer.last)
 
     def done(self) -> None:
         """Answer."""
         shape = self._shape
         best = max(self._answers, key=lambda answer: answer.mean)
-        body: dict[str, Any] = {"generated_text": shape.prefix + best.text}
+        body: dict[str, Any] = {"generated_text": shape.prefix + best.text.decode()}
         if shape.details:
             body["details"] = self._details(best)
             others = [answer for answer in self._answers if answer is not best]
             if others:
                 body["details"]["best_of_sequences"] = [
-                    {"generated_text": shape.prefix + other.text, **self._details(other)} for other in others
+                    {"generated_text": shape.prefix + other.text.decode(), **self._details(other)} for other in others
                 ]
         usage = self._generation.usage()
-        headers = {"x-prompt-tokens": str(usage.prompt), "x-generated-tokens": str(len(best.tokens))}
-        self._generation.reply.respond(200, orjson.dumps([body] if shape.listed else body), headers=headers)
+        headers = {"x-prompt-tokens": str(usage.prompt), "x-generated-tokens": str(best.count)}
+        made: Any = [body] if shape.listed else body
+        self._generation.reply.respond_in_pieces(pieces(made), headers=headers)
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
@@ -120,22 +130,26 @@ class WholeWriter:
         shape = self._shape
         details: dict[str, Any] = {
             "finish_reason": answer.reason,
-            "generated_tokens": len(answer.tokens),
+            "generated_tokens": answer.count,
             "seed": shape.seed,
-            "prefill": self._prefill() if shape.prefill else [],
-            "tokens": answer.tokens,
+            "prefill": listed(self._prefill()) if shape.prefill else [],
+            "tokens": listed(self._tokens(answer)),
         }
         if shape.top:
-            details["top_tokens"] = answer.top
+            details["top_tokens"] = listed(shape.best(best) for _, _, _, best in answer.places)
         return details
 
-    def _prefill(self) -> list[dict[str, Any]]:
+    def _tokens(self, answer: _Answer) -> Iterator[dict[str, Any]]:
+        begin = 0
+        for end, token, logprob, _ in answer.places:
+            yield self._shape.token(token, logprob, answer.text[begin:end].decode())
+            begin = end
+
+    def _prefill(self) -> Iterator[dict[str, Any]]:
         """The prompt's tokens; nothing comes before the first, so it has no log-probability."""
-        logprobs = (None, *(clamped(logprob) for logprob in self._prompt_logprobs))
-        return [
-            {"id": token, "text": self._shape.text_of(token), "logprob": logprob}
-            for token, logprob in zip(self._shape.prompt, logprobs, strict=False)
-        ]
+        logprobs = chain((None,), map(clamped, self._prompt_logprobs))
+        for token, logprob in zip(self._shape.prompt, logprobs, strict=False):
+            yield {"id": token, "text": self._shape.text_of(token), "logprob": logprob}
 
 
 class StreamWriter:
@@ -163,8 +177,9 @@ class StreamWriter:
                 self._last = event.tokens[i]
             logprob = event.logprobs[i] if i < len(event.logprobs) else 0.0
             token = self._shape.token(self._last, logprob, text)
+            best = event.top[i] if i < len(event.top) else ()
             ended = finish is not Finish.RUNNING and i == len(texts) - 1
-            out.append(self._event(token, self._shape.best(event, i), choice if ended else None))
+            out.append(self._event(token, self._shape.best(best), choice if ended else None))
         if out:
             self._reply.stream(b"".join(out))
 

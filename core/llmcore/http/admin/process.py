@@ -63,7 +63,7 @@ def main() -> int:
     deaf = threading.Event()
     try:
         hub = Hub(launch)
-        app = admin_app(launch.config, launch.url, hub.board)
+        app = admin_app(launch.config, hub.board)
         server = HttpServer(
             app,
             socket.socket(fileno=launch.listen_fd),

@@ -17,9 +17,10 @@ from llmcore.http import streaming
 from llmcore.http.access import admin_guard
 from llmcore.http.admin.board import Board
 from llmcore.http.admin.history import WINDOW
-from llmcore.http.admin.info import server_info
 from llmcore.http.app import App, build_app
+from llmcore.http.errors import no_route
 from llmcore.http.front import Route
+from llmcore.http.info import server_info
 from llmcore.http.terms import number
 
 OPEN_PATHS = frozenset({"/", "/live", "/ready", "/dashboard"})
@@ -80,12 +81,12 @@ class Figures:
         }
         if overview is not None:
             now |= {
-                "started": overview.started,
-                "uptime_seconds": overview.uptime,
+                "started": overview.server.started,
+                "uptime_seconds": overview.server.uptime,
                 "kv_total": overview.load.kv_total,
                 "ended": overview.ended,
                 "counts": overview.counts,
-                "processes": overview.processes,
+                "processes": overview.server.processes,
                 "load": overview.load.figures(),
             }
         samples = [] if verdict.reason and overview is None else self._board.history.since(since)
@@ -116,7 +117,7 @@ class Home:
         resp.set_header("Location", "/dashboard")
 
 
-def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
+def routes(config: Config, board: Board) -> Iterator[Route]:
     """Every route there is."""
 
     def live() -> tuple[int, str, bytes]:
@@ -133,7 +134,10 @@ def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
     def info() -> tuple[int, str, bytes]:
         verdict = board.verdict()
         reason = "" if verdict.ready or verdict.idle else verdict.reason
-        return 200, "application/json", orjson.dumps(server_info(config, url, board.overview, reason), default=list)
+        seen = board.overview
+        if seen is None:
+            return 200, "application/json", server_info(config, None, None, None, reason)
+        return 200, "application/json", server_info(config, seen.server, seen.facts, seen.load, reason)
 
     yield Route("/", Home())
     yield Route("/live", Answer(live, "200 while the server's supervisor lives."))
@@ -145,15 +149,15 @@ def routes(config: Config, url: str, board: Board) -> Iterator[Route]:
     yield Route("/dashboard", Dashboard())
 
 
-def admin_app(config: Config, url: str, board: Board) -> App:
+def admin_app(config: Config, board: Board) -> App:
     """The application. With keys every path but OPEN_PATHS wants one, as on the server itself."""
     access = replace(config.access, allow_origins=(), disable_fastapi_docs=True)
-    table = [(route, "core") for route in routes(config, url, board)]
+    table = [(route, "core") for route in routes(config, board)]
     app = build_app(table, access, open_paths=OPEN_PATHS, guard=admin_guard(config))
     known = ", ".join(route.path for route, _ in table)
 
     def nowhere(req: falcon.Request, resp: falcon.Response, **kwargs: Any) -> None:
-        raise RequestError(f"The admin listener has {known}.", code="not_found", status=404)
+        raise no_route(req.method, req.path, known)
 
     app.add_sink(nowhere)
     return app

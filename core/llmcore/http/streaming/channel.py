@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from waitress.channel import HTTPChannel
@@ -24,6 +24,16 @@ from llmcore.http.streaming.refusal import refusal
 from llmcore.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
 
 logger = logging.getLogger(__name__)
+
+
+class Feed:
+    """An answer that is made while it is sent. `sent`: bytes of its pieces so far."""
+
+    __slots__ = ("began", "pieces", "sent", "task")
+
+    def __init__(self, task: StreamTask, pieces: Iterator[bytes]) -> None:
+        self.task, self.pieces = task, pieces
+        self.began, self.sent = time.monotonic(), 0
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
@@ -43,14 +53,16 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     # Not in a dictionary as waitress's are, and those that it sets late are set at once: only so have all connections
     # the same few keys, without which Python looks every attribute and method up in a hash table of the connection.
     __slots__ = (
-        *("_allowance", "_asked", "_behind_since", "_drained", "_ended", "_extra", "_limits", "_lingers_since"),
-        *("_lingers_until", "_outbuf", "_owner", "_pace", "_reply", "_served", "_shut", "_since", "_watched"),
+        *("_allowance", "_asked", "_behind_since", "_drained", "_ended", "_extra", "_feed", "_limits"),
+        *("_lingers_since", "_lingers_until", "_outbuf", "_owner", "_pace", "_reply", "_served", "_shut"),
+        *("_since", "_watched"),
         "refused",
     )
 
     def __init__(self, owner: Owner, *args: Any, **named: Any) -> None:
         self._owner, self._limits, self._since = owner, owner.limits, time.monotonic()
         self._reply: Reply | None = None
+        self._feed: Feed | None = None
         self._extra = self._served = self._ended = self._shut = self._asked = False
         self._behind_since: float | None = None
         self._allowance = 0.0
@@ -178,7 +190,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def writable(self) -> bool:
         """Whether something is to be sent or the connection to be closed."""
-        if self.total_outbufs_len or self.will_close or self.close_when_flushed:
+        if self.total_outbufs_len or self.will_close or self.close_when_flushed or self._feed is not None:
             return True
         if self._ended and not self.requests:
             self.close_when_flushed = True
@@ -204,11 +216,13 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self.handle_close()
 
     def handle_write(self) -> None:
-        """Send what is left; after a refusal, say that nothing more follows."""
+        """Send what is left, and the next piece of an answer; after a refusal, say that nothing more follows."""
         if self.refused and self.close_when_flushed and not self._ended:
             self.refused = self.close_when_flushed = False
             self._linger()
         super().handle_write()
+        if self._feed is not None and not self.total_outbufs_len:
+            self._send_next(self._feed)
         if self._lingers_until is not None and not self.total_outbufs_len:
             self._shut_down()
 
@@ -232,6 +246,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         with self.requests_lock:
             self.connected = False  # from here on `hold` sees that nobody is there
             reply, self._reply = self._reply, None
+            self._feed = None
             unserved = [*self.requests[1:], *([self.request] if self.request is not None else [])]
             self.request = None
         self._owner.forget(self)
@@ -258,9 +273,12 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self._lingers_until is not None:
             if now > self._lingers_until:
                 self.handle_close()
-        elif self.total_outbufs_len:
+        elif self._feed is not None or self.total_outbufs_len:
             with self.outbuf_lock:
-                self._watch_backlog(now)
+                if self._feed is None:
+                    self._watch_backlog(now)
+                elif now - self._feed.began > limits.backlog_seconds + self._feed.sent / limits.rate:
+                    self._cut_off()
             if self.will_close:
                 self.handle_close()
         elif self.will_close or self.close_when_flushed:
@@ -444,6 +462,31 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
                 self.close_when_flushed = True
                 self._ask()
 
+    def feed(self, task: StreamTask, pieces: Iterator[bytes]) -> None:
+        """Have the main loop send `pieces`, each when the client has taken the one before it, and close after them."""
+        self._owner.outbox.flush()
+        with self.requests_lock:
+            if self.connected:
+                self._feed = Feed(task, pieces)
+        self._ask()
+
+    def _send_next(self, feed: Feed) -> None:
+        """Main loop: make the next piece and send what the socket takes of it."""
+        try:
+            piece = next(feed.pieces, None)
+        except BaseException as error:
+            reraise_if_stopping(error)
+            logger.exception("an answer breaks off, and its connection is reset")
+            self._reset_when_closed()
+            self.handle_close()
+            return
+        if piece is None:
+            self._feed = None
+            self.finish(feed.task, lambda _: b"", close=True)
+            return
+        feed.sent += len(piece)
+        self.push(piece)
+
     def _watch_backlog(self, now: float) -> None:
         if self._behind_since is None or not self.total_outbufs_len:
             self._behind_since = now
@@ -455,6 +498,11 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self._reply is not None:
             self._reply.why_closed = "slow_client"
         self.will_close = True
+        self._reset_when_closed()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def _reset_when_closed(self) -> None:
+        """The client must not take a part of an answer for the whole."""
         with contextlib.suppress(OSError):  # the client may have closed it at this moment
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.socket.shutdown(socket.SHUT_RDWR)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import falcon
@@ -176,6 +177,13 @@ class StreamTask(WSGITask):  # type: ignore[misc]
             return head if self._is_head else head + body
 
         self.channel.finish(self, build, close=False)
+
+    def send_pieces(self, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str]) -> None:
+        """Have the main loop send header and body; the connection closes after it."""
+        head = self._header("200 OK", content_type, headers, None)
+        framed = map(self._frame, pieces)
+        last = (b"0\r\n\r\n",) if self.chunked_response else ()
+        self.channel.feed(self, chain((head,), framed, last))
 
     def send_probe(self) -> None:
         """Send what a client ignores that has only stopped sending. From one that has left a reset comes back.

@@ -1,0 +1,49 @@
+"""`/server_info`: what runs here, without any secret."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from llmcore import __version__
+from llmcore.bridge import Load
+from llmcore.config import Config, shown_settings
+from llmcore.wire import ModelFacts, ServerFacts
+
+
+def server_info(
+    config: Config, server: ServerFacts | None, facts: ModelFacts | None, load: Load | None, reason: str
+) -> bytes:
+    """The body of the answer, as JSON. The engine's part is null until it is ready, and the server's until the
+    supervisor has told of it. `reason`: why no requests are taken, "" while they are."""
+    names = model_names(config)
+    answer = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "url": None if server is None else server.url,
+        "ready": not reason,
+        "reason": reason,
+        "started": None if server is None else server.started,
+        "uptime_seconds": None if server is None else server.uptime,
+        "model": None if facts is None else {"name": names[0], "aliases": names[1:], **_facts(facts)},
+        "summary": {} if facts is None else dict(facts.report),
+        "load": None if load is None else load.figures(),
+        "processes": [] if server is None else msgspec.to_builtins(server.processes),
+        "plugins": [{"name": one.name, "dist": one.dist, "version": one.version} for one in config.discovered],
+        "settings": shown_settings(config),
+    }
+    return orjson.dumps(answer, default=list)
+
+
+def model_names(config: Config) -> tuple[str, ...]:
+    """Every `--model_name`, else the name of the model's directory or file."""
+    return config.model.model_name or (Path(config.model.model_dir or "").name,)
+
+
+def _facts(facts: ModelFacts) -> dict[str, Any]:
+    built: dict[str, Any] = msgspec.to_builtins(facts)
+    return {name: value for name, value in built.items() if name != "report"}

@@ -71,8 +71,8 @@ OUTLINES = (
         "HTTP",
         "llmcore.api.http",
         "Front Route Job Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
-        "retry_headers check clamped guided fitting Listed listed pieces Places LogprobsLimit "
-        "room_for_logprobs ErrorAnswer ErrorMembers",
+        "retry_headers check clamped guided fitting Asked TypedGrammar typed Listed listed pieces Places "
+        "LogprobsLimit room_for_logprobs ErrorAnswer ErrorMembers",
     ),
     (
         "Text",

@@ -285,7 +285,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (
             "/v1/completions",
             {**COMPLETION, "response_format": {"type": "xml"}},
-            "response_format.type: 'xml' is none of json_object, json_schema, regex_schema, text",
+            "response_format.type: 'xml' is none of json, json_object, json_schema, regex, regex_schema, text",
         ),
         (
             "/v1/chat/completions",

@@ -169,6 +169,10 @@ class FakeTransport:
     status: int = 200
     stream_type: str = "text/event-stream"
 
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Transport."""
+        self.response.set_headers(dict(headers))
+
     def send_part(self, data: bytes) -> None:
         """Transport."""
         self.sent += data

@@ -80,7 +80,11 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     38: ("recursive grammars; hundreds of new schemas", "400; 200, in bounded memory", False),
     39: ("a grammar that allows no token", "500 for that request", True),
     40: ("a chat template, or its inner variables, from a client", "400", False),
-    41: ("a model directory with code: auto_map, templates, pickles", "the start refuses; nothing of it runs", False),
+    41: (
+        "a model directory with code: auto_map, pickles, chat templates that attack at once or on a word",
+        "the start refuses, and nothing of it runs; 400 for the request",
+        True,
+    ),
     42: ("special tokens as text, and images beside them", "200 as text; images 400 `unsupported`", True),
     43: ("images: tiny, huge, broken, of other kinds, a hundred", "400 `unsupported`; nothing is decoded", False),
     44: ("addresses of images: this machine, files, other schemes", "400 `unsupported`; nobody is called", True),

@@ -71,14 +71,15 @@ OUTLINES = (
         "HTTP",
         "llmcore.api.http",
         "Front Route Job Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
-        "retry_headers check clamped guided fitting Listed listed pieces Places LogprobsLimit "
-        "room_for_logprobs ErrorAnswer ErrorMembers",
+        "retry_headers check clamped guided fitting Asked TypedGrammar typed Listed listed pieces Places "
+        "LogprobsLimit room_for_logprobs ErrorAnswer ErrorMembers",
     ),
     (
         "Text",
         "llmcore.api.text",
         "TextRules ChoiceText StopStrings StopMatcher OutputParsers RequestParsing before_tag held_back joined "
-        "lark_string Detokenizer detokenizer FastTokenizer load_tokenizer ChatTemplate Companions read_companions",
+        "lark_string Detokenizer detokenizer FastTokenizer load_tokenizer ChatTemplate ChosenTemplate Companions "
+        "read_companions",
     ),
     (
         "Errors, and the rest",

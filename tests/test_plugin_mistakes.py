@@ -312,3 +312,46 @@ def test_a_broken_grammar_of_a_parser_is_named(tmp_path: Path, body: str, messag
         return
     with pytest.raises(Nonconformance, match=re.escape(message)):
         check_plugin(registry_of(str(path)), "calls")
+
+
+TEMPLATE = """
+from llmcore.api.text import ChosenTemplate
+
+@hookimpl
+def register_output_parsers():
+    yield OutputParserSpec(
+        name="mine",
+        kind="tool",
+        make="llmcore_parsers.qwen:QwenToolParser",
+        samples="llmcore_parsers.qwen:samples",
+        template=f"{__name__}:TEMPLATE",
+    )
+
+TEMPLATE = ChosenTemplate('''SOURCE''')
+"""
+CALLS = (
+    "{%- for c in m.tool_calls or () %}<tool_call>"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}'
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ tools }}{% for m in messages %}{{ m.content }}" + CALLS + "{% endfor %}", None),
+        (
+            "{% for m in messages %}{{ m.content }}" + CALLS + "{% endfor %}",
+            "template: it does not show the request's",
+        ),
+        ("{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}", "template: the parser finds the calls []"),
+        ("{% if %}", "template: "),
+    ],
+)
+def test_a_broken_chat_template_of_a_parser_is_named(tmp_path: Path, source: str, message: str | None) -> None:
+    path = tmp_path / "chats.py"
+    path.write_text(HEAD + TEMPLATE.replace("SOURCE", source))
+    if message is None:
+        assert check_plugin(registry_of(str(path)), "chats") == {"register_output_parsers": 1}
+        return
+    with pytest.raises(Nonconformance, match=re.escape(message)):
+        check_plugin(registry_of(str(path)), "chats")

@@ -203,7 +203,8 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     that ends with Finish.ERROR. `scores[i]`: the numbers that a row asked for; it has no tokens and ends.
     `prompt_logprobs[i]`: natural logs, of every token of the row's prompt but the first; `prompt_ranks[i]`: for each
     of these, how many tokens were likelier in its place, and one more; `prompt_top[i]`: the best (id, logprob) pairs
-    there. `pooled[i]`: a hidden state, little-endian f32; the row has no tokens and ends.
+    there. `pooled[i]`: a hidden state, little-endian f32; the row has no tokens and ends. `unenforced[i]`: what of the
+    request's arguments is not enforced; the row has no tokens, and comes before all others of its request.
     """
 
     stamp: float
@@ -221,6 +222,7 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     prompt_ranks: dict[int, list[int]] = {}
     prompt_top: dict[int, list[list[tuple[int, float]]]] = {}
     pooled: dict[int, bytes] = {}
+    unenforced: dict[int, list[str]] = {}
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -238,6 +240,7 @@ class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_ranks: tuple[int, ...] = ()
     prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
     pooled: bytes = b""
+    unenforced: tuple[str, ...] = ()
 
 
 Sink = Callable[[ChoiceEvent], None]
@@ -261,7 +264,7 @@ class Bridge(Protocol):
 
 
 _FINISHES = {int(finish): finish for finish in Finish}
-_RARE = ("logprobs", "top", "error", "scores", "prompt_logprobs", "prompt_ranks", "prompt_top", "pooled")
+_RARE = ("logprobs", "top", "error", "scores", "prompt_logprobs", "prompt_ranks", "prompt_top", "pooled", "unenforced")
 """Columns of which most steps have nothing."""
 
 
@@ -302,6 +305,7 @@ def _explode_all(events: StepEvents) -> Iterator[tuple[int, ChoiceEvent]]:
                 prompt_ranks=tuple(events.prompt_ranks.get(i, ())),
                 prompt_top=_pairs(events.prompt_top.get(i, ())),
                 pooled=events.pooled.get(i, b""),
+                unenforced=tuple(events.unenforced.get(i, ())),
             ),
         )
         at = end

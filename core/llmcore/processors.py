@@ -7,7 +7,7 @@ the time between reading a token and knowing what may follow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -40,18 +40,26 @@ class LogitsProcessorSpec(Spec):
     warm: ImportString | None = None
 
 
+def _unheard(names: Sequence[str]) -> None:
+    """Names of a request without an answer that could carry them are dropped."""
+
+
 @dataclass(frozen=True)
 class ProcessorContext:
     """What a processor may know of the model. `tokenizer` opens it at the first call; later ones are free.
 
     `stop_ids`: the ids that end the answers of the request at hand: `eos_ids`, unless the client ignores them, and
-    others that the client named.
+    others that the client named. `options`: those that plugins declare, as `config.plugin_options` has them.
+    `leave_out(names)`, within `make`: say what of its arguments the processor does not enforce, such as keywords of a
+    schema; the client finds the names in the answer's header `x-llmcore-unenforced`.
     """
 
     vocab_size: int
     eos_ids: tuple[int, ...]
     tokenizer: Callable[[], Tokenizer]
     stop_ids: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    leave_out: Callable[[Sequence[str]], None] = _unheard
 
 
 class HostProcessor(Protocol):

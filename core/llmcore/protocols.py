@@ -158,8 +158,13 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes one id stands for (parts of a character included)."""
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The prompt that the model's chat template renders; raises RequestError with the template's message."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
+        """The prompt that the model's chat template renders; raises RequestError with the template's message.
+
+        `variables` are the template's. `tools`: functions as OpenAI describes them, absent where there are none.
+        `add_generation_prompt`: True, which is the default, ends the prompt with what begins an answer; with False it
+        ends with the last message, which the answer goes on with. A template may ignore any of them.
+        """
 
 
 # --- scheduling ------------------------------------------------------------------------------------------------

@@ -291,6 +291,9 @@ class OutputParserSpec(Spec):
     they are forced and their arguments made to fit; without it requests for that are refused. `thought_tags`: what a
     reasoning parser's thoughts begin and end with: an answer that has to fit something begins after them.
 
+    `template`: an api.text.ChosenTemplate, a generic chat template that shows tools and writes calls as the parser
+    reads them. `--chat_template NAME` takes it by the parser's name, for models whose own has no place for tools.
+
     `recognises`: the parser is chosen for a model with a chat template that fits any of them; of several parsers the
     one of the highest `priority`, then the first by name.
     """
@@ -302,6 +305,7 @@ class OutputParserSpec(Spec):
     call_id_size: int | None = None
     grammar: ImportString | None = None
     thought_tags: tuple[str, str] | None = None
+    template: ImportString | None = None
     recognises: tuple[TemplateMarks, ...] = ()
     priority: int = 50
     samples: ImportString | None = None

@@ -41,5 +41,5 @@ class ByteTokenizer:
             raise RequestError(f"{token_id} is no token id", code="invalid_value")
         return b"" if token_id == 256 else bytes([token_id])
 
-    def chat(self, messages, **variables):
+    def chat(self, messages, /, **variables):
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)

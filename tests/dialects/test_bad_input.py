@@ -229,7 +229,14 @@ def test_odd_completions(openai: MakeSide, more: dict[str, Any], param: str) -> 
             "messages[0].prefix",
         ),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        *(
+            ({"chat_template_kwargs": {name: 1}}, f"chat_template_kwargs.{name}")
+            for name in (
+                *("chat_template", "messages", "tools", "self", "loop", "super", "caller", "true", "None"),
+                *("range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"),
+                *("two words", "", "1st", "a-b"),
+            )
+        ),
     ],
 )
 def test_odd_chats(openai: MakeSide, more: dict[str, Any], param: str) -> None:
@@ -278,7 +285,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (
             "/v1/completions",
             {**COMPLETION, "response_format": {"type": "xml"}},
-            "response_format.type: 'xml' is none of json_object, json_schema, regex_schema, text",
+            "response_format.type: 'xml' is none of json, json_object, json_schema, regex, regex_schema, text",
         ),
         (
             "/v1/chat/completions",

@@ -61,13 +61,66 @@ SPELLINGS: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
         "response_format.json_schema.schema",
+        {"json": SCHEMA, "strict": True},
+    ),
+    *(
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, **strict}}},
+            "response_format.json_schema.schema",
+            {"json": SCHEMA},
+        )
+        for strict in ({"strict": False}, {"strict": None}, {})
+    ),
+    *(
+        ({"response_format": {"type": kind, member: SCHEMA}}, f"response_format.{member}", {"json": SCHEMA})
+        for kind in ("json_object", "json")
+        for member in ("value", "schema")
+    ),
+    (
+        {"response_format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}},
+        "response_format.schema",
+        {"json": SCHEMA, "strict": True},
+    ),
+    (
+        {"response_format": {"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}},
+        "response_format.value",
         {"json": SCHEMA},
     ),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}},
+        {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
         "response_format.json_schema.schema",
-        {"json": SCHEMA, "lenient": True},
+        {"json": SCHEMA},
     ),
+    ({"response_format": {"type": "regex", "value": "a+"}}, "response_format.value", {"regex": "a+"}),
+    ({"grammar": {"type": "json", "value": SCHEMA}}, "grammar.value", {"json": SCHEMA}),
+    ({"grammar": {"type": "json_object", "value": SCHEMA}}, "grammar.value", {"json": SCHEMA}),
+    ({"grammar": {"type": "regex", "value": "a+"}}, "grammar.value", {"regex": "a+"}),
+    ({"grammar": "root ::= x"}, "grammar", {"grammar": "root ::= x"}),
+    ({"guided_json_object": True}, "guided_json_object", {"json_object": True}),
+    (
+        {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"},
+        "guided_json",
+        {"json": SCHEMA, "whitespace_pattern": " ?"},
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "whitespace_pattern": " ?"},
+        "response_format",
+        {"json_object": True, "whitespace_pattern": " ?"},
+    ),
+    (
+        {"guided_json": json.dumps(SCHEMA), "structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}},
+        "structured_outputs.json",
+        {"json": SCHEMA, "whitespace_pattern": " "},
+    ),
+    (
+        {
+            "guided_json": SCHEMA,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}},
+        },
+        "response_format.json_schema.schema",
+        {"json": SCHEMA, "strict": True},
+    ),
+    ({"guided_regex": "a+", "regex": "a+"}, "guided_regex", {"regex": "a+"}),
     (
         {"response_format": {"type": "regex_schema", "regex_schema": "a+"}},
         "response_format.regex_schema",
@@ -119,7 +172,8 @@ def test_every_spelling(
     "body",
     [
         {"response_format": {"type": "text"}},
-        {"guided_json": "", "guided_regex": "", "guided_choice": [], "regex": "", "ebnf": ""},
+        {"guided_json": "", "guided_regex": "", "guided_choice": [], "regex": "", "ebnf": "", "grammar": ""},
+        {"guided_json_object": False, "guided_decoding_backend": "auto"},
         {"structured_outputs": {}},
         {"response_format": None, "structured_outputs": {"json_object": False}},
     ],
@@ -139,6 +193,24 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "response_format", "array"),
     ({"response_format": {"type": "regex_schema"}}, "response_format.regex_schema", "required"),
     ({"response_format": "json"}, "response_format", "expected object"),
+    ({"response_format": {"type": "regex"}}, "response_format.value", "required"),
+    ({"response_format": {"type": "json"}}, "response_format.value", "required"),
+    ({"response_format": {"type": "regex", "value": {}}}, "response_format.value", "regular expression"),
+    ({"response_format": {"type": "json_object", "schma": SCHEMA}}, "response_format", "schma"),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema", "type text does not have it"),
+    ({"response_format": {"type": "json_object", "regex_schema": "a"}}, "response_format.regex_schema", "json_object"),
+    (
+        {"response_format": {"type": "json_object", "value": SCHEMA, "schema": SCHEMA}},
+        "response_format.value",
+        "response_format.schema says already",
+    ),
+    ({"response_format": {"type": "json_schema", "value": SCHEMA}}, "response_format.value", "json_schema"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.type", "structural_tag"),
+    ({"grammar": {"type": "xml", "value": ""}}, "grammar", "xml"),
+    ({"grammar": {"type": "json"}}, "grammar.value", "JSON schema"),
+    ({"structural_tag": {"type": "x"}}, "structural_tag", "does not support"),
+    ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern", "it is for JSON"),
+    ({"guided_json": SCHEMA, "json_schema": {"type": "array"}}, "json_schema", "guided_json says already"),
     ({"guided_choice": [1]}, "guided_choice", "expected str"),
     ({"guided_json": 3}, "guided_json", "expected"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "guided_json says already"),
@@ -201,8 +273,8 @@ def test_calls_that_are_forced_or_limited(
     found = asked(side, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel)
     calls, tools = grammar("qwen25", names)
     write = calls.free if free else calls.forced
-    expected = {"lark": write(tools, single=single or parallel is False), "tags": dict(calls.tags)}
-    assert found == ("tool_choice", expected)
+    assert found == ("tool_choice", write(tools, single=single or parallel is False))
+    assert list(found[1]["schemas"]) == [f"args_{i}" for i in range(len(names))]
     shown = side.front.tokenizer.decode(list(memoryview(side.bridge.submitted[-1].prompt).cast("i")))
     assert '"weather"' in shown and '"add"' in shown, "the model sees all of them"
 
@@ -213,7 +285,8 @@ def test_strict_tools_are_enforced_without_force(openai: Callable[..., Side]) ->
     calls, tools = grammar("qwen25", ("weather", "add"))
     tools["add"] = {**tools["add"], "strict": True}
     assert found is not None and found[0] == "tools[1].function.strict"
-    assert found[1]["lark"] == calls.free(tools, single=False)
+    assert found[1] == calls.free(tools, single=False)
+    assert [schema["strict"] for schema in found[1]["schemas"].values()] == [False, True]
     assert asked(openai("qwen25"), tools=TOOLS) is None
     assert asked(openai("qwen25"), tools=strict, tool_choice="none") is None
 
@@ -221,9 +294,7 @@ def test_strict_tools_are_enforced_without_force(openai: Callable[..., Side]) ->
 def test_a_format_of_the_answer_leaves_room_for_calls(openai: Callable[..., Side]) -> None:
     found = asked(openai("qwen25"), tools=TOOLS, response_format={"type": "json_object"})
     calls, tools = grammar("qwen25", ("weather", "add"))
-    lark = calls.forced(tools, single=False)
-    expected = {"json_object": True, "calls": {"lark": lark, "tags": dict(calls.tags)}}
-    assert found == ("response_format", expected)
+    assert found == ("response_format", {"json_object": True, "calls": calls.forced(tools, single=False)})
 
 
 def test_a_parser_without_a_grammar_cannot_force(openai: Callable[..., Side]) -> None:
@@ -255,6 +326,12 @@ def test_thoughts_may_come_first(openai: Callable[..., Side]) -> None:
         ({"guided_json": json.dumps(SCHEMA)}, "parameters.guided_json", {"json": json.dumps(SCHEMA)}),
         ({"guided_json": SCHEMA}, "parameters.guided_json", {"json": json.dumps(SCHEMA)}),
         ({"guided_json": "", "guided_grammar": "", "regular_constraint": ""}, None, {}),
+        (
+            {"grammar": {"type": "json", "value": SCHEMA}},
+            "parameters.grammar.value",
+            {"json": json.dumps(SCHEMA)},
+        ),
+        ({"grammar": {"type": "regex", "value": "a+"}}, "parameters.grammar.value", {"regex": "a+"}),
     ],
 )
 def test_lightllms_words(
@@ -275,6 +352,8 @@ def test_lightllms_words(
         ({"regular_constraint": "a", "guided_json": "{}"}, "cannot be combined with regular_constraint"),
         ({"guided_grammar": "a", "allowed_token_ids": [1]}, "cannot be combined with guided_grammar"),
         ({"guided_json": 3}, "guided_json"),
+        ({"grammar": {"type": "xml", "value": "a"}}, "parameters.grammar"),
+        ({"grammar": {"type": "regex", "value": "a"}, "guided_json": "{}"}, "cannot be combined with guided_json"),
     ],
 )
 def test_lightllms_exclusions(lightllm: Callable[..., Side], parameters: dict[str, Any], words: str) -> None:
@@ -289,7 +368,10 @@ def test_lightllms_exclusions(lightllm: Callable[..., Side], parameters: dict[st
         ({"type": "regex", "value": "a+"}, {"regex": "a+"}),
         ({"type": "json", "value": SCHEMA}, {"json": json.dumps(SCHEMA)}),
         ({"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}, {"json": json.dumps(SCHEMA)}),
+        ({"type": "json_object", "value": SCHEMA}, {"json": json.dumps(SCHEMA)}),
+        ({"type": "json_object"}, {"json_object": True}),
         ({"type": "json_schema", "value": SCHEMA}, None),
+        ({"type": "json", "schema": SCHEMA}, None),
         ({"type": "xml", "value": ""}, None),
         ({"type": "regex"}, None),
     ],
@@ -301,7 +383,8 @@ def test_tgis_words(tokenizer: FastTokenizer, grammar: dict[str, Any], args: dic
     assert result.status_code == (400 if args is None else 200), result.text
     if args is not None:
         (call,) = side.bridge.submitted[-1].sampling.logits_processors
-        assert (call.name, call.param, call.args) == ("guided", "parameters.grammar.value", args)
+        param = "parameters.grammar.value" if "value" in grammar else "parameters.grammar"
+        assert (call.name, call.param, call.args) == ("guided", param, args)
 
 
 @pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])

@@ -141,7 +141,7 @@ def test_what_is_never_made_is_given_up_and_others_are_made(
     steered: MakeLLM, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(making, "MAKE_SECONDS", 60.0)
-    monkeypatch.setattr(threads, "HUNG_SECONDS", 0.1)
+    monkeypatch.setattr(making, "LOST_SECONDS", 0.1)
     llm = steered(1)
     wait_for(gate)
     with ThreadPoolExecutor(8) as pool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -177,4 +179,32 @@ def test_row_39_what_allows_no_token(house: House) -> None:
             status, answer, _ = ask(house, **more)
             assert status == 500 and answer["error"]["type"] == "server_error", answer
         assert house.text([3, 3], 20) == expected([3, 3], 20)
+    fits(house)
+
+
+def chained(number: int) -> str:
+    """A grammar of 1,900 rules that was never seen before."""
+    return "\n".join(["root ::= r0", *(f'r{i} ::= "a" r{i + 1}' for i in range(1900)), f'r1900 ::= "{number}"'])
+
+
+def test_row_38_grammars_without_end_keep_nobody_waiting(house: House) -> None:
+    """Five clients send one after the other; small expressions are compiled all the same, and streams go on."""
+    over, numbers = threading.Event(), itertools.count()
+    statuses: list[int] = []
+
+    def attack() -> None:
+        while not over.is_set():
+            statuses.append(ask(house, guided_grammar=chained(next(numbers)), max_tokens=2)[0])
+
+    with ThreadPoolExecutor(5) as pool, house.neighbour(gap=0.3):
+        attacks = [pool.submit(attack) for _ in range(5)]
+        try:
+            for i in range(8):
+                answer = compiled(house, guided_regex=f"[ab]{{{i + 1}}}x", max_tokens=20)
+                assert re.fullmatch(f"[ab]{{{i + 1}}}x", answer["choices"][0]["text"]), answer
+        finally:
+            over.set()
+        for done in attacks:
+            done.result()
+    assert set(statuses) <= {200, 503}
     fits(house)

@@ -185,7 +185,7 @@ def test_row_28_how_many_answers(house: House, more: dict[str, Any], param: str)
     ("more", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 2**63}, "max_tokens"),
         ({"max_tokens": CONTEXT}, "max_tokens"),
         ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),

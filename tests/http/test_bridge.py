@@ -235,14 +235,30 @@ def test_steps_that_queued_up_are_merged() -> None:
 def test_what_comes_once_survives_a_merge() -> None:
     columns: dict[str, Any] = {"stamp": 1.0, "request": [1], "choice": [0], "count": [1], "tokens": [7]}
     first = StepEvents(
-        **columns, finish=[0], prompt_logprobs={0: [-1.0, -2.0]}, prompt_ranks={0: [1, 4]}, cached={0: 3}
+        **columns,
+        finish=[0],
+        prompt_logprobs={0: [-1.0, -2.0]},
+        prompt_ranks={0: [1, 4]},
+        cached={0: 3},
+        unenforced={0: ["not"]},
     )
     second = StepEvents(**columns, finish=[STOP], scores={0: [0.5]})
     ((_, event),) = merge([first, second])
     assert (event.prompt_logprobs, event.prompt_ranks, event.scores) == ((-1.0, -2.0), (1, 4), (0.5,))
-    assert event.cached == 3
+    assert (event.cached, event.unenforced) == (3, ("not",))
     # a field that a merge forgets would be lost only now and then
-    known = {"choice", "tokens", "finish", "logprobs", "top", "cached", "error", "scores", "prompt_logprobs"}
+    known = {
+        "choice",
+        "tokens",
+        "finish",
+        "logprobs",
+        "top",
+        "cached",
+        "error",
+        "scores",
+        "prompt_logprobs",
+        "unenforced",
+    }
     known |= {"prompt_ranks", "prompt_top", "pooled"}
     assert set(ChoiceEvent.__struct_fields__) == known
 

@@ -200,3 +200,52 @@ def test_json_objects(client: openai.OpenAI) -> None:
     assert answer.message.content.startswith("{")
     if answer.finish_reason == "stop":
         assert isinstance(json.loads(answer.message.content), dict)
+
+
+UNIQUE = {
+    "type": "object",
+    "properties": {"ids": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}},
+    "not": {"required": ["id"]},
+}
+
+
+def response_format(**more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE, **more}}
+
+
+@pytest.mark.parametrize("more", [{}, {"strict": False}, {"strict": None}])
+def test_keywords_that_are_not_enforced_are_named_in_a_header(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    """Before the first token, whole or streamed."""
+    create = client.chat.completions.with_raw_response.create
+    asked: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    for stream in (False, True):
+        answer = create(**asked, response_format=response_format(**more), stream=stream)
+        assert answer.headers["x-llmcore-unenforced"] == "not, uniqueItems"
+    tools = [tool("look", Trip), tool("book", Trip)]
+    tools[1]["function"]["parameters"] = UNIQUE
+    answer = create(**asked, tools=tools, tool_choice="required", stream=True)
+    assert answer.headers["x-llmcore-unenforced"] == "not, uniqueItems"
+    completion = client.completions.with_raw_response.create
+    answer = completion(model="fake", prompt=["x", "y"], max_tokens=3, stream=True, extra_body={"guided_json": UNIQUE})
+    assert answer.headers["x-llmcore-unenforced"] == "not, uniqueItems"
+    answer = create(**asked, response_format={"type": "json_object"})
+    assert "x-llmcore-unenforced" not in answer.headers
+
+
+def test_strict_is_an_error_where_it_cannot_be_kept(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="not, uniqueItems: this cannot be enforced") as caught:
+        ask(client, response_format=response_format(strict=True))
+    assert caught.value.param == "response_format.json_schema.schema"
+    strict = tool("book", Trip, strict=True)
+    strict["function"]["parameters"] = UNIQUE
+    with pytest.raises(openai.BadRequestError, match="the parameters of 'book': not, uniqueItems: this") as caught:
+        ask(client, tools=[tool("look", Trip, strict=True), strict])
+    assert caught.value.param == "tools[1].function.strict"
+
+
+def test_arguments_of_calls_are_closed_too(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    look: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    for seed in range(4):
+        answer = ask(client, seed=seed, tools=[look], tool_choice="required", parallel_tool_calls=False).choices[0]
+        assert json.loads(answer.message.tool_calls[0].function.arguments) in ({"a": 1}, {"a": 2})

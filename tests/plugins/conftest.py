@@ -30,10 +30,10 @@ def context(tokenizer: Tokenizer) -> ProcessorContext:
 @pytest.fixture(scope="module")
 def patient() -> Iterator[None]:
     """What is compiled or found wrong does not depend on how busy the machine is, but where a test says so."""
-    from llmcore_guided import compiler
+    from llmcore_guided import compiler, limits
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "COMPILE_SECONDS", 60.0)
-        patch.setattr(compiler, "PATIENCE_SECONDS", 60.0)
+        patch.setattr(limits, "COMPILE_SECONDS", 60.0)
+        patch.setattr(limits, "PATIENCE_SECONDS", 60.0)
         patch.setattr(compiler, "TRIED_SECONDS", 60.0)
         yield

@@ -57,8 +57,8 @@ def allowed(processor: Guided) -> list[int]:
     return [int(bit) for bit in np.flatnonzero(bits)]
 
 
-def lets(context: ProcessorContext, lark: str, grammar: CallGrammar, text: str) -> bool:
-    processor = make({"lark": lark, "tags": dict(grammar.tags)}, context)(np.zeros(1, np.int32))
+def lets(context: ProcessorContext, args: dict[str, Any], text: str) -> bool:
+    processor = make(args, context)(np.zeros(1, np.int32))
     ended = False
     for token in context.tokenizer().encode(text, add_special_tokens=False):
         if ended or token not in allowed(processor):
@@ -87,18 +87,18 @@ WRITTEN = {
 def test_free_answers_are_text_or_calls_that_fit(context: ProcessorContext, name: str) -> None:
     grammar = grammar_of(name)
     for single in (True, False):
-        lark = grammar.free(TOOLS, single=single)
-        assert lets(context, lark, grammar, WRITTEN[name])
-        assert lets(context, lark, grammar, "Just text; a < b [3]")
-        assert lets(context, lark, grammar, f"Let me see.\n{WRITTEN[name]}")
-        assert not lets(context, lark, grammar, WRITTEN[name].replace("place", "plac"))
-        assert not lets(context, lark, grammar, "So: " + WRITTEN[name].replace("weather", "whether"))
+        args = grammar.free(TOOLS, single=single)
+        assert lets(context, args, WRITTEN[name])
+        assert lets(context, args, "Just text; a < b [3]")
+        assert lets(context, args, f"Let me see.\n{WRITTEN[name]}")
+        assert not lets(context, args, WRITTEN[name].replace("place", "plac"))
+        assert not lets(context, args, "So: " + WRITTEN[name].replace("weather", "whether"))
     forced = grammar.forced(TOOLS, single=True)
-    assert lets(context, forced, grammar, WRITTEN[name]) and not lets(context, forced, grammar, "Just text")
+    assert lets(context, forced, WRITTEN[name]) and not lets(context, forced, "Just text")
     if grammar.bare:
         bare = WRITTEN[name].partition(">")[2]
-        assert lets(context, forced, grammar, bare) and lets(context, grammar.free(TOOLS, single=True), grammar, bare)
-        assert not lets(context, grammar.free(TOOLS, single=True), grammar, bare.replace("place", "plac"))
+        assert lets(context, forced, bare) and lets(context, grammar.free(TOOLS, single=True), bare)
+        assert not lets(context, grammar.free(TOOLS, single=True), bare.replace("place", "plac"))
 
 
 def test_a_strict_schema_that_cannot_be_enforced_is_refused(context: ProcessorContext) -> None:
@@ -106,9 +106,9 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(context: ProcessorCo
     for strict in (False, True):
         tools = {"f": {"parameters": unique, "strict": strict}}
         grammar: CallGrammar = load(SPECS["qwen25"].grammar or "")(ParserContext(tools=tools))
-        args = {"lark": grammar.forced(tools, single=True), "tags": dict(grammar.tags)}
+        args = grammar.forced(tools, single=True)
         if strict:
-            with pytest.raises(ValueError, match="uniqueItems"):
+            with pytest.raises(ValueError, match=r"^the parameters of 'f': uniqueItems: this cannot be enforced"):
                 make(args, context)
         else:
             make(args, context)

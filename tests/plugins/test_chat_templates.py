@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import falcon.testing
 import numpy as np
 import pytest
 from llmcore.api.text import ChatTemplate, OutputParser, ParserContext, ToolCallBegun, ToolCallDelta, ToolCallEnded
@@ -17,9 +19,11 @@ from llmcore.specs import OutputParserSpec
 from llmcore.testing import registry_of
 from llmcore.testing.conformance_parsing import parsed
 from llmcore.testing.dialect import Side
+from llmcore.testing.fake_bridge import dialect_client
 from llmcore.testing.tokenizer import write_tokenizer
+from llmcore.text.chosen_template import Templated, choose_template, named_templates
 from llmcore.text.parser_choice import ParserChoice, choose_parsers
-from llmcore.text.parsing import Chained
+from llmcore.text.parsing import Chained, open_parsers
 from llmcore.text.tokenizer import load_tokenizer
 
 HERE = Path(__file__).parent / "chat_templates"
@@ -58,6 +62,13 @@ CHOSEN = {
     "llama-cpp-deepseek-r1": ("deepseek_v3", "deepseek_r1"),
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek_v3", "deepseek_r1"),
     "deepseek-ai-DeepSeek-V3.1": ("deepseek_v31", "deepseek_r1"),
+    # What `--chat_template NAME` takes.
+    "generic qwen25": ("qwen25", None),
+    "generic qwen3_coder": ("qwen3_coder", None),
+    "generic llama3": ("llama3", None),
+    "generic mistral": ("mistral", None),
+    "generic deepseek_v3": ("deepseek_v3", None),
+    "generic deepseek_v31": ("deepseek_v31", "deepseek_r1"),
 }
 SILENT = {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1"}
 """They have no place for tools."""
@@ -72,6 +83,9 @@ def specs() -> list[OutputParserSpec]:
 
 
 def source(name: str) -> str:
+    if name.startswith("generic "):
+        specs = [spec for spec, _ in registry_of("parsers").specs(OutputParserSpec)]
+        return choose_template(name.removeprefix("generic "), specs).source
     return LLAMA if name == "llama" else (HERE / f"{name}.jinja").read_text(encoding="utf-8")
 
 
@@ -126,7 +140,7 @@ def test_what_the_template_writes_is_what_the_parser_reads(specs: list[OutputPar
     found = chosen(specs, name).specs
     tool, reasoning = found["tool"], found["reasoning"]
     assert tool is not None
-    assert any(tag in written for tag in tool.call_tags) or name == "llama"
+    assert any(tag in written for tag in tool.call_tags) or "llama" in name
     context = ParserContext(tools={"weather": TOOLS[0]["function"]})  # type: ignore[dict-item]
 
     def make(given: ParserContext) -> OutputParser:
@@ -138,6 +152,27 @@ def test_what_the_template_writes_is_what_the_parser_reads(specs: list[OutputPar
     read = [json.loads(event.arguments) for event in events if isinstance(event, ToolCallDelta)]
     assert (begun, read) == (["weather"] * calls, [ARGUMENTS] * calls)
     assert {type(event) for event in events} == {ToolCallBegun, ToolCallDelta, ToolCallEnded}
+
+
+@every
+@pytest.mark.parametrize("turns", [1, 30])
+def test_prompts_are_those_of_transformers(name: str, turns: int) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # type: ignore[attr-defined]
+
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    called = assistant(1)
+    called = {**called, "content": ""}
+    called["tool_calls"][0]["function"]["arguments"] = ARGUMENTS
+    answered = {"role": "tool", "tool_call_id": "call00000", "content": RESULT}
+    messages = [USER, called, answered, {"role": "assistant", "content": "Wet. </think> Ä"}] * turns + [USER]
+    # transformers writes no JSON of what `map` gives, which one template asks for.
+    given: dict[str, Any] = {} if name in SILENT or name == "llama-cpp-deepseek-r1" else {"tools": TOOLS}
+    for more in (given, {**given, "add_generation_prompt": True}, {"enable_thinking": False, "thinking": True}):
+        expected = _compile_jinja_template(source(name)).render(messages=messages, **tokens, **more)
+        found = ChatTemplate({"default": source(name)}, tokens).render(
+            messages, **{"add_generation_prompt": False, **more}
+        )
+        assert found == expected
 
 
 @every
@@ -164,6 +199,46 @@ def test_a_template_that_leaves_tools_out(chat: Callable[..., Side], name: str) 
     assert "does not show them" in error["message"]
     told = [{"role": "system", "content": "You may call weather(place)."}, USER]
     side.ok("/v1/chat/completions", messages=told, tools=TOOLS)
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "parts", "fixed"),
+    [
+        (PLAIN, None, ["does not show them", "does not know how", "--chat_template", "qwen25", "deepseek_v31"], True),
+        (PLAIN, "qwen25", ["does not show them", "with --chat_template qwen25"], True),
+        (PLAIN + "{{ tools }}", None, ["does not know how", "--tool_call_parser (one of deepseek_v3, "], False),
+        ("{{ raise_exception('no tools') if tools }}" + PLAIN, None, ["does not show them", "--chat_template"], True),
+    ],
+)
+def test_one_message_says_all_that_tools_need(
+    specs: list[OutputParserSpec], tmp_path: Path, template: str, parser: str | None, parts: list[str], fixed: bool
+) -> None:
+    (tmp_path / "plain.jinja").write_text(template)
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "model"))
+
+    def asked(given: str) -> falcon.testing.Result:
+        templated: Any = Templated(tokenizer, choose_template(given, specs), {})
+        model = Model(chat_template=given, tool_call_parser=parser)
+        named = choose_parsers(specs, model, [choose_template(given, specs).source]).named(model)
+        side = Side.of(routes, templated, "ok", facts={"max_input_len": 20_000, "max_total_len": 30_000})
+        front = replace(side.front, parsers=open_parsers(specs, named, templated))
+        body = {"messages": [USER], "tools": TOOLS}
+        return dialect_client(routes, front).simulate_post("/v1/chat/completions", json=body)
+
+    error = asked(str(tmp_path / "plain.jinja")).json["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+    for part in parts:
+        assert part in error["message"]
+    if fixed:
+        assert asked("qwen25").status_code == 200
+
+
+def test_every_tool_parser_brings_a_template(specs: list[OutputParserSpec]) -> None:
+    names = {spec.name for spec in specs if spec.kind == "tool"}
+    assert set(named_templates(specs)) == names
 
 
 def test_a_template_that_refuses(chat: Callable[..., Side]) -> None:

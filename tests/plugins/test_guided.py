@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -50,7 +51,7 @@ def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
 
 
 def test_the_plugin_keeps_the_contract() -> None:
-    assert check_plugin(registry_of("guided"), "guided") == {"register_logits_processors": 1}
+    assert check_plugin(registry_of("guided"), "guided") == {"register_logits_processors": 1, "register_options": 1}
 
 
 @settings(max_examples=25, deadline=None)
@@ -87,7 +88,7 @@ def test_thousands_of_choices(context: ProcessorContext, tokenizer: Tokenizer) -
         ({"json": True}, "[1]", True),
         ({"json": {"type": "string", "pattern": "^a+$"}}, '"aaa"', True),
         (
-            {"json": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "lenient": True},
+            {"json": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
             "[1,1]",
             True,
         ),
@@ -159,10 +160,10 @@ def test_special_tokens_and_ids_without_text_are_never_let_through(
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "not none"),
     ({"regex": "a", "json_object": True}, "not json_object and regex"),
-    ({"regex": "a", "strict": 1}, "there is no argument 'strict'"),
+    ({"regex": "a", "lenient": 1}, "there is no argument 'lenient'"),
     ({"regex": 3}, "the regex has to be a text"),
     ({"regex": ""}, "not empty"),
-    ({"regex": "(["}, "regex"),
+    ({"regex": "(["}, "expression"),
     ({"regex": "(?=a)b"}, "look-around"),
     ({"regex": r"[^\s\S]"}, "nothing fits it"),
     ({"regex": "a" * 20000}, "at most 16384"),
@@ -171,19 +172,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"choice": "yes"}, "list of texts"),
     ({"choice": [""]}, "list of texts"),
     ({"json_object": False}, "json_object has to be true"),
-    ({"json": "{"}, "no JSON"),
+    ({"json": "{"}, "not JSON"),
     ({"json": "[1]"}, "a JSON schema is an object"),
     ({"json": 3}, "a JSON schema"),
     ({"json": False}, "allows nothing"),
     ({"json": {"type": "strin"}}, "strin"),
     ({"json": {"enum": []}}, "Unsatisfiable"),
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "minimum"),
-    ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    ({"json": {"type": "array", "uniqueItems": True}, "strict": True}, "uniqueItems"),
     ({"json": {"$ref": "https://example.com/schema"}}, "example.com"),
     ({"json": {"$ref": "#"}}, "nothing fits it"),
-    ({"json": "[" * 100000}, "no JSON"),
+    ({"json": "[" * 100000}, "not JSON"),
     ({"json": {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}}, "unclosed group"),
-    ({"grammar": "hello world"}, "neither Lark nor GBNF"),
+    ({"grammar": "hello world"}, "neither Lark"),
     ({"grammar": 'start: "a" |('}, "Expected"),
     ({"grammar": "start: start"}, "nothing fits it"),
     ({"grammar": "start: x"}, "x"),
@@ -200,3 +201,98 @@ def test_what_cannot_be_meant_is_refused_within_a_second(
     with pytest.raises(ValueError, match=re.escape(words)):
         one(context, **args)
     assert time.process_time() - began < 1.0
+
+
+TOLD: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "a(b"}, "the expression 'a(b' has an error: unclosed group"),
+    (
+        {"regex": "(?=a)b"},
+        "the expression '(?=a)b' has an error: look-around, including look-ahead and look-behind, is not supported",
+    ),
+    ({"json": {"properties": {"a": {"pattern": "["}}}}, "the expression '[' has an error: unclosed character class"),
+    ({"json": {"type": "strin"}}, "Invalid type: strin"),
+    (
+        {"json": {"type": "array"}, "whitespace_pattern": "("},
+        "whitespace_pattern: the expression '(' has an error: unclosed group",
+    ),
+    ({"grammar": "start: x\ny: z"}, 'line 1, column 8: unknown name: "x"'),
+    ({"grammar": 'start: "a" |('}, "line 1, column 14: Expected token ')', found '\\n'"),
+    ({"grammar": "start: b\nb: /[/"}, "line 2, column 4: the expression '[' has an error: unclosed character class"),
+    ({"grammar": 'root ::= "a" x'}, "Rule 'x' not found"),
+    ({"grammar": 'root ::= "a"\nx ::= (a'}, "line 2, column 9: Expected ')'"),
+    (
+        {"grammar": "root ::= [b-a]"},
+        "the expression '[b-a]' has an error: invalid character class range, the start must be <= the end",
+    ),
+    (
+        {"grammar": "start: A\nA: " + " & ".join(f"/(a|b)*a(a|b){{{i}}}/" for i in range(6, 16))},
+        "it is too complex to compile; make it smaller, or split it",
+    ),
+    (
+        {"lark": "start: f", "schemas": {"f": {"schema": {"type": "x"}, "of": "the parameters of 'g'"}}},
+        "the parameters of 'g': Invalid type: x",
+    ),
+    ({"choice": ["a"], "thought": {"open": "<t>", "close": "", "opened": False}}, "'close' is not a tag"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), TOLD)
+def test_what_is_wrong_is_told_in_the_clients_own_terms(
+    context: ProcessorContext, args: dict[str, Any], message: str
+) -> None:
+    """Nothing of the grammar that was made of their words."""
+    with pytest.raises(ValueError) as caught:
+        one(context, **args)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a":[1,2]}', True),
+        ('{ "a" : [ 1 , 2 ] }', True),
+        ('{\n  "a": [\n    1,\n\t\t2\n  ]\n}', True),
+        ('{\n\n"a":[1,2]}', False),
+        ('{  "a":[1,2]}', False),
+        ("{\n" + " " * 40 + '"a":[1,2]}', True),
+        ("{\n" + " " * 41 + '"a":[1,2]}', False),
+        ('{"a":\t[1,2]}', False),
+    ],
+)
+def test_white_space_has_an_end(context: ProcessorContext, tokenizer: Tokenizer, text: str, fits: bool) -> None:
+    for args in (
+        {"json": {"type": "object", "properties": {"a": {"type": "array"}}}},
+        {"json_object": True},
+        {"lark": "start: f", "schemas": {"f": {"schema": {"type": "object"}}}},
+    ):
+        assert spell(one(context, **args), tokenizer, text) == fits
+
+
+def test_the_clients_own_white_space_wins(context: ProcessorContext, tokenizer: Tokenizer) -> None:
+    tabs = one(context, json={"type": "array"}, whitespace_pattern="\t*")
+    assert spell(tabs, tokenizer, "[\t\t1\t]") and not spell(
+        one(context, json={"type": "array"}, whitespace_pattern="\t*"), tokenizer, "[ 1]"
+    )
+
+
+@pytest.mark.parametrize(
+    "grammar", ['?start: "a" b\n?b: "c"', '!start: "a" b\nb: "c"', '// x\n?start :"ac"', 'root ::= "a" b\nb ::= "c"']
+)
+def test_rules_of_lark_may_have_marks(context: ProcessorContext, tokenizer: Tokenizer, grammar: str) -> None:
+    assert spell(one(context, grammar=grammar), tokenizer, "ac")
+
+
+def test_keywords_that_are_not_enforced_are_told(context: ProcessorContext) -> None:
+    left_out: list[str] = []
+    told = replace(context, leave_out=left_out.extend)
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "string", "format": "colour"}}
+    for _ in range(2):  # also where the grammar is known
+        one(told, json=schema)
+        assert sorted(left_out) == ["format", "uniqueItems"]
+        left_out.clear()
+    one(told, json={"oneOf": [{"type": "integer"}, {"type": "number"}]})
+    assert left_out == ["oneOf"]
+    one(told, json={"type": "array"}, strict=True)
+    with pytest.raises(ValueError, match=r"^format, uniqueItems: this cannot be enforced; leave it out"):
+        one(told, json=schema, strict=True)
+    assert left_out == ["oneOf"]

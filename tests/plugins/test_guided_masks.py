@@ -18,6 +18,7 @@ from llmcore_guided import masks, processor, residuals
 from llmcore_guided.characters import Characters
 from llmcore_guided.expressions import expression
 from llmcore_guided.processor import Guided, make
+from llmcore_guided.residuals import MOST_KINDS
 
 MORE = ("ab", "aab", "bb a", " a", " b a b", "abcabcabc", "12", "1.2", "a\n", "\n\n", "é1", "語a", "--------", "a.b@")
 """Tokens that hold several parts of the expressions below."""
@@ -222,6 +223,14 @@ def test_what_might_be_read_differently_is_not_followed(context: ProcessorContex
     with pytest.raises(ValueError, match=why) if why != "unexpected" else pytest.raises(ValueError):
         expression(regex)
     assert masks.Masks(processor._model(context).vocabulary).place(regex) is None
+
+
+def test_an_expression_of_many_characters_is_not_followed(context: ProcessorContext) -> None:
+    """It would take Python a second and more, and the engine with it."""
+    vocabulary = processor._model(context).vocabulary
+    for count, followed in ((MOST_KINDS, True), (MOST_KINDS + 1, False), (1900, False)):
+        text = "".join(chr(0x4E00 + i) for i in range(count))
+        assert (masks.Masks(vocabulary).place(text) is not None) == followed
 
 
 def test_an_expression_with_too_many_ways_is_lost_and_goes_on(context: ProcessorContext, tokenizer: Tokenizer) -> None:

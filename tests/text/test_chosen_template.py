@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from llmcore.errors import ConfigError, RequestError
+from llmcore.specs import OutputParserSpec
 from llmcore.testing.tokenizer import write_tokenizer
 from llmcore.text.chosen_template import ChosenTemplate, Templated, choose_template
 from llmcore.text.tokenizer import load_tokenizer
@@ -79,10 +80,8 @@ def test_everything_else_is_the_tokenizers(tmp_path: Path) -> None:
     assert outer.vocab_size == inner.vocab_size
 
 
-def test_tools_and_roles_that_have_no_place_are_refused(tmp_path: Path) -> None:
+def test_roles_that_have_no_place_are_refused(tmp_path: Path) -> None:
     chosen = choose_template(json.dumps(FRAMES))
-    with pytest.raises(RequestError, match="no place for tools"):
-        rendered(chosen, said(("user", "x")), tmp_path, tools=[{"type": "function"}])
     with pytest.raises(RequestError, match="knows no role developer"):
         rendered(chosen, said(("developer", "x")), tmp_path)
 
@@ -105,7 +104,11 @@ def test_errors_name_the_fix(text: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("{% if %}", "--chat_template cannot be compiled"), ("{{ messages[0].x.y }}", "--chat_template: .*no attribute")],
+    [
+        ("{% if %}", "--chat_template cannot be compiled"),
+        ("{{ messages[0].x.y }}", "--chat_template: .*no attribute"),
+        ("{{ 'x' * 10 ** 10 }}", "--chat_template: for one word it takes more than 16 MB of memory"),
+    ],
 )
 def test_a_template_that_cannot_render_is_found_at_the_start(source: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text(source)
@@ -116,6 +119,29 @@ def test_a_template_that_cannot_render_is_found_at_the_start(source: str, messag
 def test_a_template_may_refuse_the_trial(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("{{ raise_exception('say more') }}")
     choose_template(str(tmp_path / "t.jinja"))
+
+
+NAMED = ChosenTemplate("{{ messages[0].content }} by name", stop_words=("<end>",))
+SPECS = [
+    OutputParserSpec(name="mine", kind="tool", make="x:y", template=f"{__name__}:NAMED"),
+    OutputParserSpec(name="plain", kind="tool", make="x:y"),
+]
+
+
+def test_a_parser_s_template_by_its_name(tmp_path: Path) -> None:
+    chosen = choose_template("mine", SPECS)
+    assert (chosen.stop_words, rendered(chosen, said(("user", "x")), tmp_path)) == (("<end>",), "x by name")
+    with pytest.raises(
+        ConfigError, match=r"--chat_template mins: .*give one of mine, a Jinja file.*Did you mean mine"
+    ):
+        choose_template("mins", SPECS)
+    with pytest.raises(ConfigError, match="--chat_template plain: No such file"):
+        choose_template("plain", SPECS)
+
+
+def test_a_client_cannot_set_what_the_template_is_made_with(tmp_path: Path) -> None:
+    chosen = choose_template(json.dumps(FRAMES))
+    assert rendered(chosen, said(("user", "x")), tmp_path, frame={}) == rendered(chosen, said(("user", "x")), tmp_path)
 
 
 def test_a_name_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,9 +65,10 @@ def test_what_the_summary_says_and_workers_get() -> None:
 
 def test_the_operators_template_counts_alone(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}<call>")
-    assert chat_templates(Model(), tmp_path) == ("{{ messages }}<call>",)
+    assert chat_templates(SPECS, Model(), tmp_path) == ("{{ messages }}<call>",)
     (tmp_path / "mine.jinja").write_text("<think>{{ messages }}")
-    assert chat_templates(Model(chat_template=str(tmp_path / "mine.jinja")), tmp_path) == ("<think>{{ messages }}",)
+    mine = Model(chat_template=str(tmp_path / "mine.jinja"))
+    assert chat_templates(SPECS, mine, tmp_path) == ("<think>{{ messages }}",)
 
 
 @pytest.mark.parametrize("name", ["auto", "none"])

@@ -24,7 +24,7 @@ from llmcore.text.events import (
     joined,
 )
 from llmcore.text.parser_choice import check_parsers
-from llmcore.text.parsing import Chained, OutputParsers, ParserContext, open_parsers
+from llmcore.text.parsing import Chained, ParserContext, open_parsers
 from llmcore.text.tags import before_tag, held_back
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
@@ -69,7 +69,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
 
 
 def test_names_are_looked_up_by_kind(tokenizer: FastTokenizer) -> None:
-    assert open_parsers(SPECS, Model(), tokenizer) == OutputParsers()
+    none = open_parsers(SPECS, Model(), tokenizer)
+    assert (none.tool, none.reasoning, none.tool_names) == (None, None, ("same",))
     found = open_parsers(SPECS, Model(tool_call_parser="same", reasoning_parser="same"), tokenizer)
     assert found.tool is not None and found.tool.make is Digits
     assert found.reasoning is not None and found.reasoning.make is Upper

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from llmcore.errors import ConfigError, RequestError
-from llmcore.text import templates
+from llmcore.text import render_budget, templates
 from llmcore.text.templates import ChatTemplate
 
 SMOLLM2 = (
@@ -62,6 +62,8 @@ def test_a_refusal_carries_the_templates_message() -> None:
         "{{ range(10**9) | list }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ 1 / 0 }}",
+        "{{ '%c' % 55296 }}",  # half of a character, which no tokenizer takes
+        "{% include 'other' %}",
     ],
 )
 def test_an_error_in_a_template_is_the_requests(source: str) -> None:
@@ -123,20 +125,139 @@ def test_the_first_failure_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "sent"),
+    ("template", "sent", "why"),
     [
-        ("{% for m in messages %}{{ messages | tojson }}{% endfor %}", ["x" * 1000] * 1000),
-        ("{% for m in messages %}{% for n in messages %}{{ n.content }}{% endfor %}{% endfor %}", ["xyz"] * 5000),
-        ("{% for m in messages %}{% for n in messages[1:] %}{% endfor %}{% endfor %}", [""] * 20_000),
-        ("{% for m in messages %}{{ messages | selectattr('role', 'in', 'x') | list }}{% endfor %}", [""] * 20_000),
+        ("{% for m in messages %}{{ messages | tojson }}{% endfor %}", ["x" * 1000] * 1000, "1,048,576 characters"),
+        ("{% for m in messages %}{% for n in messages[1:] %}{% endfor %}{% endfor %}", [""] * 20_000, "CPU time"),
+        (
+            "{% for m in messages %}{{ messages | selectattr('role', 'eq', 'x') | list }}{% endfor %}",
+            [""] * 9000,
+            "CPU",
+        ),
     ],
 )
-def test_a_prompt_without_end_is_given_up(template: str, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "MAX_VISITS", 100_000)
+def test_a_prompt_without_end_is_given_up(
+    template: str, sent: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_budget, "CPU_SECONDS", 0.1)
     monkeypatch.setattr(templates, "MAX_CHARACTERS", 1 << 20)
     rendered = ChatTemplate({"default": template}, {})
     messages = [{"role": "user", "content": text} for text in sent]
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError, match="the model's chat template") as caught:
         rendered.render(messages)
-    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+    assert caught.value.param == "messages"
+    assert why in caught.value.message
     assert len(rendered.render(messages[:3])) < 10_000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "9" * 10_000 + " }}",
+        "{% autoescape true %}{% endautoescape %}",
+        "{% macro m() %}{% block b %}{% endblock %}{% endmacro %}",
+        "{{ 1 | no_such_filter }}",
+    ],
+)
+def test_no_text_is_a_traceback(source: str) -> None:
+    with pytest.raises(ConfigError, match="chat template cannot be compiled") as caught:
+        ChatTemplate({"default": source}, {})
+    assert len(str(caught.value)) < 1500
+
+
+LONG = [
+    # What outlives its turn of a loop is in a namespace; what it replaces there is gone.
+    "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s + m.content %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=[]) %}{% for m in messages %}{% set ns.s = ns.s + [m] %}{% endfor %}{{ ns.s | length }}",
+    "{% for m in messages %}{{ m.content | upper | trim | replace('A', 'b') }}{{ m | tojson }}{% endfor %}",
+    "{% macro m(x) %}{{ x.content | upper }}{% endmacro %}{% for x in messages %}{{ m(x) | lower }}{% endfor %}",
+    "{% for m in messages %}{% set a = m.content.split('a') %}{{ a | join('b') | indent(2) }}{% endfor %}",
+    "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }}",
+]
+
+
+@pytest.mark.parametrize("source", LONG)
+def test_a_long_conversation_stays_far_below_the_limits(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four megabytes of text come in, and gigabytes are made on the way."""
+    monkeypatch.setattr(render_budget, "CPU_SECONDS", 60.0)
+    monkeypatch.setattr(render_budget, "MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr(render_budget, "PER_INPUT_BYTE", 6)
+    messages = [{"role": "user", "content": f"{i} banana Köln " * 60} for i in range(4000)]
+    assert render(source, messages)
+
+
+EXPRESSIONS = [
+    "'a' ~ 1 ~ none ~ 1.5 ~ true ~ [1, 'x'] ~ {'a': (1,)}",
+    "1 + 2 * 3 - 4 / 2 ** 2 // 1 % 5",
+    "'a' + 'b' + d.text",
+    "[1] + [2] + l",
+    "'%s: %05.1f %%' % ('a', 2)",
+    "'%(a)s' % d",
+    "'ab' * 3 ~ [1, 2] * 2",
+    "'{:>5}|{x:.2f}|{y!r}'.format('a', x=1, y='b')",
+    "'{a}'.format_map(d)",
+    "l[1:] ~ l[::-1] ~ 'hello'[1:3] ~ l[-1]",
+    "d.text.split('\\n') | list | tojson",
+    "d.text.splitlines() | join('|')",
+    "d | tojson(indent=2, sort_keys=true)",
+    "d | tojson(separators=(',', ':'))",
+    "d.items() | list",
+    "d | items | list",
+    "d | dictsort",
+    "d.keys() | sort | join(',')",
+    "l | map('string') | join('-')",
+    "l | select('odd') | list",
+    "l | reject('divisibleby', 2) | list | length",
+    "ms | selectattr('role', 'equalto', 'user') | map(attribute='content') | first",
+    "ms | rejectattr('role', 'in', ['user']) | list | length",
+    "ms | map(attribute='name', default='none') | join(',')",
+    "ms | groupby('role') | map('first') | list",
+    "l | batch(2, 0) | list ~ (l | slice(2) | list)",
+    "l | sum ~ (l | max) ~ (l | min) ~ (l | unique | list)",
+    "[3, 'b', 1][0] in l, 'x' in 'text', 'a' in d, 9 not in l",
+    "1 < 2 < 3, 1 == 1.0, [1] == [1], 'a' != 'b', none is none",
+    "'Hello World' | title | upper | lower | capitalize | replace('o', '0') | trim",
+    "d.text | indent(2) | center(30) | wordcount",
+    "'a b c d e f' | truncate(5, true, '..') ~ ('a b' | wordwrap(1))",
+    "3.14159 | round(2) ~ (3.5 | round | int) ~ ('12' | int) ~ ('x' | int(7)) ~ ('1.5' | float)",
+    "'<b>' | e ~ ('<b>' | safe) ~ ('a b' | urlencode) ~ ('<i>x</i>' | striptags)",
+    "missing | default('d') ~ (none | d('x', true)) ~ (missing is defined)",
+    "'%s-%s' | format(1, 'b')",
+    "[1, [2]] is sequence, d is mapping, 'x' is string, 1 is number, 2 is even, 'A' is upper, l is iterable",
+    "dict(a=1, b=2), range(3) | list, range(1, 7, 2) | last",
+    "'abc'.startswith('a'), 'abc'.find('c'), 'a-b'.partition('-'), ' x '.strip(), 'x'.zfill(3), 'a,b'.rsplit(',', 1)",
+    "d.get('a'), d.get('zz', 5), d['a'], d.zz is defined, l.index(2), l.count(1)",
+    "'a' if l else 'b', not l, l and 1, (l or 2) | length",
+    "l | reverse | list, 'abc' | reverse, l | first, l | last, l | length",
+]
+STATEMENTS = [
+    "{% for a in l %}{{ loop.index }}{{ loop.length }}{{ a }}{% if not loop.last %},{% endif %}{% endfor %}",
+    "{% for a in l if a > 1 %}{{ loop.index0 }}{{ a }}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}",
+    "{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}",
+    "{% for a in l recursive %}{{ a }}{% if a == 3 %}{{ loop([7, 8]) }}{% endif %}{% endfor %}",
+    "{% for a in l %}{% if a == 2 %}{% continue %}{% endif %}{% if loop.changed(a) %}{{ a }}{% endif %}{% endfor %}",
+    "{% set ns = namespace(n=0, s='') %}{% for a in l %}{% set ns.n = ns.n + a %}{% set ns.s = ns.s ~ a %}{% endfor %}"
+    "{{ ns.n }}{{ ns.s }}{{ ns.missing is defined }}",
+    "{% macro m(a, b='x') %}[{{ a }}{{ b }}{{ varargs }}{{ kwargs }}]{% endmacro %}{{ m(1) }}{{ m(1, 2, 3, c=4) }}",
+    "{% macro m() %}<{{ caller(1) }}>{% endmacro %}{% call(x) m() %}{{ x }}{% endcall %}",
+    "{% set b %}  {{ d.text }} {% endset %}{{ b | trim | length }}{% filter upper %}x{{ d.a }}{% endfilter %}",
+    "{% set a, b = 1, [2] %}{{ a }}{{ b }}{% with c = 3 %}{{ c }}{% endwith %}{% block z %}in{% endblock %}",
+    "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.current }}{% set j = joiner() %}{{ j() ~ j() }}",
+    "{% raw %}{{ x }}{% endraw %}{# no #}{%- if d.a -%} y {%- elif l -%} z {%- endif -%}",
+    "{{ d['missing'] }}{{ d.missing }}|{{ none }}|{{ true }}|{{ 1.0 }}|{{ l }}|{{ d }}|{{ () }}",
+]
+
+
+@pytest.mark.parametrize("source", [*("{{ " + text + " }}" for text in EXPRESSIONS), *STATEMENTS])
+def test_templates_mean_what_they_mean_to_transformers(source: str) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # type: ignore[attr-defined]
+
+    given = {
+        "d": {"a": 1, "text": "line 1\n  Zeile ä\n", "z": [None, {"b": "<é>"}]},
+        "l": [1, 2, 3],
+        "ms": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+    }
+    expected = _compile_jinja_template(source).render(messages=USER, **given)
+    assert ChatTemplate({"default": source}, {}).render(USER, **given) == expected

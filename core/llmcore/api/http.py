@@ -10,7 +10,7 @@ from llmcore.http.choice import Choice
 from llmcore.http.errors import EncodeError, ErrorAnswer, ErrorMembers, as_request_error, openai_error, retry_headers
 from llmcore.http.front import Front, Route
 from llmcore.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
-from llmcore.http.guided import fitting, guided
+from llmcore.http.guided import Asked, TypedGrammar, fitting, guided, typed
 from llmcore.http.logprobs import (
     BEAM_SEARCH,
     WHOLE_ANSWER,
@@ -29,6 +29,7 @@ __all__ = [
     "BEAM_SEARCH",
     "FINISH_REASONS",
     "WHOLE_ANSWER",
+    "Asked",
     "Best",
     "Choice",
     "EncodeError",
@@ -45,6 +46,7 @@ __all__ = [
     "Reply",
     "Route",
     "State",
+    "TypedGrammar",
     "Usage",
     "Writer",
     "as_request_error",
@@ -58,4 +60,5 @@ __all__ = [
     "pieces",
     "retry_headers",
     "room_for_logprobs",
+    "typed",
 ]

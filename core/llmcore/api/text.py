@@ -1,6 +1,7 @@
 """What the author of a dialect, a tokenizer or a parser may use of text. No torch."""
 
 from llmcore.text.call_grammar import CallGrammar, lark_string
+from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.detokenizer import Detokenizer, detokenizer
 from llmcore.text.events import (
@@ -25,6 +26,7 @@ __all__ = [
     "CallGrammar",
     "ChatTemplate",
     "ChoiceText",
+    "ChosenTemplate",
     "Companions",
     "Detokenizer",
     "Event",

@@ -231,7 +231,9 @@ class Model:
         low=0,
     )
     chat_template: str | None = option(
-        None, "How conversations are written: a Jinja file, or LMDeploy's JSON, as a file or as text."
+        None,
+        "How conversations are written: a tool parser's name, for its generic template with tools; a Jinja file; or "
+        "LMDeploy's JSON, as a file or as text.",
     )
     generation_config: str = option(
         "auto", "Sampling defaults: auto (the model's), none (each API's own), or a generation_config.json."

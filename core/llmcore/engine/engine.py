@@ -20,7 +20,7 @@ from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Load, StepEvents, Submit
 from llmcore.engine.embedding import check_pool
 from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
-from llmcore.engine.refusals import refusal
+from llmcore.engine.refusals import notice, refusal
 from llmcore.engine.runner import InFlight, Runner
 from llmcore.engine.shortage import OUT_OF_MEMORY
 from llmcore.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
@@ -162,17 +162,20 @@ class Engine:
         return [events] if events else []
 
     def _admit_made(self) -> list[Events]:
-        """Queue the requests whose logits processors are made; the errors of those that cannot be served."""
-        errors: list[Events] = []
+        """Queue the requests whose logits processors are made. What is told of them: the errors of those that cannot
+        be served, and what is not enforced of others."""
+        events: list[Events] = []
         for made in self._making.done() if self._making else ():
             try:
                 with _own_failure(made.request):
                     if isinstance(made.result, RequestError):
                         raise made.result
-                    self._scheduler.submit(self._salted(made.request), made.owner, made.result)
+                    self._scheduler.submit(self._salted(made.request), made.owner, made.result.choices)
+                    if made.result.unenforced:
+                        events.append({made.owner: notice(made.request, made.result.unenforced)})
             except RequestError as error:
-                errors.append({made.owner: refusal(made.request, error)})
-        return errors
+                events.append({made.owner: refusal(made.request, error)})
+        return events
 
     def _launch(self, plan: StepPlan) -> list[Events]:
         try:

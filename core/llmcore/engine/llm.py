@@ -30,7 +30,7 @@ from llmcore.errors import ConfigError, RequestError
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
 from llmcore.registry import Registry
-from llmcore.specs import OptionSpec, TokenizerSpec
+from llmcore.specs import OptionSpec, OutputParserSpec, TokenizerSpec
 from llmcore.text.bad_words import forbid
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
@@ -215,7 +215,9 @@ class LLM:
     def _open_tokenizer(self, model: Path, converted: Path) -> Tokenizer:
         specs = [spec for spec, _ in self._registry.specs(TokenizerSpec)]
         directory = prepare(specs, self.config.model, model, converted)
-        return open_tokenizer(specs, directory, self.config.model.tokenizer_mode, self.config.model.chat_template)
+        parsers = [spec for spec, _ in self._registry.specs(OutputParserSpec)]
+        settings = self.config.model
+        return open_tokenizer(specs, directory, settings.tokenizer_mode, settings.chat_template, parsers)
 
     def _ids_of(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,21 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
         return open_tokenizer(specs, directory, config.model.tokenizer_mode)
 
     converted = tempfile.TemporaryDirectory(prefix="llmcore-")
-    context = ProcessorContext(model.vocab_size, model.eos_ids, tokenizer)
+    context = ProcessorContext(model.vocab_size, model.eos_ids, tokenizer, options=config.plugin_options)
     specs = {spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)} | {BAD_WORDS.name: BAD_WORDS}
     if config.requests.token_healing_mode:
         specs[HEALING.name] = HEALING
     processors = Processors(specs, context)
     processors.warm()
     return processors
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The processors of a request by choice, and what of their arguments they do not enforce."""
+
+    choices: Sequence[Bound] = ()
+    unenforced: tuple[str, ...] = ()
 
 
 class Processors:
@@ -86,19 +94,21 @@ class Processors:
         for call in request.sampling.logits_processors:
             self._find(call)
 
-    def bind(self, request: Submit) -> list[Bound]:
-        """The processors of each choice, [] where none is asked for. May be called from any thread.
+    def bind(self, request: Submit) -> Prepared:
+        """The processors of each choice, none where none is asked for. May be called from any thread.
 
         Raises RequestError for a name nobody has, and for arguments that a processor refuses.
         """
         calls = request.sampling.logits_processors
         if not calls:
-            return []
-        context = replace(self._context, stop_ids=request.stop_ids)
+            return Prepared()
+        left_out: list[str] = []
+        context = replace(self._context, stop_ids=request.stop_ids, leave_out=left_out.extend)
         starts = [(self._find(call), call, self._make(call, context)) for call in calls]
         prompt = np.frombuffer(request.prompt, "<i4").astype(np.int32)
         banned = request.stop_ids if request.min_new_tokens else ()
-        return [self._bound(starts, prompt, banned) for _ in range(request.n)]
+        choices = [self._bound(starts, prompt, banned) for _ in range(request.n)]
+        return Prepared(choices, tuple(dict.fromkeys(filter(_fits_a_header, left_out))))
 
     def hurry(self) -> None:
         """See that answers which are asked for are on their way; call it in every step."""
@@ -152,6 +162,10 @@ class Processors:
             reraise_if_stopping(error)
             raise _refused(call, error) from error
         return start
+
+
+def _fits_a_header(name: str) -> bool:
+    return name.isascii() and name.isprintable() and len(name) < 100
 
 
 def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:

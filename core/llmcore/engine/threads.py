@@ -41,13 +41,14 @@ class Threads:
     """`count` threads that call functions, started with the first one: QUICK of them while calls are short, more where
     calls wait. They end with the process, which waits for calls that do not hang (see EXIT_SECONDS).
 
-    While some hang in a call there are others in their place, so that calls that hang do not hold up the rest. Every
-    method may be called from any thread.
+    While some hang in a call there are others in their place, so that calls that hang do not hold up the rest.
+    `hung_seconds` says after which time a call hangs. Every method may be called from any thread.
     """
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, count: int, hung_seconds: Callable[[], float] = lambda: HUNG_SECONDS) -> None:
         self._name = name
         self._count = count
+        self._hung_seconds = hung_seconds
         self._work: deque[tuple[float, Callable[[], None]]] = deque()
         """Calls, and since when they wait (time.monotonic())."""
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -86,7 +87,7 @@ class Threads:
                 thread.start()
             if lost and missing > 0:
                 text = "%d calls of plugins have taken more than %g s; %d more threads serve the others"
-                logger.warning(text, lost, HUNG_SECONDS, missing)
+                logger.warning(text, lost, self._hung_seconds(), missing)
         self.hurry()
 
     def _waited(self) -> bool:
@@ -94,12 +95,12 @@ class Threads:
         return self._awake < len(self._since) and time.monotonic() - self._work[0][0] >= WAITED_SECONDS
 
     def _settle(self) -> None:
-        until = time.monotonic() + HUNG_SECONDS
+        until = time.monotonic() + self._hung_seconds()
         while any(list(self._since.values())) and time.monotonic() < until:
             time.sleep(0.01)
 
     def _lost(self) -> int:
-        late = time.monotonic() - HUNG_SECONDS
+        late = time.monotonic() - self._hung_seconds()
         return sum(since is not None and since < late for since in self._since.values())
 
     def _serve(self) -> None:

@@ -21,7 +21,7 @@ from llmcore.http.terms import NO_KEY
 OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/ping", "/readiness"})
 """What is answered without a key: whoever restarts or balances servers has none."""
 
-EXPOSED = "x-request-id, retry-after"
+EXPOSED = "x-request-id, retry-after, x-llmcore-unenforced"
 """Headers of answers that scripts of other origins may read."""
 
 MAX_AGE_SECONDS = 600

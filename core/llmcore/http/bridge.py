@@ -243,4 +243,5 @@ def _join(a: ChoiceEvent, b: ChoiceEvent) -> ChoiceEvent:
         prompt_ranks=a.prompt_ranks or b.prompt_ranks,
         prompt_top=a.prompt_top or b.prompt_top,
         pooled=b.pooled,
+        unenforced=a.unenforced or b.unenforced,
     )

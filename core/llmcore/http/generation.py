@@ -56,6 +56,9 @@ _CAUSES = {
 }
 """What records call them; any other one is a "failure"."""
 
+UNENFORCED_HEADER = "x-llmcore-unenforced"
+"""Of an answer: what of the request is not enforced, such as keywords of a JSON schema."""
+
 _CUT_OFF = RequestError("The server ended this request; send it again.", code="server_overloaded", status=503)
 
 
@@ -337,6 +340,10 @@ class _Prompt:
         if generation._ended:
             return
         try:
+            if event.unenforced:
+                generation.reply.add_headers({UNENFORCED_HEADER: ", ".join(event.unenforced)})
+                if event.finish is _RUNNING and not event.tokens:
+                    return
             if event.finish is _ERROR or event.finish is _ABORT:
                 generation._fail(self._writer, _as_error(event, self._submit, generation._front.gate.retry_after))
             else:

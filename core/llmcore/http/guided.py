@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +15,59 @@ from llmcore.http.front import Front
 
 NAME = "guided"
 """The processor that takes what `guided` passes on."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A client's constraint: `param` is its field, `kind` and `value` an argument of `guided`, `options` others."""
+
+    param: str
+    kind: str
+    value: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def same(self, other: Asked) -> bool:
+        """True if both say the same of answers."""
+        return self.kind == other.kind and self._parsed() == other._parsed()
+
+    def _parsed(self) -> Any:
+        """The value, the text of a schema as the schema."""
+        if self.kind == "json" and isinstance(self.value, str):
+            try:
+                return json.loads(self.value)
+            except (ValueError, RecursionError):
+                return self.value
+        return self.value
+
+
+class TypedGrammar(msgspec.Struct, forbid_unknown_fields=True):
+    """A constraint of answers as TGI and huggingface_hub write it. `value`: a JSON schema or its text, of type
+    json_schema {"name", "schema"}, or a regular expression; of type json_object it may be missing."""
+
+    type: Literal["json", "json_object", "json_schema", "regex", "regex_schema"]
+    """The kind of text that the answer has to be."""
+    value: str | dict[str, Any] | bool | None = None
+    """A JSON schema or its text, of type json_schema an object with name and schema; or a regular expression."""
+
+
+def typed(param: str, given: TypedGrammar) -> Asked:
+    """The constraint that field `param` holds. Raises RequestError for a value that is not of its type."""
+    place, of, value = f"{param}.value", given.type, given.value
+    if of == "json_object" and value is None:
+        return Asked(param, "json_object", True)
+    if of in ("regex", "regex_schema"):
+        if not isinstance(value, str):
+            raise _refusal(place, f"of type {of} it is a regular expression, a text")
+        return Asked(place, "regex", value)
+    strict: Mapping[str, Any] = {}
+    if of == "json_schema":
+        if not isinstance(value, dict) or not isinstance(value.get("schema"), dict | bool):
+            raise _refusal(place, 'of type json_schema it is {"name": ..., "schema": ...}, the schema an object')
+        strict = {"strict": True} if value.get("strict") is True else {}
+        value = value["schema"]
+    if not isinstance(value, dict | bool | str):
+        raise _refusal(place, f"of type {of} it is a JSON schema, an object")
+    return Asked(place, "json", value, strict)
 
 
 def guided(front: Front, param: str, **args: Any) -> LogitsProcessor:
@@ -49,6 +103,10 @@ def _with(submit: Submit, processor: LogitsProcessor) -> Submit:
     sampling = submit.sampling
     processors = (*sampling.logits_processors, processor)
     return msgspec.structs.replace(submit, sampling=msgspec.structs.replace(sampling, logits_processors=processors))
+
+
+def _refusal(param: str, text: str) -> RequestError:
+    return RequestError(f"{param}: {text}", param=param, code="invalid_value")
 
 
 def _carried(name: str, value: Any) -> Any:

@@ -15,12 +15,15 @@ _STATUSES = range(200, 600)
 
 
 class Transport(Protocol):
-    """What carries a reply; the three calls are made one at a time, in order, and never block.
+    """What carries a reply; its calls are made one at a time, in order, and never block.
 
     `stream_type`: the content type of a stream, set before its first part.
     """
 
     stream_type: str
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Headers for the answer, whichever it is, in place of others of their names. Too late once it has begun."""
 
     def send_part(self, data: bytes) -> None:
         """A piece of a stream, with the header before the first."""
@@ -93,6 +96,14 @@ class Reply:
     def stream_as(self, content_type: str) -> None:
         """What `stream` will send, if no server-sent events: "application/x-ndjson", say. Call it before `stream`."""
         self._transport.stream_type = content_type
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Have the answer carry `headers` as well. Call it before anything is sent."""
+        with self._lock:
+            if self._early is None:
+                self._transport.add_headers(headers)
+            else:
+                self._early.append(partial(self._transport.add_headers, headers))
 
     def stream(self, data: bytes) -> None:
         """Send a piece of a stream of server-sent events; the first call sends status 200 and the header."""

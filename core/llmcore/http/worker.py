@@ -67,8 +67,9 @@ def serve(launch: WorkerLaunch) -> int:
 
 def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     sources = [spec for spec, _ in registry.specs(TokenizerSpec)]
+    parsers = [spec for spec, _ in registry.specs(OutputParserSpec)]
     model = launch.config.model
-    tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template)
+    tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template, parsers)
     if launch.config.requests.token_healing_mode:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
@@ -80,7 +81,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         tokenizer=tokenizer,
         facts=launch.facts,
         state=lambda: bridge.state,
-        parsers=open_parsers([spec for spec, _ in registry.specs(OutputParserSpec)], launch.config.model, tokenizer),
+        parsers=open_parsers(parsers, model, tokenizer),
         processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
         observers=(bridge.report, log_request, aside),
         key_names=tuple(fingerprint(key) for key in launch.config.access.api_keys),

@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 def check_options(registry: Registry, config: Config) -> None:
     """Raises ConfigError for a parser or a chat template of the operator's that cannot be."""
-    check_parsers(_parser_specs(registry), config.model)
+    specs = _parser_specs(registry)
+    check_parsers(specs, config.model)
     if config.model.chat_template is not None:
-        choose_template(config.model.chat_template)
+        choose_template(config.model.chat_template, specs)
 
 
 def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:
@@ -49,8 +50,9 @@ def with_parsers(
 
     The log names an official plugin that would read what no parser here does.
     """
-    templates = chat_templates(config.model, Path(tokenizer_dir))
-    parsers = choose_parsers(_parser_specs(registry), config.model, templates)
+    parser_specs = _parser_specs(registry)
+    templates = chat_templates(parser_specs, config.model, Path(tokenizer_dir))
+    parsers = choose_parsers(parser_specs, config.model, templates)
     for kind in parsers.unread:
         for line in parsers_that_help(kind, templates):
             logger.warning(line)

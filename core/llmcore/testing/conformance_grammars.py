@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,11 @@ def check_call_grammar(make_grammar: Callable[[ParserContext], CallGrammar], mak
     with all_problems() as problems:
         for single in (True, False):
             with problems.of("forced to one call" if single else "forced to calls"):
-                start = compiled(grammar.forced(TOOLS, single=single), grammar)
+                start = compiled(grammar.forced(TOOLS, single=single))
                 for seed in range(_SEEDS):
                     _check_calls(make, context, _drawn(start, seed, tokenizer), single)
             with problems.of("free, at most one call" if single else "free"):
-                begun = compiled(grammar.free(TOOLS, single=single), grammar)(np.zeros(1, np.int32))
+                begun = compiled(grammar.free(TOOLS, single=single))(np.zeros(1, np.int32))
                 letter = tokenizer.encode("H", add_special_tokens=False)[0]
                 assert letter in _allowed(begun), "an answer cannot begin with plain text"
 
@@ -82,13 +82,13 @@ def _tokenizer() -> Tokenizer:
         return load_tokenizer(write_tokenizer(Path(folder)))
 
 
-def _guided(tokenizer: Tokenizer) -> Callable[[str, CallGrammar], Any]:
-    """Compiles a grammar in Lark with the guided decoding of any installed plugin: -> start(prompt)."""
+def _guided(tokenizer: Tokenizer) -> Callable[[Mapping[str, Any]], Any]:
+    """Compiles a grammar, given as arguments of `guided`, with any installed plugin: -> start(prompt)."""
     processors = (spec for spec, _ in collect(Config()).specs(LogitsProcessorSpec))
     spec = next((spec for spec in processors if spec.name == NAME), None)
     assert spec is not None, "no installed plugin can compile it: pip install plugin-guided"
     make, context = load(spec.make), ProcessorContext(VOCAB, (EOS,), lambda: tokenizer, stop_ids=(EOS,))
-    return lambda lark, grammar: make({"lark": lark, "tags": dict(grammar.tags)}, context)
+    return lambda args: make(args, context)
 
 
 def _drawn(start: Any, seed: int, tokenizer: Tokenizer) -> str:

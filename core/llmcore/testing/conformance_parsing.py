@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from llmcore.plugins import load
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec
 from llmcore.testing.conformance import all_problems, contributed, loaded
 from llmcore.testing.conformance_contributions import TEXTS
 from llmcore.testing.conformance_grammars import check_call_grammar
+from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.events import (
     Event,
     ReasoningDelta,
@@ -22,8 +26,13 @@ from llmcore.text.events import (
     joined,
 )
 from llmcore.text.parsing import MakeParser, ParserContext
+from llmcore.text.templates import ChatTemplate
 
 _CUTTINGS = 20
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}},
+}
 _KINDS = {
     "tool": (TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded),
     "reasoning": (TextDelta, ReasoningDelta),
@@ -52,7 +61,7 @@ def parsed(make: MakeParser, context: ParserContext, pieces: Iterable[str]) -> l
 def check_register_output_parsers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every parser gives one answer for every way of cutting its samples, their beginnings and plain text; calls of
     functions that a request does not have, and calls that are cut off before their name is known, come as text.
-    The parser reads the calls that its grammar forces.
+    The parser reads the calls that its grammar forces, and those that its chat template writes.
 
     `samples`: files with outputs, beside those that the specs state.
     """
@@ -85,6 +94,9 @@ def _check_parser(spec: OutputParserSpec, given: Sequence[ParserSample]) -> None
         if spec.grammar is not None:
             with problems.of("grammar"):
                 check_call_grammar(loaded(spec.grammar, "grammar"), make)
+        if spec.template is not None:
+            with problems.of("template"):
+                _check_template(load(spec.template), make)
 
 
 def _check_sample(kind: str, make: MakeParser, sample: ParserSample) -> None:
@@ -99,6 +111,23 @@ def _check_sample(kind: str, make: MakeParser, sample: ParserSample) -> None:
         whole = parsed(make, context, [text[:end]])
         _check_events(kind, whole, text[:end])
         assert parsed(make, context, text[:end]) == whole, f"the events of {text[:end]!r} depend on how it is cut"
+
+
+def _check_template(chosen: Any, make: MakeParser) -> None:
+    """It shows tools, and the parser reads a call as the template writes it into a conversation."""
+    assert isinstance(chosen, ChosenTemplate), f"it is a {type(chosen).__name__}, not an api.text.ChosenTemplate"
+    template = ChatTemplate({"default": chosen.source}, {})
+    asked = {"role": "user", "content": "How warm is it in Rome?"}
+    call = {"id": "call00000", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Rome"}'}}
+    opened = template.render([asked], tools=[_TOOL])
+    assert "weather" in opened, "it does not show the request's tools"
+    whole = template.render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], tools=[_TOOL])
+    written = whole.removeprefix(opened) if whole.startswith(opened) else whole.partition(asked["content"])[2]
+    events = parsed(make, ParserContext(tools={"weather": _TOOL["function"]}), [written])
+    named = [event.name for event in events if isinstance(event, ToolCallBegun)]
+    assert named == ["weather"], f"the parser finds the calls {named} in {written!r}"
+    (given,) = [event.arguments for event in events if isinstance(event, ToolCallDelta)] or [""]
+    assert json.loads(given or "{}") == {"place": "Rome"}, f"the parser reads the arguments {given!r} in {written!r}"
 
 
 def _cuttings(text: str) -> Iterable[list[str]]:

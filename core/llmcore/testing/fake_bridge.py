@@ -169,6 +169,10 @@ class FakeTransport:
     status: int = 200
     stream_type: str = "text/event-stream"
 
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Transport."""
+        self.response.set_headers(dict(headers))
+
     def send_part(self, data: bytes) -> None:
         """Transport."""
         self.sent += data
@@ -238,6 +242,7 @@ def fake_front(
         "max_running": 10,
         "eos_ids": tokenizer.eos_ids,
     }
+    active = {spec.kind: open_parser(spec, tokenizer) for spec in parsers}
     return FakeFront(
         config=replace(
             config or Config(),
@@ -247,7 +252,7 @@ def fake_front(
         tokenizer=tokenizer,
         facts=ModelFacts(**{**known, **facts}),
         state=lambda: State(ready=True),
-        parsers=OutputParsers(**{spec.kind: open_parser(spec, tokenizer) for spec in parsers}),
+        parsers=OutputParsers(tool=active.get("tool"), reasoning=active.get("reasoning")),
         processors=frozenset(processors),
     )
 

@@ -1,27 +1,31 @@
 """`--chat_template`: a chat template of the operator's, in place of the model's.
 
-It is a Jinja file, or LMDeploy's JSON (https://lmdeploy.readthedocs.io/en/latest/advance/chat_template.html), as a
-file or as text: what stands before and after each role's words.
+It is the name of a tool parser that brings one, a Jinja file, or LMDeploy's JSON
+(https://lmdeploy.readthedocs.io/en/latest/advance/chat_template.html), as a file or as text: what stands before and
+after each role's words.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from llmcore.errors import ConfigError, RequestError
+from llmcore.errors import ConfigError, RequestError, did_you_mean
+from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
-from llmcore.text.templates import ChatTemplate, TemplateRefusal
+from llmcore.specs import ImportString, OutputParserSpec
+from llmcore.text.render_budget import OverBudget
+from llmcore.text.sandbox_calls import TemplateRefusal
+from llmcore.text.templates import ChatTemplate
 
 log = logging.getLogger(__name__)
 
 _FRAMES = """\
-{%- if tools %}{{ raise_exception("the server's chat template has no place for tools") }}{% endif -%}
 {%- if messages and messages[0].role != "system" and frame.meta_instruction is not none -%}
 {{- frame.system + frame.meta_instruction + frame.eosys -}}
 {%- endif -%}
@@ -69,14 +73,23 @@ class ChosenTemplate:
     stop_words: tuple[str, ...] = ()
 
 
-def choose_template(given: str) -> ChosenTemplate:
+def named_templates(specs: Iterable[OutputParserSpec]) -> dict[str, ImportString]:
+    """The templates that come with parsers, by the names that `--chat_template` knows them by."""
+    return {spec.name: spec.template for spec in specs if spec.kind == "tool" and spec.template is not None}
+
+
+def choose_template(given: str, specs: Iterable[OutputParserSpec] = ()) -> ChosenTemplate:
     """The template that `--chat_template` names, tried on a message. Raises ConfigError."""
-    chosen = _read(given)
+    named = named_templates(specs)
+    chosen: ChosenTemplate = load(named[given]) if given in named else _read(given, named)
     try:
         _compiled(chosen, {}).render([{"role": "user", "content": "Hello"}])
     except RequestError as error:
-        if not isinstance(error.__cause__, TemplateRefusal):
-            raise ConfigError(f"--chat_template: {error.__cause__}; correct the template") from error
+        cause = error.__cause__
+        if isinstance(cause, OverBudget):
+            raise ConfigError(f"--chat_template: for one word it takes {cause}; correct the template") from error
+        if not isinstance(cause, TemplateRefusal):
+            raise ConfigError(f"--chat_template: {cause}; correct the template") from error
     return chosen
 
 
@@ -93,7 +106,7 @@ class Templated:
         """What the chat template reads."""
         return self._template.variables
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """The prompt that the operator's template renders; raises RequestError with the template's message."""
         return self._template.render(messages, **variables)
 
@@ -102,10 +115,10 @@ class Templated:
 
 
 def _compiled(chosen: ChosenTemplate, tokens: Mapping[str, str]) -> ChatTemplate:
-    return ChatTemplate({"default": chosen.source}, {**tokens, **chosen.variables}, origin="--chat_template")
+    return ChatTemplate({"default": chosen.source}, tokens, origin="--chat_template", constants=chosen.variables)
 
 
-def _read(given: str) -> ChosenTemplate:
+def _read(given: str, named: Iterable[str]) -> ChosenTemplate:
     text = given.strip()
     if text.startswith("{"):
         return _frames(text, "--chat_template")
@@ -114,8 +127,10 @@ def _read(given: str) -> ChosenTemplate:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        names = f"one of {', '.join(sorted(named))}, " if named else ""
         raise ConfigError(
-            f"--chat_template {given}: {reason}; give a Jinja file, or LMDeploy's JSON as a file or as text"
+            f"--chat_template {given}: {reason}; give {names}a Jinja file, or LMDeploy's JSON as a file or as text."
+            f"{did_you_mean(given, named)}"
         ) from error
     return _frames(text, f"--chat_template {given}") if path.suffix == ".json" else ChosenTemplate(text)
 

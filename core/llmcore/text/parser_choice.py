@@ -65,10 +65,10 @@ def choose_parsers(specs: Sequence[OutputParserSpec], config: Model, templates: 
     return ParserChoice(chosen, reasons)
 
 
-def chat_templates(config: Model, directory: Path) -> tuple[str, ...]:
+def chat_templates(specs: Sequence[OutputParserSpec], config: Model, directory: Path) -> tuple[str, ...]:
     """The operator's chat template, or else those of the model whose tokenizer is in `directory`."""
     if config.chat_template is not None:
-        return (choose_template(config.chat_template).source,)
+        return (choose_template(config.chat_template, specs).source,)
     return tuple(read_companions(directory).templates.values())
 
 

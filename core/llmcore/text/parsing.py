@@ -16,6 +16,7 @@ from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec
 from llmcore.text.call_grammar import CallGrammar
+from llmcore.text.chosen_template import named_templates
 from llmcore.text.events import Event, TextDelta
 from llmcore.text.parser_choice import check_parsers
 from llmcore.text.resumed import Beginning, Resumed, begin
@@ -128,10 +129,15 @@ class RequestParsing:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputParsers:
-    """The parsers of a server: those that `--tool_call_parser` and `--reasoning_parser` name, or None."""
+    """The parsers of a server: those that `--tool_call_parser` and `--reasoning_parser` name, or None.
+
+    `tool_names`: the tool parsers that there are; `template_names`: those of them that bring a chat template.
+    """
 
     tool: ActiveParser | None = None
     reasoning: ActiveParser | None = None
+    tool_names: tuple[str, ...] = ()
+    template_names: tuple[str, ...] = ()
 
     def bind(self, context: ParserContext) -> RequestParsing | None:
         """How a request's answers are parsed: its reasoning, and its calls if it has tools; None if neither."""
@@ -169,7 +175,11 @@ class Chained:
 def open_parsers(specs: Sequence[OutputParserSpec], config: Model, tokenizer: Tokenizer) -> OutputParsers:
     """The parsers that `config` names, for a worker; the supervisor has chosen (`ParserChoice.named`)."""
     chosen = check_parsers(specs, config)
-    return OutputParsers(**{kind: open_parser(spec, tokenizer) for kind, spec in chosen.items()})
+    return OutputParsers(
+        tool_names=tuple(sorted(spec.name for spec in specs if spec.kind == "tool")),
+        template_names=tuple(sorted(named_templates(specs))),
+        **{kind: open_parser(spec, tokenizer) for kind, spec in chosen.items()},
+    )
 
 
 def open_parser(spec: OutputParserSpec, tokenizer: Tokenizer) -> ActiveParser:

@@ -76,7 +76,7 @@ class SlowTokenizer:
         """What the chat template reads."""
         return self._template.variables
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """The prompt that the chat template renders."""
         return self._template.render(messages, **variables)
 

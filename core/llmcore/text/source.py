@@ -11,7 +11,7 @@ from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
-from llmcore.specs import TokenizerSpec
+from llmcore.specs import OutputParserSpec, TokenizerSpec
 from llmcore.text.chosen_template import Templated, choose_template
 from llmcore.text.companions import read_companions
 from llmcore.text.convert import convert
@@ -56,13 +56,18 @@ def prepare(specs: Sequence[TokenizerSpec], config: Model, model: Path, out: Pat
 
 
 def open_tokenizer(
-    specs: Sequence[TokenizerSpec], directory: Path, mode: str, chat_template: str | None = None
+    specs: Sequence[TokenizerSpec],
+    directory: Path,
+    mode: str,
+    chat_template: str | None = None,
+    parsers: Sequence[OutputParserSpec] = (),
 ) -> Tokenizer:
-    """The tokenizer in a directory that `prepare` returned; `chat_template`: the operator's, as the option has it."""
+    """The tokenizer in a directory that `prepare` returned; `chat_template`: the operator's, as the option has it,
+    where it may name one of a parser's in `parsers`."""
     spec = choose([spec for spec in specs if spec.load is not None], directory, mode)
     opener: Callable[[Path], Tokenizer] = load(spec.load or "")
     tokenizer = opener(directory)
     if chat_template is None:
         return tokenizer
-    templated: Any = Templated(tokenizer, choose_template(chat_template), read_companions(directory).tokens)
+    templated: Any = Templated(tokenizer, choose_template(chat_template, parsers), read_companions(directory).tokens)
     return cast(Tokenizer, templated)

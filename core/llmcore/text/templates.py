@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja text a model brings, rendered in a sandbox.
+"""Chat templates: the Jinja text a model brings, rendered in a sandbox and within a budget.
 
 The environment is the one these templates are written for: `raise_exception`, `strftime_now`, `tojson` that leaves
 non-ASCII text alone, loop controls, trimmed blocks, and a `generation` tag that only marks the assistant's turns.
@@ -6,103 +6,40 @@ non-ASCII text alone, loop controls, trimmed blocks, and a `generation` tag that
 
 from __future__ import annotations
 
-import datetime
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
-from types import GeneratorType
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import jinja2
 import orjson
-from jinja2 import meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta
 
-from llmcore.errors import ConfigError, RequestError
+from llmcore.errors import ConfigError, RequestError, message_of
+from llmcore.text.render_budget import Budget, Busy, OverBudget, width_of
+from llmcore.text.sandbox import Sandbox
+from llmcore.text.sandbox_calls import GLOBALS, TemplateRefusal
 
-RESERVED = frozenset({"messages", "tools", "chat_template", "tokenize", "return_dict", "return_tensors"})
-"""Variables a client may not set: they are set from its request, or mean something to other servers only."""
-
-_RENDER_ERRORS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
+RESERVED = frozenset(
+    (
+        *("messages", "tools", "chat_template", "tokenize", "return_dict", "return_tensors"),
+        *("self", "super", "loop", "caller", "varargs", "kwargs", "true", "false", "none", "True", "False", "None"),
+        *GLOBALS,
+    )
 )
-
+"""Variables a client may not set: they are set from its request, mean something to other servers only, or are words
+and functions of Jinja's."""
 
 MAX_CHARACTERS = 1 << 25
-"""Most characters of a prompt; a body has no more, and few models read as many. A template may write a message again
-for each message: what it has no end with must not take the worker's memory and time."""
+"""Most characters of a prompt; a body has no more, and few models read as many."""
 
-MAX_VISITS = 10_000_000
-"""How often messages are looked at while one prompt is rendered: a second's work."""
+MAX_MESSAGE = 1000
+"""Most characters of what a template says when it refuses."""
+
+_PIECE_BYTES = 64
+_LARGE = 1 << 20
+"""Bytes of a prompt between two looks at how large it is."""
 
 _TESTS_FOR_NULL = re.compile(r"""content(?:['"]\])?\s+is\s+(?:not\s+)?none""")
 """In a template's text: it knows messages without content."""
-
-
-class TemplateRefusal(jinja2.TemplateError):
-    """What a template itself raises about the messages, through `raise_exception`."""
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; in serving it is only its body."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateRefusal(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # The standard library's writer: templates depend on its ", " and ": ".
-    import json
-
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_from_generator,
-    )
-
-
-def _from_generator(value: Any) -> list[Any]:
-    """What `tools | map(...)` gives."""
-    if isinstance(value, GeneratorType):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    return environment
 
 
 class ChatTemplate:
@@ -113,56 +50,98 @@ class ChatTemplate:
     the option they come from, where they are not the model's. `variables`: all that the templates read.
     """
 
-    def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, Any], *, origin: str = ""):
-        environment = _environment()
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        tokens: Mapping[str, Any],
+        *,
+        origin: str = "",
+        constants: Mapping[str, Any] | None = None,
+    ):
+        what = origin or "the model's chat template"
+        self._environment = Sandbox()
         try:
-            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-            self._wants_null = {name for name, source in sources.items() if _TESTS_FOR_NULL.search(source)}
-        except jinja2.TemplateError as error:
-            what = origin or "the model's chat template"
+            self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
+            read = [meta.find_undeclared_variables(self._environment.parse(source)) for source in sources.values()]
+        except Exception as error:
+            # Jinja's errors, and Python's about numbers, nesting and characters that it compiles no code from.
             raise ConfigError(
-                f"{what} cannot be compiled: {error}; correct {'it' if origin else 'chat_template.jinja'}"
+                f"{what} cannot be compiled: {message_of(error)[:MAX_MESSAGE]}; "
+                f"correct {'it' if origin else 'chat_template.jinja'}"
             ) from error
+        self._what = what
+        self._wants_null = {name for name, source in sources.items() if _TESTS_FOR_NULL.search(source)}
         self._tokens = dict(tokens)
-        self.variables = frozenset[str]().union(
-            *(meta.find_undeclared_variables(environment.parse(source)) for source in sources.values())
-        )
+        self._constants = dict(constants or {})
+        self.variables = frozenset[str]().union(*read) - self._constants.keys()
 
     def __bool__(self) -> bool:
         return bool(self._templates)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """The prompt for `messages`. `tools` and every other variable go to the template.
 
-        Raises RequestError with the template's own message when it refuses the messages.
+        Raises RequestError with the template's own message when it refuses the messages, and one that names the
+        template when it fails or needs more time or memory than it may have (`render_budget`).
         """
         name = self._choose(bool(variables.get("tools")))
-        given = {"add_generation_prompt": True, **self._tokens, **variables}
+        given = {"add_generation_prompt": True, **self._tokens, **variables, **self._constants}
         if not given.get("tools"):
             # Some templates iterate over `tools` whenever it is defined.
             given.pop("tools", None)
+        budget = Budget()
         failure: Exception | None = None
-        for shape in _shapes(messages, name in self._wants_null):
-            try:
-                return self._rendered(name, shape, given)
-            except TemplateRefusal as error:
-                raise RequestError(str(error.message), param="messages", code="invalid_value") from error
-            except _RENDER_ERRORS as error:
-                failure = failure or error
+        try:
+            for shape in _shapes(messages, name in self._wants_null):
+                try:
+                    return self._rendered(name, {**given, "messages": shape}, budget)
+                except (RequestError, OverBudget, Busy):
+                    raise
+                except TemplateRefusal as error:
+                    said = str(error.message)[:MAX_MESSAGE]
+                    raise RequestError(said, param="messages", code="invalid_value") from error
+                except Exception as error:  # noqa: BLE001 - a template is foreign code
+                    failure = failure or error
+        except OverBudget as error:
+            raise RequestError(
+                f"{self._what} was stopped: for these messages it takes {error}; send fewer or shorter ones, and if "
+                "that changes nothing, give the server another one with --chat_template",
+                param="messages",
+                code="invalid_value",
+            ) from error
+        except Busy as error:
+            raise RequestError(
+                f"{self._what} takes long for these messages, and for those of other requests at the same time; "
+                "try again later",
+                code="server_overloaded",
+                status=503,
+            ) from error
+        finally:
+            budget.close()
         raise RequestError(
-            f"the model's chat template cannot render these messages: {failure}",
+            f"{self._what} cannot render these messages: {message_of(failure or ValueError())[:MAX_MESSAGE]}",
             param="messages",
             code="invalid_value",
         ) from failure
 
-    def _rendered(self, name: str, messages: Messages, given: Mapping[str, Any]) -> str:
-        pieces, size = [], 0
-        for piece in self._templates[name].generate(messages=_Visited(messages, count()), **given):
-            size += len(piece)
-            if size > MAX_CHARACTERS:
-                raise _too_long(f"a prompt of more than {MAX_CHARACTERS:,} characters")
+    def _rendered(self, name: str, variables: Mapping[str, Any], budget: Budget) -> str:
+        pieces: list[str] = []
+        size, width, seen, limit, kept = 0, 1, 0, _LARGE, 0
+        for piece in self._environment.pieces(self._templates[name], variables, budget):
+            size += len(piece) + _PIECE_BYTES
             pieces.append(piece)
-        return "".join(pieces)
+            if size > limit:
+                if size - _PIECE_BYTES * len(pieces) > MAX_CHARACTERS:
+                    raise _too_long(self._what)
+                # One wide character makes all of the joined prompt wide.
+                width, seen = max(width, *map(width_of, pieces[seen:])), len(pieces)
+                budget.keep(width * size - kept)
+                budget.spend(size - limit + _LARGE)
+                limit, kept = size + _LARGE, width * size
+        prompt = "".join(pieces)
+        if not prompt.isascii():
+            prompt.encode()  # a template can write half of a character, which a tokenizer does not take
+        return prompt
 
     def _choose(self, with_tools: bool) -> str:
         names = ("tool_use", "default") if with_tools else ("default",)
@@ -176,27 +155,12 @@ class ChatTemplate:
         )
 
 
-def _too_long(why: str) -> RequestError:
-    message = f"messages: the model's chat template makes {why} of them; send fewer or shorter ones"
+def _too_long(what: str) -> RequestError:
+    message = (
+        f"messages: {what} makes a prompt of more than {MAX_CHARACTERS:,} characters of them; "
+        "send fewer or shorter ones"
+    )
     return RequestError(message, param="messages", code="context_length_exceeded")
-
-
-class _Visited(list[Any]):
-    """Messages, which count how often they are looked at, together with all parts of their list."""
-
-    def __init__(self, messages: Iterable[Any], visits: count[int]):
-        super().__init__(messages)
-        self._visits = visits
-
-    def __iter__(self) -> Iterator[Any]:
-        for message in super().__iter__():
-            if next(self._visits) >= MAX_VISITS:
-                raise _too_long("too much work")
-            yield message
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        return _Visited(found, self._visits) if isinstance(key, slice) else found
 
 
 Messages = list[Mapping[str, Any]]

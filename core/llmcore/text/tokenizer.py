@@ -96,7 +96,7 @@ class FastTokenizer:
         """What the chat template reads."""
         return self._template.variables
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """The prompt that the chat template renders; raises RequestError with the template's message."""
         return self._template.render(messages, **variables)
 

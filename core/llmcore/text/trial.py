@@ -1,15 +1,18 @@
-"""`python -m llmcore.text.trial PARENT`: render a model's chat templates once, where nothing they do hurts anybody.
+"""`python -m llmcore.text.trial PARENT CPU_SECONDS`: render a model's chat templates once, in a process of its own.
 
-A template is a program that came with a download. The sandbox keeps it from Python's insides; this child keeps a
-server from starting with one that tries, or that does not end.
+A template is a program that came with a download. A server relies on the limits that each render has
+(`render_budget`). This child keeps a server from starting with a template that reaches them on one word.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import orjson
@@ -18,16 +21,20 @@ from jinja2.exceptions import SecurityError
 from llmcore.child import die_with_parent
 from llmcore.errors import ConfigError, RequestError
 from llmcore.text.companions import Companions, read_companions
+from llmcore.text.render_budget import OverBudget
 from llmcore.text.templates import ChatTemplate
 
-CPU_SECONDS = 3
-"""What all of them may take together, the start of the process included."""
-WALL_SECONDS = 60
+CPU_SECONDS = 10
+"""For compiling and rendering all of them. A render ends after a second by itself."""
+WALL_SECONDS = 600
+"""A template cannot sleep: this is for a machine that has no time for the child."""
 MEMORY_BYTES = 1 << 30
+"""Of address space, beyond what the child has before it knows the templates."""
 MOST_TEXT = 1 << 20
 """Characters that a prompt of one word may become."""
 
 _REFUSED = 2
+_READY = b"ready"
 _FIX = "take chat_template.jinja from a source you trust, or give --chat_template"
 
 
@@ -37,25 +44,45 @@ def try_templates(directory: Path) -> None:
     if not companions.templates:
         return
     given = orjson.dumps({"templates": companions.templates, "tokens": companions.tokens})
-    command = [sys.executable, "-m", __name__, str(os.getpid())]
+    command = [sys.executable, "-m", __name__, str(os.getpid()), str(CPU_SECONDS)]
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=WALL_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"the model's chat template was not rendered within {WALL_SECONDS} s; {_FIX}") from error
-    if done.returncode < 0:
-        raise ConfigError(f"the model's chat template does not end within {CPU_SECONDS} s; {_FIX}")
-    if done.returncode:
-        last = (done.stderr.decode(errors="replace").strip() or "no word").splitlines()[-1]
-        refused = done.returncode == _REFUSED
-        raise ConfigError(last if refused else f"the model's chat template cannot be tried: {last}; {_FIX}")
+        raise ConfigError(
+            f"the process that tries the model's chat template did not end within {WALL_SECONDS} s; "
+            "start the server when the machine is less busy"
+        ) from error
+    if not done.returncode:
+        return
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    last = said[-1] if said else f"it was ended by {_ending(done.returncode)}"
+    if done.returncode == _REFUSED:
+        raise ConfigError(last)
+    if not done.stdout.startswith(_READY):
+        raise ConfigError(
+            f"the process that tries the model's chat template could not start: {last}; "
+            "check the limits of this shell (ulimit -a) and the free memory"
+        )
+    if done.returncode == -signal.SIGXCPU:
+        last = f"it does not end within {CPU_SECONDS} s of CPU time"
+    raise ConfigError(f"the model's chat template cannot be tried: {last}; {_FIX}")
 
 
-def main(parent: int) -> int:
-    """The child's exit code: 0, or 2 with the reason on stderr."""
+def _ending(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit code {code}"
+
+
+def main(parent: int, cpu_seconds: int) -> int:
+    """The child's exit code: 0, or 2 with the reason on stderr. It writes `_READY` before it knows the templates."""
     die_with_parent(parent)
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     given = orjson.loads(sys.stdin.buffer.read())
+    _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + cpu_seconds)
+    _limit(resource.RLIMIT_AS, _address_space() + MEMORY_BYTES)
+    sys.stdout.buffer.write(_READY)
+    sys.stdout.flush()
     try:
         problem = _problem(Companions(given["tokens"], templates=given["templates"]))
     except MemoryError:
@@ -64,6 +91,18 @@ def main(parent: int) -> int:
         return 0
     sys.stderr.write(f"the model's chat template cannot be served: {problem}; {_FIX}\n")
     return _REFUSED
+
+
+def _limit(kind: int, value: int) -> None:
+    """Lower a limit of this process, which may have a lower one already."""
+    soft, hard = resource.getrlimit(kind)
+    if soft == resource.RLIM_INFINITY or value < soft:
+        resource.setrlimit(kind, (value, hard))
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()
 
 
 def _problem(companions: Companions) -> str | None:
@@ -76,8 +115,10 @@ def _problem(companions: Companions) -> str | None:
             return str(error)
         except RequestError as error:
             cause = error.__cause__
-            if isinstance(cause, (SecurityError, ArithmeticError, RecursionError)):
-                return str(cause)
+            if isinstance(cause, OverBudget):
+                return f"for one word it takes {cause}"
+            if isinstance(cause, (SecurityError, ArithmeticError, RecursionError, MemoryError)):
+                return str(cause) or "it takes too much memory"
             continue
         if len(text) > MOST_TEXT:
             return f"it makes {len(text):,} characters of one word"
@@ -85,4 +126,4 @@ def _problem(companions: Companions) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

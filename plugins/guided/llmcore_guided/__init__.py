@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from llmcore.api import LogitsProcessorSpec, hookimpl
+from llmcore.api import LogitsProcessorSpec, OptionSpec, hookimpl
 
 
 @hookimpl
@@ -15,4 +15,16 @@ def register_logits_processors() -> Iterable[LogitsProcessorSpec]:
         kind="mask",
         example={"regex": "[a-z]{1,9}"},
         summary="json, json_object, regex, grammar (Lark, GBNF) or choice, on llguidance",
+    )
+
+
+@hookimpl
+def register_options() -> Iterable[OptionSpec]:
+    """The letter of the standard."""
+    yield OptionSpec(
+        name="guided_open_objects",
+        type=bool,
+        default=False,
+        summary="objects of a JSON schema that names properties may have others too, as the standard says; without "
+        "this option, only where the schema says so",
     )

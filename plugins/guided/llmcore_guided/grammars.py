@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+
+from llmcore_guided.closing import closed
+from llmcore_guided.gbnf import as_lark, is_gbnf
 
 MOST_CHARACTERS = {"json": 512 << 10, "regex": 16 << 10, "grammar": 64 << 10, "choice": 64 << 10, "lark": 512 << 10}
 """By argument: longer ones are refused. It bounds what compiling can cost, in stack above all."""
+
+WHITESPACE = r"( |\n[ \t]{0,40})?"
+"""Between JSON's tokens: a model that may write newlines for ever does."""
 
 TagRule = Callable[[str], str | None]
 """A tag's text -> the number of the special token that it is, as Lark writes it; None where it is ordinary text."""
 
 _KINDS = ("json", "json_object", "regex", "grammar", "choice", "lark")
-_OPTIONS = frozenset({"lenient", "whitespace", "whitespace_pattern", "thought", "tags", "calls"})
+_OPTIONS = frozenset({"strict", "whitespace", "whitespace_pattern", "thought", "tags", "calls", "schemas"})
 _RULE = re.compile(r"[a-z][a-z0-9_]*")
 _OPTIONS_OF_LLGUIDANCE = '%llguidance {"no_forcing": true}'
 """Where the next bytes are known the model still chooses how to cut them: its tokenizer may add a space to a text."""
@@ -35,15 +40,37 @@ class Wanted:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Schema:
+    """A JSON schema within a grammar, as llguidance takes it. `strict`: what it cannot enforce is an error. `of`:
+    whose it is, for messages; "" for the answer's own."""
+
+    value: Any
+    strict: bool
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """`text`: all of it for llguidance, the same for the same arguments. `schemas`: those within it. `own_places`:
+    lines and columns of an error are those of the client's text."""
+
+    text: str
+    schemas: tuple[Schema, ...]
+    own_places: bool
+
+
 def wanted(args: Mapping[str, Any]) -> Wanted:
-    """The arguments, of which one says what the answer has to be. Raises ValueError for what nobody knows.
+    """The arguments, of which one says what the answer has to be. Raises ValueError for unknown ones.
 
     `json`: a schema, as an object or as text; `json_object`: true for any object; `regex`; `grammar`: Lark, or GBNF
     (EBNF with ::=); `choice`: a list of texts; `lark`: a grammar that a parser of tool calls wrote, with `tags`: rule
-    -> text of a tag, for each of which there are a rule of that name and `before_NAME`, text up to and with the tag.
-    `lenient`: ignore keywords of a schema that cannot be enforced. `whitespace`: false for none between JSON's
+    -> text of a tag, for each of which there are a rule of that name and `before_NAME`, text up to and with the tag,
+    and `schemas`: rule -> {"schema", "strict", "of": whose it is}, for each of which there is a rule of that name.
+    `strict`: a keyword of the schema that cannot be enforced is an error. `whitespace`: false for none between JSON's
     members; `whitespace_pattern`: a regex for it. `thought`: {"open", "close": tags, "opened": whether the prompt
-    ends inside}: what may come before the answer. `calls`: {"lark", "tags"}: what the answer may be instead.
+    ends inside}: what may come before the answer. `calls`: {"lark", "tags", "schemas"}: what the answer may be
+    instead.
     """
     kinds = [kind for kind in _KINDS if args.get(kind) is not None]
     unknown = set(args) - set(_KINDS) - _OPTIONS
@@ -55,26 +82,38 @@ def wanted(args: Mapping[str, Any]) -> Wanted:
     return Wanted(kind, _checked(kind, args[kind]), {name: args[name] for name in _OPTIONS & set(args)})
 
 
-def grammar_text(want: Wanted, tag: TagRule) -> str:
-    """All of it as one text for llguidance, which is the same for the same arguments."""
-    answers = {"answer": _answer(want, tag)}
+def tags_of(args: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of all tags in a processor's arguments."""
+    thought, calls = args.get("thought"), args.get("calls")
+    tags = [args.get("tags"), calls.get("tags") if isinstance(calls, dict) else None]
+    texts = [text for each in tags if isinstance(each, dict) for text in each.values()]
+    if isinstance(thought, dict):
+        texts += [thought.get("open"), thought.get("close")]
+    yield from (text for text in texts if isinstance(text, str) and text)
+
+
+def grammar_of(want: Wanted, tag: TagRule, *, close: bool) -> Grammar:
+    """All of it. `close`: objects have no other properties than their schema names (see `closing`)."""
+    parts, schemas = _parts("answer", want, tag, close)
+    names = ["answer"]
     calls, thought = want.options.get("calls"), want.options.get("thought")
     if calls is not None:
-        answers["calls"] = _answer(wanted(calls), tag)
-    either = "(" + " | ".join(f"@{name}" for name in answers) + ")"
+        more, more_schemas = _parts("calls", wanted(calls), tag, close)
+        names, parts, schemas = [*names, "calls"], parts + more, schemas + more_schemas
+    either = "(" + " | ".join(f"@{name}" for name in names) + ")"
     lark = [_OPTIONS_OF_LLGUIDANCE, f"start: {either}"]
     if thought is not None:
         lark[1] = f"start: thought space {either}" if thought["opened"] else f"start: (open thought space)? {either}"
         before = _tag_rules("close", thought["close"], tag)[1].replace("before_close", "thought")
         lark += [f"space: {_SPACE}", _tag_rules("open", thought["open"], tag)[0], before]
-    parts = [{**part, "name": name} for name, part in answers.items()]
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}, *parts]})
+    text = json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}, *parts]})
+    return Grammar(text, tuple(schemas), want.kind == "grammar" and not is_gbnf(want.value))
 
 
-def regex_of(want: Wanted) -> str | None:
+def regex_of(args: Mapping[str, Any]) -> str | None:
     """The regular expression that the answer is, where it is nothing else."""
-    alone = want.options.get("calls") is None and want.options.get("thought") is None
-    return str(want.value) if want.kind == "regex" and alone else None
+    alone = args.get("calls") is None and args.get("thought") is None
+    return str(args["regex"]) if args.get("regex") is not None and alone else None
 
 
 def _checked(kind: str, value: Any) -> Any:
@@ -91,13 +130,13 @@ def _checked(kind: str, value: Any) -> Any:
         size = len(json.dumps(value))
     elif isinstance(value, str) and value:
         size = len(value)
-        if kind == "json":
-            value = _schema(value)
     else:
         what = "a JSON schema: an object, or its text" if kind == "json" else "a text that is not empty"
         raise ValueError(f"the {kind} has to be {what}")
     if size > MOST_CHARACTERS[kind]:
         raise ValueError(f"the {kind} has {size} characters; at most {MOST_CHARACTERS[kind]} are allowed")
+    if kind == "json" and isinstance(value, str):
+        value = _schema(value)
     _check_encodable(value)
     return value
 
@@ -106,66 +145,72 @@ def _check_encodable(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError("it holds half of a surrogate pair, which is no character") from error
+        raise ValueError("it holds half of a surrogate pair, which is not a character") from error
 
 
 def _schema(text: str) -> Any:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the schema is no JSON: {error}") from error
+        raise ValueError(f"the schema is not JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON schema is an object")
     return schema
 
 
-def _answer(want: Wanted, tag: TagRule) -> dict[str, Any]:
+def _parts(name: str, want: Wanted, tag: TagRule, close: bool) -> tuple[list[dict[str, Any]], list[Schema]]:
+    """The grammar called `name`, those that it refers to, and the schemas in them."""
+    lark: str
     match want.kind:
         case "json" | "json_object":
-            schema = {"type": "object"} if want.kind == "json_object" else want.value
-            return {"json_schema": _with_options(schema, want.options)}
+            value = {"type": "object"} if want.kind == "json_object" else want.value
+            schema = Schema(_for_llguidance(value, want.options, close), bool(want.options.get("strict")))
+            return [{"name": name, "json_schema": schema.value}], [schema]
         case "regex":
-            made: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(want.value))["grammars"][0]
-            return {"lark_grammar": made["lark_grammar"]}
+            lark = json.loads(LLMatcher.grammar_from_regex(want.value))["grammars"][0]["lark_grammar"]
         case "grammar":
-            return {"lark_grammar": _lark(want.value)}
+            lark = as_lark(want.value) if is_gbnf(want.value) else want.value
         case "choice":
             # A terminal is one item of the parser however many texts it has, and there is a limit on items.
-            texts = " | ".join(_quoted(text) for text in want.value)
-            return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}
+            lark = "start: CHOICE\nCHOICE: " + " | ".join(map(_quoted, want.value))
         case _:
-            tags = want.options.get("tags", {})
-            rules = [rule for name, text in tags.items() for rule in _tag_rules(name, text, tag)]
-            return {"lark_grammar": "\n".join([want.value, *rules])}
+            return _with_tags(name, want, tag, close)
+    return [{"name": name, "lark_grammar": lark}], []
 
 
-def _with_options(schema: Any, options: Mapping[str, Any]) -> Any:
+def _with_tags(name: str, want: Wanted, tag: TagRule, close: bool) -> tuple[list[dict[str, Any]], list[Schema]]:
+    """A parser's grammar, with rules for its tags and schemas."""
+    rules = [want.value]
+    for rule, text in want.options.get("tags", {}).items():
+        rules += _tag_rules(rule, text, tag)
+    parts, schemas = [], []
+    for rule, given in want.options.get("schemas", {}).items():
+        value = given["schema"] if isinstance(given["schema"], dict) else _schema(given["schema"])
+        schema = Schema(_for_llguidance(value, want.options, close), bool(given.get("strict")), given.get("of", ""))
+        rules.append(f"{rule}: @{name}_{rule}")
+        parts.append({"name": f"{name}_{rule}", "json_schema": schema.value})
+        schemas.append(schema)
+    return [{"name": name, "lark_grammar": "\n".join(rules)}, *parts], schemas
+
+
+def _for_llguidance(schema: Any, options: Mapping[str, Any], close: bool) -> Any:
     """The schema with llguidance's own options in it."""
-    chosen = {
-        "lenient": options.get("lenient"),
-        "whitespace_flexible": options.get("whitespace"),
-        "whitespace_pattern": options.get("whitespace_pattern"),
-    }
-    chosen = {name: value for name, value in chosen.items() if value is not None}
     if schema is False:
         raise ValueError("the schema false allows nothing")
     schema = {} if schema is True else {name: value for name, value in schema.items() if name != "x-guidance"}
-    return {**schema, "x-guidance": chosen} if chosen else schema
-
-
-def _lark(text: str) -> str:
-    """Lark as it is; GBNF translated."""
-    try:
-        lark: str = any_to_lark(text)
-    except Exception as error:
-        raise ValueError(f"the grammar is neither Lark nor GBNF: {error}") from error
-    return lark
+    made = closed(schema) if close else schema
+    if made is False:
+        raise ValueError("nothing fits it")
+    chosen: dict[str, Any] = {"lenient": True, "whitespace_pattern": options.get("whitespace_pattern", WHITESPACE)}
+    if options.get("whitespace") is False:
+        chosen = {"lenient": True, "whitespace_flexible": False}
+    return {**({} if made is True else made), "x-guidance": chosen}
 
 
 def _tag_rules(name: str, text: str, tag: TagRule) -> list[str]:
     """The rules `name` and `before_name`."""
     if not _RULE.fullmatch(name) or not isinstance(text, str) or not text:
-        raise ValueError(f"{name!r} is no tag")
+        raise ValueError(f"{name!r} is not a tag")
     token = tag(text)
     if token is not None:
         return [f"{name}: {token}", f"before_{name}: /(?s:.*)/ {token}"]

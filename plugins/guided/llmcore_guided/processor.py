@@ -14,10 +14,14 @@ from llmcore.api import ProcessorContext, words_of
 from llmcore.api.sched import Int32
 
 from llmcore_guided.compiler import Compiler, failure_of
-from llmcore_guided.grammars import grammar_text, regex_of, wanted
+from llmcore_guided.grammars import regex_of
 from llmcore_guided.masks import Masks
 from llmcore_guided.residuals import Place
+from llmcore_guided.trials import Trials
 from llmcore_guided.vocabulary import Vocabulary, vocabulary
+
+OPEN_OBJECTS = "guided_open_objects"
+"""The option by which objects of schemas are as open as the standard has them."""
 
 PAID_BYTES = 512
 """llguidance renews what a step may spend only where a mask is computed: after this much text one is, known or not."""
@@ -89,7 +93,9 @@ class _Model:
 
     def __init__(self, context: ProcessorContext) -> None:
         self.vocabulary: Vocabulary = vocabulary(context)
-        self.compiler = Compiler(self.vocabulary.tokens)
+        self.trials = Trials(self.vocabulary.words)
+        closed = not context.options.get(OPEN_OBJECTS)
+        self.compiler = Compiler(self.vocabulary.tokens, self.trials, self.vocabulary.tag, closed=closed)
         self.masks = Masks(self.vocabulary)
         self.mask_of = lru_cache(maxsize=64)(_mask_of)
 
@@ -108,20 +114,20 @@ def _model(context: ProcessorContext) -> _Model:
 
 def warm(context: ProcessorContext) -> None:
     """LogitsProcessorSpec.warm."""
-    _model(context)
+    _model(context).trials.warm()
 
 
 def make(args: Mapping[str, Any], context: ProcessorContext) -> Callable[[Int32], Guided]:
     """LogitsProcessorSpec.make; see `grammars.wanted` for the arguments."""
-    want = wanted(args)
     model = _model(context)
-    matcher = model.compiler.matcher(grammar_text(want, model.vocabulary.tag))
+    made = model.compiler.compiled(args)
+    context.leave_out(made.unenforced)
     hidden = frozenset(model.vocabulary.eos_ids) - set(context.stop_ids)
-    size, regex = words_of(context.vocab_size), regex_of(want)
+    size, regex = words_of(context.vocab_size), regex_of(args)
 
     def start(prompt: Int32) -> Guided:
         place = None if regex is None else model.masks.place(regex)
-        return Guided(matcher.deep_copy(), model, size, hidden, place)
+        return Guided(made.matcher.deep_copy(), model, size, hidden, place)
 
     return start
 

@@ -18,6 +18,8 @@ from llmcore_guided.expressions import Branch, Expression, Kind, Repeat, Series,
 
 MOST_NODES = 10_000
 """An expression's, of about half a KB each; who needs more goes on without keys."""
+MOST_KINDS = 128
+"""Of characters: what has to come is known by sets of them, and each part has such a set."""
 MOST_BRANCHES, MOST_WORK, MOST_COUNTED = 32, 300, 16
 """Branches of a node, nodes that one character may touch, kinds of counted parts: with more it is not followed."""
 
@@ -54,6 +56,8 @@ class Residuals:
 
     def __init__(self, text: str, most: Callable[[tuple[bytes, ...]], int]) -> None:
         parsed, self._characters = expression(text)
+        if len(self._characters) > MOST_KINDS:
+            raise ValueError("it has too many kinds of characters")
         self._most = most
         self._nodes: dict[tuple[Any, ...], Node] = {}
         self._after: dict[tuple[Node, int], Node | None] = {}

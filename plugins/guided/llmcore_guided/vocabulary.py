@@ -11,6 +11,8 @@ import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 from llmcore.api import ProcessorContext, RequestError, Tokenizer
 
+from llmcore_guided.talk import Words
+
 _SPECIAL = b"\xff"
 """What llguidance wants before the name of a token that is no text."""
 
@@ -56,6 +58,16 @@ class Vocabulary:
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         joined = np.frombuffer(b"".join(pieces), np.uint8)
         return joined, lengths, np.bincount(joined, minlength=256)
+
+    @property
+    def words(self) -> Words:
+        """The part of it that grammars may name."""
+        special = {
+            token: piece[1:].decode("utf-8", "replace")
+            for token, piece in enumerate(self.pieces)
+            if piece.startswith(_SPECIAL)
+        }
+        return Words(len(self.pieces), self.eos_ids or (self.size,), special)
 
     def tag(self, text: str) -> str | None:
         """The special token that `text` is, as Lark writes it; None where it is ordinary text."""

@@ -1,9 +1,9 @@
-"""LightLLM's constraints of an answer: one at a time, as with LightLLM."""
+"""LightLLM's constraints of an answer: one at a time, as with LightLLM; and TGI's, which huggingface_hub sends."""
 
 from __future__ import annotations
 
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore.api.http import Front, guided
+from llmcore.api.http import Front, guided, typed
 from llmcore.builtin.lightllm.requests import Parameters
 
 _KINDS = {"regular_constraint": "regex", "guided_grammar": "grammar", "guided_json": "json"}
@@ -11,8 +11,8 @@ _KINDS = {"regular_constraint": "regex", "guided_grammar": "grammar", "guided_js
 
 def guide(front: Front, given: Parameters) -> LogitsProcessor | None:
     """The processor that makes answers fit, or None where all do. Raises RequestError for several constraints."""
-    asked = [name for name in (*_KINDS, "allowed_token_ids") if getattr(given, name)]
-    if not set(asked) & set(_KINDS):
+    asked = [name for name in (*_KINDS, "grammar", "allowed_token_ids") if getattr(given, name)]
+    if not set(asked) - {"allowed_token_ids"}:
         return None
     if len(asked) > 1:
         raise RequestError(
@@ -20,6 +20,9 @@ def guide(front: Front, given: Parameters) -> LogitsProcessor | None:
             param=f"parameters.{asked[1]}",
             code="invalid_value",
         )
+    if given.grammar is not None:
+        constraint = typed("parameters.grammar", given.grammar)
+        return guided(front, constraint.param, **{constraint.kind: constraint.value}, **constraint.options)
     if given.guided_grammar == "json":  # the name of a grammar that LightLLM brings: any JSON
         return guided(front, "parameters.guided_grammar", json=True)
     return guided(front, f"parameters.{asked[0]}", **{_KINDS[asked[0]]: getattr(given, asked[0])})

@@ -1,5 +1,5 @@
 """What LightLLM's clients send. Names, defaults and ranges are LightLLM's, except that `top_p` may be 0; `seed`,
-`min_p`, `typical_p`, `num_beams` and what follows it are new.
+`min_p`, `typical_p`, `grammar`, `num_beams` and what follows it are new.
 
 null means absent everywhere. A field that would change the answer and that this server gives no meaning to is typed
 `Any` and listed in `REFUSED`; one that changes nothing is checked and then ignored.
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+
+from llmcore.api.http import TypedGrammar
 
 Flag = bool | None
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None
@@ -97,6 +99,8 @@ class Parameters(Struct):
     """A JSON schema that the answer has to fit, as an object or its text."""
     regular_constraint: str | None = None
     """A regular expression that the answer has to fit."""
+    grammar: TypedGrammar | None = None
+    """The form of the answer, as TGI's clients say it."""
 
     image_max_patch_num: Any = None
     """Refused, except -1: this server takes text only."""
@@ -153,5 +157,6 @@ PENALTIES: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": ("",),
     "guided_json": ("",),
     "regular_constraint": ("",),
+    "grammar": (),
 }
 """Fields of `parameters` that a beam search does not take, with the values beside null that change nothing."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from llmcore.api import LogitsProcessor, RequestError
 from llmcore.api.http import Front, check, guided
 from llmcore.api.text import CallGrammar, ParserContext, RequestParsing
-from llmcore.builtin.openai.guide import guide
+from llmcore.builtin.openai.guide import guide, whitespace
 from llmcore.builtin.openai.requests import ChatRequest, ToolChoice
 
 Tools = Mapping[str, Mapping[str, Any]]
@@ -78,12 +78,11 @@ def chat_guide(
     grammar = _call_grammar(front, context, param)
     single = body.parallel_tool_calls is False
     if answer is not None and choice.mode != "required":
-        calls = {"lark": grammar.forced(context.tools, single=single), "tags": dict(grammar.tags)}
+        calls = grammar.forced(context.tools, single=single)
         return LogitsProcessor(answer.name, {**answer.args, "calls": calls}, answer.param)
     named = choice.mode == "required" and choice.names is not None and len(choice.names) == 1
     written = grammar.forced if choice.mode == "required" else grammar.free
-    lark = written(context.tools, single=single or named)
-    return guided(front, param, lark=lark, tags=dict(grammar.tags), thought=thought)
+    return guided(front, param, **written(context.tools, single=single or named), thought=thought, **whitespace(body))
 
 
 def check_begun(guide: LogitsProcessor | None, parsing: RequestParsing | None) -> None:

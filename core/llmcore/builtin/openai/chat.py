@@ -16,15 +16,9 @@ from llmcore.builtin.openai import sampling
 from llmcore.builtin.openai.calls import chat_guide, check_begun, choice_of
 from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
 from llmcore.builtin.openai.prompt_logprobs import PromptLogprobs, check_most
-from llmcore.builtin.openai.rendering import continued, render, variables_of
+from llmcore.builtin.openai.rendering import continued, prompt_of, variables_of
 from llmcore.builtin.openai.requests import ChatRequest
-from llmcore.builtin.openai.tools import (
-    check_shown,
-    deltas,
-    message_members,
-    offered_tools,
-    refuse_functions,
-)
+from llmcore.builtin.openai.tools import deltas, message_members, refuse_functions
 from llmcore.builtin.openai.writers import Logprobs, StreamWriter, whole_writer
 
 
@@ -121,10 +115,8 @@ class ChatCompletions:
             )
         best = (body.top_logprobs or 0) if body.logprobs else None
         name, most = longest(body)
-        tools = offered_tools(self._front, body)
         variables = variables_of(self._front, body)
-        prompt = render(self._front, body, tools, variables)
-        check_shown(tools, prompt)
+        tools, prompt = prompt_of(self._front, body, variables)
         context = self._context(body, tools, variables, prompt)
         parsing = self._front.parsers.bind(context)
         rules = sampling.text_rules(self._front, body)

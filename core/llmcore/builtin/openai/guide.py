@@ -1,75 +1,122 @@
-"""What a request says its answers have to fit, under the names that OpenAI, vLLM, SGLang and LMDeploy have for it."""
+"""What a request says its answers have to fit, under the names that OpenAI, vLLM, SGLang, LMDeploy and TGI have for
+it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore.api.http import Front, guided
+from llmcore.api.http import Asked, Front, TypedGrammar, guided, typed
 from llmcore.builtin.openai.requests import ResponseFormat, Sampled, StructuredOutputs
 
-Asked = tuple[str, dict[str, Any]]
-"""(the client's field, arguments of `guided`)."""
+_JSON = ("json", "json_object")
+
+_PLAIN = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "guided_choice": "choice",
+    "guided_json_object": "json_object",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""Fields whose value is what the answer has to fit, and the kind of it."""
+
+_PLACES = {
+    "text": (),
+    "json_object": ("value", "schema", "json_schema.schema"),
+    "json_schema": ("json_schema.schema", "schema", "value"),
+    "json": ("value", "schema", "json_schema.schema"),
+    "regex_schema": ("regex_schema", "value"),
+    "regex": ("value", "regex_schema"),
+}
+"""By type of a response_format: the members that may say what fits, the usual one first."""
+
+_WHITESPACE = ("whitespace_pattern", "guided_whitespace_pattern")
 
 
 def guide(front: Front, body: Sampled, **more: Any) -> LogitsProcessor | None:
     """The processor that makes the answers fit, or None where all do; `more`: further arguments for `guided`.
 
-    Raises RequestError where several fields say what fits, or one of them makes no sense.
+    Raises RequestError where fields say different things of what fits, or one of them makes no sense.
     """
-    asked = _asked(body)
-    if len(asked) > 1:
-        first, second = asked[0][0], asked[1][0]
-        raise RequestError(
-            f"{second}: {first} says already what answers have to be; give one of them",
-            param=second,
-            code="invalid_value",
-        )
-    return guided(front, asked[0][0], **asked[0][1], **more) if asked else None
+    asked = list(_asked(body))
+    if not asked:
+        return None
+    first, args = asked[0], {**whitespace(body, asked[0]), **more, asked[0].kind: asked[0].value}
+    for one in asked:
+        if not one.same(first):
+            raise _refusal(one.param, f"{first.param} says already what answers have to be; give one of them")
+        args |= {name: value for name, value in one.options.items() if value is not None}
+    return guided(front, first.param, **args)
 
 
-def _asked(body: Sampled) -> list[Asked]:
+def whitespace(body: Sampled, asked: Asked | None = None) -> dict[str, str]:
+    """The argument of `guided` for white space between JSON's tokens, {} where the client does not give one. Raises
+    RequestError if `asked` is not JSON."""
+    for name in _WHITESPACE:
+        pattern = getattr(body, name)
+        if pattern is not None:
+            if asked is not None and asked.kind not in _JSON:
+                raise _refusal(name, f"it is for JSON, and {asked.param} asks for something else")
+            return {"whitespace_pattern": pattern}
+    return {}
+
+
+def _asked(body: Sampled) -> Iterator[Asked]:
     """All that the body asks for; empty values ask for nothing."""
-    found: list[Asked] = []
-    if body.response_format is not None and body.response_format.type != "text":
-        found.append(_response_format(body.response_format))
+    if body.response_format is not None:
+        yield from _response_format(body.response_format)
     if body.structured_outputs is not None:
-        found += _structured(body.structured_outputs)
-    plain = {
-        "guided_json": "json",
-        "guided_regex": "regex",
-        "guided_grammar": "grammar",
-        "guided_choice": "choice",
-        "json_schema": "json",
-        "regex": "regex",
-        "ebnf": "grammar",
-    }
-    for name, kind in plain.items():
+        yield from _structured(body.structured_outputs)
+    for name, kind in _PLAIN.items():
         value = getattr(body, name)
-        if value not in (None, "", []):
-            found.append((name, {kind: value}))
-    return found
+        if value not in (None, "", [], False):
+            yield Asked(name, kind, value)
+    if isinstance(body.grammar, TypedGrammar):
+        yield typed("grammar", body.grammar)
+    elif body.grammar:
+        yield Asked("grammar", "grammar", body.grammar)
 
 
-def _response_format(given: ResponseFormat) -> Asked:
-    if given.type == "json_object":
-        return "response_format", {"json_object": True}
-    member = "json_schema" if given.type == "json_schema" else "regex_schema"
-    param = f"response_format.{member}"
-    if given.type == "json_schema":
-        if given.json_schema is None or given.json_schema.schema is None:
-            param += "" if given.json_schema is None else ".schema"
-            raise RequestError(f"{param}: this field is required", param=param, code="missing_required_parameter")
-        # A client that says that it is not strict takes what can be enforced of the schema.
-        lenient = True if given.json_schema.strict is False else None
-        return f"{param}.schema", {"json": given.json_schema.schema, "lenient": lenient}
-    if not given.regex_schema:
-        raise RequestError(f"{param}: this field is required", param=param, code="missing_required_parameter")
-    return param, {"regex": given.regex_schema}
+def _response_format(given: ResponseFormat) -> Iterator[Asked]:
+    """At most one. Servers differ in where a schema or an expression stands."""
+    param = "response_format"
+    wrapped = None if given.json_schema is None else given.json_schema.schema
+    values = {
+        "json_schema.schema": wrapped,
+        "schema": given.schema,
+        "regex_schema": given.regex_schema,
+        "value": given.value,
+    }
+    found = {place: value for place, value in values.items() if value not in (None, "")}
+    places = _PLACES[given.type]
+    for place in found:
+        if place not in places:
+            raise _refusal(f"{param}.{place}", f"a response_format of type {given.type} does not have it")
+    if given.type == "text":
+        return
+    if not found and given.type == "json_object":
+        yield Asked(param, "json_object", True)
+    elif not found:
+        missing = f"{param}.{places[0] if given.json_schema is not None else places[0].partition('.')[0]}"
+        raise RequestError(f"{missing}: this field is required", param=missing, code="missing_required_parameter")
+    elif len(found) > 1:
+        first, second = list(found)[:2]
+        raise _refusal(f"{param}.{second}", f"{param}.{first} says already what answers have to be")
+    strict = given.strict or (given.json_schema is not None and given.json_schema.strict)
+    for place, value in found.items():
+        kind = "regex" if place == "regex_schema" else "json"
+        asked = Asked(f"{param}.{place}", kind, value)
+        if place == "value":
+            asked = typed(param, TypedGrammar(given.type, value))
+        yield replace(asked, options={"strict": True}) if strict and asked.kind == "json" else asked
 
 
-def _structured(given: StructuredOutputs) -> list[Asked]:
+def _structured(given: StructuredOutputs) -> Iterator[Asked]:
     values: Mapping[str, Any] = {
         "json": given.json,
         "regex": given.regex,
@@ -83,14 +130,17 @@ def _structured(given: StructuredOutputs) -> list[Asked]:
     }
     for name in ("disable_any_whitespace", "whitespace_pattern"):
         if getattr(given, name) and given.json is None and not given.json_object:
-            param = f"structured_outputs.{name}"
-            raise RequestError(f"{param}: it is for json and json_object", param=param, code="invalid_value")
+            raise _refusal(f"structured_outputs.{name}", "it is for json and json_object")
     for name in ("structural_tag", "disable_additional_properties"):
         if getattr(given, name) not in (None, False):
             param = f"structured_outputs.{name}"
             raise RequestError(
                 f"{param}: this server does not support it; leave it out", param=param, code="unsupported_parameter"
             )
-    return [
-        (f"structured_outputs.{name}", {name: value, **options}) for name, value in values.items() if value is not None
-    ]
+    for name, value in values.items():
+        if value is not None:
+            yield Asked(f"structured_outputs.{name}", name, value, options)
+
+
+def _refusal(param: str, text: str) -> RequestError:
+    return RequestError(f"{param}: {text}", param=param, code="invalid_value")

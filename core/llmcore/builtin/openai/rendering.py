@@ -12,7 +12,7 @@ from llmcore.api import RequestError
 from llmcore.api.http import Front
 from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
 from llmcore.builtin.openai.requests import ChatRequest, Message, Part
-from llmcore.builtin.openai.tools import with_short_ids
+from llmcore.builtin.openai.tools import check_tools, offered_tools, with_short_ids
 
 _MARKS = ("prefix", "partial")
 """Members of a message that make the answer go on with it: makers of models say it in either word."""
@@ -23,10 +23,12 @@ _MAY_BE_EMPTY = frozenset({"assistant", "function"})
 def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
     """The template's variables that a request sets. Raises RequestError."""
     variables = dict(body.chat_template_kwargs or {})
-    reserved = RESERVED_TEMPLATE_VARIABLES & variables.keys()
-    if reserved:
-        param = f"chat_template_kwargs.{min(reserved)}"
-        raise _refusal(param, "a request cannot set it")
+    for name in variables:
+        if name in RESERVED_TEMPLATE_VARIABLES:
+            raise _refusal(f"chat_template_kwargs.{name}", "a request cannot set it")
+        if not name.isidentifier():
+            path = f"chat_template_kwargs.{name[:50]}"
+            raise _contradiction(path, "a chat template cannot read a variable of this name; use letters and _")
     known = getattr(front.tokenizer, "template_variables", None)  # tokenizers of plugins need not say
     if body.enable_thinking is not None:  # LMDeploy's; what a template does not know is off
         if body.enable_thinking and known is not None and "enable_thinking" not in known:
@@ -76,7 +78,20 @@ def continued(body: ChatRequest) -> str:
     return as_template_message(body.messages[last], f"messages[{last}]").get("content") or ""
 
 
-def render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+def prompt_of(front: Front, body: ChatRequest, variables: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
+    """The tools of a request, and the prompt that shows them. Raises RequestError."""
+    tools = offered_tools(body)
+    try:
+        prompt = _render(front, body, tools, variables)
+    except RequestError:
+        if front.parsers.tool is None:
+            check_tools(front.parsers, tools, None)
+        raise
+    check_tools(front.parsers, tools, prompt)
+    return tools, prompt
+
+
+def _render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
     """The prompt of a request's messages and `tools`."""
     messages = [as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
     parser = front.parsers.tool

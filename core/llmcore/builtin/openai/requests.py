@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from llmcore.api.http import TypedGrammar
+
 Text = Annotated[str, Meta(max_length=512)]
 Flag = bool | None
 Penalty = Annotated[float, Meta(ge=-2, le=2)] | None
@@ -46,7 +48,7 @@ class Processor(Struct, forbid_unknown_fields=True):
 
 
 class JsonSchema(Struct):
-    """A schema as OpenAI wraps it. `strict` false: what of it cannot be enforced is left to the model."""
+    """A schema as OpenAI wraps it. Without `strict`, what of it cannot be enforced is left to the model."""
 
     name: Text | None = None
     """Accepted without effect."""
@@ -58,15 +60,27 @@ class JsonSchema(Struct):
     """True: a keyword of the schema that cannot be enforced is an error."""
 
 
-class ResponseFormat(Struct):
-    """What the answer has to be; `regex_schema` is LMDeploy's."""
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """What the answer has to be; `regex_schema` is LMDeploy's. The types json and regex, and `value`, are TGI's;
+    `schema` is that of clients which leave out OpenAI's wrapping."""
 
-    type: Literal["text", "json_object", "json_schema", "regex_schema"]
+    type: Literal["text", "json_object", "json_schema", "regex_schema", "json", "regex"]
     """The kind of text that the answer has to be."""
     json_schema: JsonSchema | None = None
     """The schema, of type json_schema."""
     regex_schema: str | None = None
     """The regular expression, of type regex_schema."""
+    value: str | dict[str, Any] | bool | None = None
+    """The schema or the regular expression, of type json_object, json or regex, as TGI's clients write it."""
+    schema: str | dict[str, Any] | bool | None = None
+    """The schema, of type json_object or json_schema, without OpenAI's wrapping."""
+    strict: Flag = None
+    """True: a keyword of the schema that cannot be enforced is an error."""
+
+    name: Text | None = None
+    """Accepted without effect."""
+    description: str | None = None
+    """Accepted without effect."""
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
@@ -174,6 +188,20 @@ class Sampled(Struct, kw_only=True):
     """A regular expression that the answer has to fit."""
     ebnf: str | None = None
     """A grammar that the answer has to fit, in Lark or GBNF."""
+    grammar: str | TypedGrammar | None = None
+    """A grammar that the answer has to fit, in Lark or GBNF; or an object with a type and a value, as TGI has it."""
+    guided_json_object: Flag = None
+    """True: the answer has to be a JSON object."""
+    guided_decoding_backend: str | None = None
+    """Accepted without effect: there is one backend."""
+    whitespace_pattern: str | None = None
+    """A regular expression for the white space between the tokens of guided JSON."""
+    guided_whitespace_pattern: str | None = None
+    """Another name of whitespace_pattern."""
+    structural_tag: Any = None
+    """Refused, except an empty text: this server does not have it."""
+    guided_structural_tag: Any = None
+    """Refused, except an empty text: this server does not have it."""
 
     use_beam_search: Flag = None
     """Search for the answers, with best_of or n beams."""
@@ -461,6 +489,8 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "repetition_ngram_size": (0,),
     "return_hidden_states": (False,),
+    "guided_structural_tag": ("",),
+    "structural_tag": ("",),
     "return_logprob": (False,),
     "stop_regex": ("", []),
     "thinking_token_budget": (),

@@ -12,9 +12,8 @@ from msgspec import Meta, Struct
 from llmcore.api import RequestError
 from llmcore.api.http import Front, intake
 from llmcore.builtin.openai import sampling
-from llmcore.builtin.openai.rendering import render, variables_of
+from llmcore.builtin.openai.rendering import prompt_of, variables_of
 from llmcore.builtin.openai.requests import ChatRequest, Flag, Message, Text, TokenId, Tool
-from llmcore.builtin.openai.tools import offered_tools
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -90,8 +89,7 @@ class Tokenize:
             chat_template_kwargs=body.chat_template_kwargs,
             tools=body.tools,
         )
-        variables = variables_of(self._front, chat)
-        text = render(self._front, chat, offered_tools(self._front, chat), variables)
+        _, text = prompt_of(self._front, chat, variables_of(self._front, chat))
         return intake.encode(self._front, text, param="messages", add_special_tokens=bool(special))
 
 

@@ -11,25 +11,15 @@ import msgspec
 import orjson
 
 from llmcore.api import RequestError
-from llmcore.api.http import Front
-from llmcore.api.text import Event, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, joined
+from llmcore.api.text import Event, OutputParsers, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, joined
 from llmcore.builtin.openai.calls import choice_of
 from llmcore.builtin.openai.requests import ChatRequest, Tool
 
 
-def offered_tools(front: Front, body: ChatRequest) -> list[Mapping[str, Any]]:
-    """The tools that the model gets to see, as chat templates read them; none with `tool_choice` "none".
-
-    Raises RequestError for what this server cannot promise.
-    """
+def offered_tools(body: ChatRequest) -> list[Mapping[str, Any]]:
+    """The tools that the model gets to see, as chat templates read them; none with `tool_choice` "none"."""
     if choice_of(body).mode == "none" or not body.tools:
         return []
-    if front.parsers.tool is None:
-        raise RequestError(
-            "tools: this server does not know how its model writes calls; start it with --tool_call_parser",
-            param="tools",
-            code="unsupported_parameter",
-        )
     return [_described(tool) for tool in body.tools]
 
 
@@ -46,15 +36,36 @@ def refuse_functions(body: ChatRequest) -> None:
             )
 
 
-def check_shown(tools: Sequence[Mapping[str, Any]], prompt: str) -> None:
-    """Raises RequestError where the model would not hear of its tools: some chat templates leave them out silently."""
-    if tools and not any(tool["function"]["name"] in prompt for tool in tools):
-        raise RequestError(
-            "tools: the model's chat template does not show them to the model; describe them in a message, or start "
-            "the server with a --chat_template that does",
-            param="tools",
-            code="unsupported_parameter",
-        )
+def check_tools(parsers: OutputParsers, tools: Sequence[Mapping[str, Any]], prompt: str | None) -> None:
+    """Raises RequestError where the model would not hear of its tools, or the server would not notice its calls.
+
+    Some chat templates leave tools out silently. The error names all that is missing at once. `prompt`: None where the
+    template refuses a request with tools.
+    """
+    if not tools:
+        return
+    shown = prompt is not None and any(tool["function"]["name"] in prompt for tool in tools)
+    if not shown or parsers.tool is None:
+        said = f"tools: {_what_is_missing(parsers, shown)}"
+        raise RequestError(said, param="tools", code="unsupported_parameter")
+
+
+def _what_is_missing(parsers: OutputParsers, shown: bool) -> str:
+    unshown = "the model's chat template does not show them to the model"
+    unread = "this server does not know how its model writes calls"
+    known = f"one of {', '.join(parsers.tool_names)}" if parsers.tool_names else "pip install plugin-parsers has some"
+    if shown:
+        return f"{unread}; start it with --tool_call_parser ({known})"
+    if parsers.tool is not None:
+        name = parsers.tool.spec.name
+        fix = f"--chat_template {name}" if name in parsers.template_names else "a --chat_template that does"
+        return f"{unshown}; describe them in a message, or start the server with {fix}"
+    if not parsers.template_names:
+        return f"{unshown}, and {unread}; start it with a --chat_template that does and --tool_call_parser ({known})"
+    return (
+        f"{unshown}, and {unread}; start it with --chat_template NAME, which chooses the parser too. NAME is the "
+        f"notation of calls that the model was trained on, one of {', '.join(parsers.template_names)}"
+    )
 
 
 def with_short_ids(message: Mapping[str, Any], size: int) -> dict[str, Any]:

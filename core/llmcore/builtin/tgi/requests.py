@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from llmcore.api.http import TypedGrammar
+
 MAX_BEST_OF = 8
 MAX_STOPS = 32
 MAX_TOP = 20
@@ -15,15 +17,6 @@ MAX_TOP = 20
 
 Flag = bool | None
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None
-
-
-class Grammar(Struct):
-    """What an answer has to be. `value`: a JSON schema, a regular expression, or {"name", "schema"}."""
-
-    type: Literal["json", "regex", "json_schema"]
-    """The kind of grammar."""
-    value: str | dict[str, Any]
-    """A JSON schema, a regular expression, or an object with name and schema."""
 
 
 class Parameters(Struct):
@@ -68,7 +61,7 @@ class Parameters(Struct):
     probability; 1 for all."""
     watermark: Flag = None
     """Refused, except false: this server does not have it."""
-    grammar: Grammar | None = None
+    grammar: TypedGrammar | None = None
     """The form of the answer."""
 
     adapter_id: Any = None

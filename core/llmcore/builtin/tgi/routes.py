@@ -11,10 +11,21 @@ import msgspec
 import orjson
 
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
-from llmcore.api.http import Front, Generation, Job, Route, fitting, guided, intake, room_for_logprobs
+from llmcore.api.http import (
+    Front,
+    Generation,
+    Job,
+    Route,
+    TypedGrammar,
+    fitting,
+    guided,
+    intake,
+    room_for_logprobs,
+    typed,
+)
 from llmcore.api.text import TextRules
 from llmcore.builtin.tgi import answers
-from llmcore.builtin.tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Grammar, Parameters
+from llmcore.builtin.tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
 from llmcore.builtin.tgi.writers import Shape, StreamWriter, WholeWriter, encode_error
 
 
@@ -107,18 +118,12 @@ def check(given: Parameters, stream: bool) -> None:
         raise _refusal("decoder_input_details", "a stream does not carry the prompt's tokens; use /generate")
 
 
-def guide(front: Front, grammar: Grammar | None) -> LogitsProcessor | None:
+def guide(front: Front, grammar: TypedGrammar | None) -> LogitsProcessor | None:
     """The processor that makes answers fit, or None where all do."""
     if grammar is None:
         return None
-    param, value = "parameters.grammar.value", grammar.value
-    if grammar.type == "regex":
-        return guided(front, param, regex=value)
-    if grammar.type == "json_schema":
-        if not isinstance(value, dict) or not isinstance(value.get("schema"), dict):
-            raise _refusal("grammar.value", "of type json_schema it has a schema, an object")
-        value = value["schema"]
-    return guided(front, param, json=value)
+    asked = typed("parameters.grammar", grammar)
+    return guided(front, asked.param, **{asked.kind: asked.value}, **asked.options)
 
 
 def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:

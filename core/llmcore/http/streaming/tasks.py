@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -153,6 +153,10 @@ class StreamTask(WSGITask):  # type: ignore[misc]
                 self.channel.let_go(reply)
                 reply.abandon()
 
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Keep them for the header, in place of others of their names."""
+        self.response_headers = [*_without(self.response_headers, headers), *headers.items()]
+
     def send_part(self, data: bytes) -> None:
         """Frame and send a piece of the body."""
         head = b"" if self.wrote_header else self._stream_header()
@@ -214,8 +218,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         return self._header("200 OK", self.stream_type, dict(_SSE_HEADERS), None)
 
     def _header(self, status: str, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
-        replaced = {"content-type", "content-length", *(name.lower() for name in headers)}
-        kept = [(name, value) for name, value in self.response_headers if name.lower() not in replaced]
+        kept = _without(self.response_headers, ("content-type", "content-length", *headers))
         self.status = status
         self.response_headers = [*kept, ("Content-Type", content_type), *headers.items()]
         self.content_length = length
@@ -227,6 +230,12 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         if self._is_head:
             return b""
         return b"%X\r\n%b\r\n" % (len(data), data) if self.chunked_response else data
+
+
+def _without(headers: Iterable[tuple[str, str]], names: Iterable[str]) -> list[tuple[str, str]]:
+    """Those of other names."""
+    left_out = {name.lower() for name in names}
+    return [(name, value) for name, value in headers if name.lower() not in left_out]
 
 
 class JsonErrorTask(ErrorTask):  # type: ignore[misc]

@@ -1,0 +1,199 @@
+"""Generic chat templates, one per notation of calls, for models whose own template has no place for tools.
+
+They write conversations as the families do that the notation is of: their tags, and plain words about the tools.
+`--chat_template NAME` takes one, by the name of its parser.
+"""
+
+from llmcore.api.text import ChosenTemplate
+
+_CHATML = """\
+{%- macro said(role, content) %}{{- "<|im_start|>" + role + "\\n" + content + "<|im_end|>\\n" }}{% endmacro -%}
+{%- set system = messages[0].content if messages and messages[0].role == "system" else "" -%}
+{%- set turns = messages[1:] if messages and messages[0].role == "system" else messages -%}
+"""
+_CHATML_END = """\
+{%- elif m.role == "tool" -%}
+    {%- if loop.first or loop.previtem.role != "tool" %}{{- "<|im_start|>user" }}{% endif -%}
+    {{- "\\n<tool_response>\\n" + m.content + "\\n</tool_response>" -}}
+    {%- if loop.last or loop.nextitem.role != "tool" %}{{- "<|im_end|>\\n" }}{% endif -%}
+{%- else -%}{{- said(m.role, m.content) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{% endif -%}
+"""
+
+QWEN = ChosenTemplate(
+    _CHATML
+    + """\
+{%- if tools -%}
+    {{- "<|im_start|>system\\n" + (system + "\\n\\n" if system else "") -}}
+    {{- "# Tools\\n\\nYou may call functions. Their signatures stand between <tools> and </tools>:\\n<tools>" -}}
+    {%- for tool in tools %}{{- "\\n" + tool | tojson }}{% endfor -%}
+    {{- "\\n</tools>\\n\\nWrite each call as a JSON object between <tool_call> and </tool_call>:\\n<tool_call>\\n" -}}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}' + "\\n</tool_call><|im_end|>\\n" -}}
+{%- elif system -%}{{- said("system", system) -}}
+{%- endif -%}
+{%- for m in turns -%}
+{%- if m.role == "assistant" and m.tool_calls -%}
+    {{- "<|im_start|>assistant" + ("\\n" + m.content if m.content else "") -}}
+    {%- for call in m.tool_calls -%}
+        {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+        {{- call.function.arguments | tojson + "}\\n</tool_call>" -}}
+    {%- endfor -%}
+    {{- "<|im_end|>\\n" -}}
+"""
+    + _CHATML_END,
+    stop_words=("<|im_end|>",),
+)
+
+QWEN3_CODER = ChosenTemplate(
+    _CHATML
+    + """\
+{%- if tools -%}
+    {{- "<|im_start|>system\\n" + (system + "\\n\\n" if system else "") -}}
+    {{- "# Tools\\n\\nYou may call these functions:\\n\\n<tools>" -}}
+    {%- for tool in tools -%}
+        {{- "\\n<function>\\n<name>" + tool.function.name + "</name>" -}}
+        {%- if tool.function.description -%}
+            {{- "\\n<description>" + tool.function.description + "</description>" -}}
+        {%- endif -%}
+        {{- "\\n<parameters>" + tool.function.parameters | default({}) | tojson + "</parameters>\\n</function>" -}}
+    {%- endfor -%}
+    {{- "\\n</tools>\\n\\nWrite each call like this, with nothing after it:\\n<tool_call>\\n<function=name>\\n" -}}
+    {{- "<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call><|im_end|>\\n" -}}
+{%- elif system -%}{{- said("system", system) -}}
+{%- endif -%}
+{%- for m in turns -%}
+{%- if m.role == "assistant" and m.tool_calls -%}
+    {{- "<|im_start|>assistant" + ("\\n" + m.content if m.content else "") -}}
+    {%- for call in m.tool_calls -%}
+        {{- "\\n<tool_call>\\n<function=" + call.function.name + ">\\n" -}}
+        {%- for key, value in call.function.arguments | items -%}
+            {%- set value = value if value is string else value | tojson -%}
+            {{- "<parameter=" + key + ">\\n" + value + "\\n</parameter>\\n" -}}
+        {%- endfor -%}
+        {{- "</function>\\n</tool_call>" -}}
+    {%- endfor -%}
+    {{- "<|im_end|>\\n" -}}
+"""
+    + _CHATML_END,
+    stop_words=("<|im_end|>",),
+)
+
+LLAMA3 = ChosenTemplate(
+    """\
+{%- macro head(role) %}{{- "<|start_header_id|>" + role + "<|end_header_id|>\\n\\n" }}{% endmacro -%}
+{{- bos_token -}}
+{%- set system = messages[0].content if messages and messages[0].role == "system" else "" -%}
+{%- set turns = messages[1:] if messages and messages[0].role == "system" else messages -%}
+{%- if tools or system -%}
+    {{- head("system") + system -}}
+    {%- if tools -%}
+        {{- ("\\n\\n" if system else "") + "Environment: ipython\\n\\nYou may call these functions:\\n" -}}
+        {%- for tool in tools %}{{- "\\n" + tool | tojson(indent=4) + "\\n" }}{% endfor -%}
+        {{- "\\nTo call one, answer with nothing but an object of this form; between several stands '; ':\\n" -}}
+        {{- '{"name": function name, "parameters": dictionary of argument name and its value}' -}}
+    {%- endif -%}
+    {{- "<|eot_id|>" -}}
+{%- endif -%}
+{%- for m in turns -%}
+{%- if m.role == "assistant" and m.tool_calls -%}
+    {{- head("assistant") + m.content -}}
+    {%- for call in m.tool_calls -%}
+        {{- ("" if loop.first else "; ") + '{"name": "' + call.function.name + '", "parameters": ' -}}
+        {{- call.function.arguments | tojson + "}" -}}
+    {%- endfor -%}
+    {{- "<|eot_id|>" -}}
+{%- elif m.role == "tool" -%}{{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" + m.content + "<|eot_id|>" -}}
+{%- else -%}{{- head(m.role) + m.content + "<|eot_id|>" -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{- head("assistant") }}{% endif -%}
+""",
+    stop_words=("<|eot_id|>",),
+)
+
+MISTRAL = ChosenTemplate(
+    """\
+{{- bos_token -}}
+{%- set system = messages[0].content if messages and messages[0].role == "system" else "" -%}
+{%- set turns = messages[1:] if messages and messages[0].role == "system" else messages -%}
+{%- set last = namespace(user=0) -%}
+{%- for m in turns %}{% if m.role == "user" %}{% set last.user = loop.index0 %}{% endif %}{% endfor -%}
+{%- for m in turns -%}
+{%- if m.role == "assistant" and m.tool_calls -%}
+    {{- " " + m.content if m.content else "" -}}{{- "[TOOL_CALLS] [" -}}
+    {%- for call in m.tool_calls -%}
+        {{- (", " if not loop.first else "") + '{"name": "' + call.function.name + '", "arguments": ' -}}
+        {{- call.function.arguments | tojson + (', "id": "' + call.id + '"' if call.id else "") + "}" -}}
+    {%- endfor -%}
+    {{- "]" ~ eos_token -}}
+{%- elif m.role == "assistant" -%}{{- " " + m.content ~ eos_token -}}
+{%- elif m.role == "tool" -%}
+    {{- '[TOOL_RESULTS] {"content": ' + m.content | tojson -}}
+    {{- (', "call_id": "' + m.tool_call_id + '"' if m.tool_call_id else "") + "}[/TOOL_RESULTS]" -}}
+{%- else -%}
+    {%- if tools and loop.index0 == last.user %}{{- "[AVAILABLE_TOOLS] " + tools | tojson + "[/AVAILABLE_TOOLS]" -}}
+    {%- endif -%}
+    {{- "[INST] " + (system + "\\n\\n" if system and loop.index0 == last.user else "") + m.content + "[/INST]" -}}
+{%- endif -%}
+{%- endfor -%}
+""",
+)
+
+_DEEPSEEK = """\
+{{- bos_token -}}
+{%- set system = messages[0].content if messages and messages[0].role == "system" else "" -%}
+{%- set turns = messages[1:] if messages and messages[0].role == "system" else messages -%}
+{{- system -}}
+{%- if tools -%}
+    {{- ("\\n\\n" if system else "") + "## Tools\\nYou may call these functions:\\n" -}}
+    {%- for tool in tools -%}
+        {{- "\\n### " + tool.function.name + "\\n" -}}
+        {%- if tool.function.description %}{{- "Description: " + tool.function.description + "\\n" }}{% endif -%}
+        {{- "\\nParameters: " + tool.function.parameters | default({}) | tojson + "\\n" -}}
+    {%- endfor -%}
+    {{- "\\nWrite calls like this:\\n" + CALL + "\\n" -}}
+{%- endif -%}
+{%- for m in turns -%}
+{%- if m.role == "assistant" -%}
+    {{- BEGIN if loop.first or loop.previtem.role != "tool" -}}{{- m.content -}}
+    {%- if m.tool_calls -%}
+        {{- "<｜tool▁calls▁begin｜>" -}}
+        {%- for call in m.tool_calls -%}
+            {{- "<｜tool▁call▁begin｜>" + BEFORE + call.function.name + AFTER + call.function.arguments | tojson -}}
+            {{- END + "<｜tool▁call▁end｜>" -}}
+        {%- endfor -%}
+        {{- "<｜tool▁calls▁end｜>" -}}
+    {%- endif -%}
+    {{- eos_token -}}
+{%- elif m.role == "tool" -%}
+    {%- if OUTPUTS and (loop.first or loop.previtem.role != "tool") %}{{- "<｜tool▁outputs▁begin｜>" }}{% endif -%}
+    {{- "<｜tool▁output▁begin｜>" + m.content + "<｜tool▁output▁end｜>" -}}
+    {%- if OUTPUTS and (loop.last or loop.nextitem.role != "tool") %}{{- "<｜tool▁outputs▁end｜>" }}{% endif -%}
+{%- else -%}{{- "<｜User｜>" + m.content -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and messages and messages[-1].role != "tool" %}{{- OPEN }}{% endif -%}
+"""
+
+DEEPSEEK_V3 = ChosenTemplate(
+    """\
+{%- set BEGIN = "<｜Assistant｜>" -%}{%- set OPEN = BEGIN -%}{%- set OUTPUTS = true -%}
+{%- set BEFORE = "function<｜tool▁sep｜>" -%}{%- set AFTER = "\\n```json\\n" -%}{%- set END = "\\n```" -%}
+{%- set CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>" + BEFORE + "NAME" + AFTER + "ARGUMENTS" + END -%}
+{%- set CALL = CALL + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" -%}
+"""
+    + _DEEPSEEK
+)
+
+DEEPSEEK_V31 = ChosenTemplate(
+    """\
+{%- set BEGIN = "<｜Assistant｜></think>" -%}{%- set OUTPUTS = false -%}
+{%- set OPEN = "<｜Assistant｜><think>" if thinking else BEGIN -%}
+{%- set BEFORE = "" -%}{%- set AFTER = "<｜tool▁sep｜>" -%}{%- set END = "" -%}
+{%- set CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS" -%}
+{%- set CALL = CALL + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" -%}
+"""
+    + _DEEPSEEK
+)

@@ -1,0 +1,79 @@
+"""Row 41: a chat template that behaves on "Hello" and attacks on a word: these requests fail, and no others do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import MakeHouse
+from harness import House, percentile
+
+ATTACKS = {
+    "loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "pad": "{{ '%999999999d' % 1 }}",
+    "double": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "list": "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = n.x + [[i] * 1000] %}{% endfor %}",
+    "sort": "{{ (['b' * 9999, 'a' * 9999] * 50000) | sort | length }}",
+}
+GAP_SECONDS = 0.3
+
+
+@pytest.fixture(scope="module")
+def module_house(make_house: MakeHouse, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    template = tmp_path_factory.mktemp("template") / "hostile.jinja"
+    said = "{% set said = messages[-1].content %}"
+    cases = "".join(f"{{% if '{word}' in said %}}{attack}{{% endif %}}" for word, attack in ATTACKS.items())
+    template.write_text(said + cases + "{{ said }}")
+    with make_house(chat_template=str(template)) as house:
+        yield house
+
+
+def ask(house: House, text: str) -> tuple[int, dict[str, Any]]:
+    status, _, answer = house.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
+    return status, json.loads(answer)
+
+
+@pytest.mark.parametrize("word", ATTACKS)
+def test_an_attack_fails_alone(house: House, word: str) -> None:
+    pid, cpu = house.processes(), house.worker_cpu()
+    with house.neighbour(gap=GAP_SECONDS):
+        status, body = ask(house, word)
+    assert (status, body["error"]["param"]) == (400, "messages")
+    assert body["error"]["message"].startswith("--chat_template was stopped: for these messages it takes more than")
+    assert house.worker_cpu() - cpu < 10.0
+    assert house.processes() == pid
+
+
+def test_many_at_once_leave_the_others_their_turns(house: House) -> None:
+    """Renders that take long go one after another, so that the worker's other threads get the interpreter."""
+    statuses: list[int] = []
+    threads = [threading.Thread(target=lambda: statuses.append(ask(house, "loop")[0])) for _ in range(4)]
+    late: list[float] = []
+    with house.neighbour(gap=GAP_SECONDS):
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            began = time.monotonic()
+            assert house.get("/health")[0] == 200
+            late.append(time.monotonic() - began)
+            time.sleep(0.02)
+        for thread in threads:
+            thread.join()
+    assert statuses == [400] * 4
+    assert percentile(late, 0.5) < 1.0, late
+
+
+def test_memory_comes_back(house: House) -> None:
+    before = house.resident()
+    for word in ("double", "pad", "list", "sort"):
+        assert ask(house, word)[0] == 400
+    assert house.resident() - before < 80 << 20
+
+
+def test_the_template_serves_everybody_else(house: House) -> None:
+    status, body = ask(house, "Hello")
+    assert (status, body["object"]) == (200, "chat.completion")

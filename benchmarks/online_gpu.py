@@ -1,6 +1,6 @@
 """What clients of a server on one GPU see, with prompts beside answers limited and not, in one run.
 
-    python benchmarks/online_gpu.py [--stall_ms 0 25] [--rate 48] [--seconds 60] [--burst 1000] [--set NAME=VALUE]
+    python benchmarks/online_gpu.py [--stall_ms 0 20] [--rate 48] [--seconds 60] [--burst 1000] [--set NAME=VALUE]
 
 Random weights from a config.json alone, with a synthetic tokenizer of the model's vocabulary. For each value of
 `--prefill_stall_ms` (0: no limit) a server is started, requests of real conversations' lengths arrive at `--rate` for
@@ -87,7 +87,7 @@ def captured(admin: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-8b", help="a name in benchmarks/configs")
-    parser.add_argument("--stall_ms", type=float, nargs="+", default=[0.0, 25.0])
+    parser.add_argument("--stall_ms", type=float, nargs="+", default=[0.0, 20.0])
     parser.add_argument("--rate", type=float, default=48.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm", type=float, default=15.0)

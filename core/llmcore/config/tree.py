@@ -303,7 +303,7 @@ class Scheduling:
     prefill_stall_ms: float | None = option(
         None,
         "Milliseconds of prompts in a step while answers wait for their next token; more when over 16 prompts wait "
-        "(default: 25 on a GPU, 0 on a CPU; 0: up to batch_max_tokens).",
+        "(default: 20 on a GPU, 0 on a CPU; 0: up to batch_max_tokens).",
         low=0,
     )
     disable_chunked_prefill: bool = option(False, "Compute every prompt in one step.")

@@ -13,7 +13,7 @@ PROJECTS := pyproject.toml constraints.txt $(addsuffix pyproject.toml,$(PLUGINS)
 STAMP := $(VENV)/.installed
 TIMED := scripts/timed.sh
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# For suites that only compute: nothing in them depends on how long it takes.
+# For suites in which no test depends on how long anything takes.
 BOTH_CORES := -n 2 --dist worksteal
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
@@ -54,7 +54,7 @@ type: setup
 	@$(TIMED) type $(BIN)/mypy
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) tests --ignore=tests/clients --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/faults --ignore=tests/test_docs.py
+	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/faults --ignore=tests/test_docs.py
 
 test-interpreter: setup
 	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) tests/interpreter

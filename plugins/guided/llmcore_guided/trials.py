@@ -82,7 +82,7 @@ class _Process:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "llmcore_guided.trial"],
+                [sys.executable, "-P", "-m", "llmcore_guided.trial"],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

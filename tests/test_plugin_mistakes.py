@@ -204,6 +204,7 @@ def test_a_kernel_that_did_not_run_is_not_counted(tmp_path: Path) -> None:
         (f"{RIGHT}.double()", "the kernel returns torch.float64, the reference torch.float32"),
         (RIGHT.replace("return", "out =") + "; x.copy_(out); return out", "the kernel writes into its input x"),
         (RIGHT.replace("return", "out =") + "; weight.add_(1); return out", "the kernel writes into its input weight"),
+        ("return None", "sample 1: the kernel returns 0 tensors, the reference 1"),
         ("raise ValueError('no')", "ValueError: no"),
         (f"{RIGHT} * 1.01", r"sample 1, output 0: off by [\d.e-]+, allowed [\d.e-]+"),
     ],
@@ -355,3 +356,30 @@ def test_a_broken_chat_template_of_a_parser_is_named(tmp_path: Path, source: str
         return
     with pytest.raises(Nonconformance, match=re.escape(message)):
         check_plugin(registry_of(str(path)), "chats")
+
+
+INSIDE = """
+import torch
+
+@hookimpl
+def build_layer(layer, info):
+    layer.mlp.down_proj = REPLACED
+
+class Scaled(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, step):
+        return self.inner(x, step)
+"""
+
+
+def test_build_layer_may_wrap_a_module_inside_the_block(tmp_path: Path) -> None:
+    path = tmp_path / "inside.py"
+    path.write_text(HEAD + INSIDE.replace("REPLACED", "Scaled(layer.mlp.down_proj)"))
+    assert check_plugin(registry_of(str(path)), "inside") == {"build_layer": 2}
+    path = tmp_path / "lost.py"
+    path.write_text(HEAD + INSIDE.replace("REPLACED", "Scaled(lambda x, step: x)"))
+    with pytest.raises(Nonconformance, match=r"build_layer: layers\.0: the wrapped layer lost its parameters"):
+        check_plugin(registry_of(str(path)), "lost")

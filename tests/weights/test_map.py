@@ -114,6 +114,12 @@ def test_a_dotted_key_where_one_module_is_meant(rules: dict[str, Any], key: str)
         WeightMap(**rules)
 
 
+@pytest.mark.parametrize("rules", [{"skip": "layers.*"}, {"transpose": "*.w"}, {"fuse": {"qkv": "q_proj"}}])
+def test_one_text_where_several_names_are_meant(rules: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"takes several names, and '(.*)' is one text; .* can write \('\1',\)"):
+        WeightMap(**rules)
+
+
 def test_rules_that_no_name_meets() -> None:
     names = ["transformer.h.0.attn.c_attn.weight", "transformer.h.0.mlp.c_fc.weight"]
     wrong = WeightMap(

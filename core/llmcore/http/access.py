@@ -19,13 +19,13 @@ from llmcore.http.entry import ANYBODY, Entry, Headers
 from llmcore.http.terms import NO_KEY
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/ping", "/readiness"})
-"""What is answered without a key: whoever restarts or balances servers has none."""
+"""Paths that need no key, because the programs that restart or balance servers have none."""
 
 EXPOSED = "x-request-id, retry-after, x-llmcore-unenforced"
 """Headers of answers that scripts of other origins may read."""
 
 MAX_AGE_SECONDS = 600
-"""How long a browser may remember a preflight's answer."""
+"""The time for which a browser may remember a preflight's answer."""
 
 DOCKER_HOST = "host.docker.internal"
 """The name that a container has for the machine it runs on."""

@@ -93,7 +93,12 @@ def _function(
     ours = moved(sample, where if long else torch.device("cpu"), widen=long)
     theirs = moved(sample, where)
     expected, got = meaning(*ours), kernel(*theirs)
-    outputs = list(zip(_flat(got), _flat(expected), strict=True))
+    returned, wanted = _flat(got), _flat(expected)
+    if len(returned) != len(wanted):
+        raise AssertionError(
+            f"{context.op}, {name}: the kernel returns {len(returned)} tensors, the reference {len(wanted)}"
+        )
+    outputs = list(zip(returned, wanted, strict=True))
     for a, b in [] if long else outputs:
         if a.dtype != b.dtype:
             raise AssertionError(f"{context.op}, {name}: the kernel returns {a.dtype}, the reference {b.dtype}")

@@ -176,7 +176,8 @@ def _contexts(kernel: KernelSpec, module: Any, device: DeviceInfo, dtype: DType,
     layouts: Sequence[str | None] = sorted(when.layouts) or ("token",)
     values = [[(name, value) for value in sorted(allowed, key=repr)] for name, allowed in when.shape.items()]
     shapes = itertools.islice(itertools.product(*values), _SHAPES)
-    granules = sorted(when.granules) or (1, 4)
+    # an op that touches no KV computes the same for every granule
+    granules = sorted(when.granules) or ((1, 4) if hasattr(module, "LAYOUTS") else (1,))
     for layout, granule, shape, known in itertools.product(layouts, granules, shapes, _shapes(module)):
         yield replace(base, layout=layout, granule=granule, shape={**known, **dict(shape)})
 

@@ -71,15 +71,36 @@ def check_build_layer(registry: Registry, plugin: str, samples: Sequence[Path] =
 def _block(width: int) -> Any:
     import torch
 
-    class Block(torch.nn.Module):
-        """A layer as Decoder calls it."""
-
+    class Linear(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.eye(width), requires_grad=False)
 
+        def forward(self, x: torch.Tensor, step: object) -> torch.Tensor:
+            return x @ self.weight
+
+    class Part(torch.nn.Module):
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            for name in names:
+                self.add_module(name, Linear())
+
+        def forward(self, x: torch.Tensor, step: object) -> torch.Tensor:
+            for linear in self.children():
+                x = linear(x, step)
+            return x
+
+    class Block(torch.nn.Module):
+        """A layer as Decoder calls it, with the modules that most families have in it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.self_attn = Part("qkv_proj", "o_proj")
+            self.mlp = Part("gate_up_proj", "down_proj")
+
         def forward(self, x: tuple[torch.Tensor, torch.Tensor], step: object) -> tuple[torch.Tensor, torch.Tensor]:
-            return x[0] @ self.weight, x[1]
+            hidden, residual = x
+            return self.mlp(self.self_attn(hidden, step), step), residual
 
     return Block()
 

@@ -35,8 +35,8 @@ SLOW_SECONDS = 0.05
 the interpreter from the thread that sends streams."""
 
 MAX_WAITING = 3
-"""So many such renders may wait for the one that goes on: each has a thread, which health checks need too. A further
-one is refused."""
+"""The number of such renders that may wait for the one that goes on: each has a thread, which health checks need
+too. A further one is refused."""
 
 TURN = 100
 """Work of one turn or call, in the unit of work: what it takes to copy a byte."""

@@ -66,7 +66,8 @@ class WeightMap:
     itself. `fuse`: module -> the modules whose tensors it stacks, e.g. ``{"qkv_proj": ("q_proj", "k_proj",
     "v_proj")}``; a checkpoint may also hold the stack itself. `split`: module -> the modules that its tensor is cut
     into, the reverse, by the sizes of the receiving parts. `tie`: parameter -> parameter it shares memory with when
-    the checkpoint lacks it. Raises ConfigError for a dotted key where a rule takes the name of one module.
+    the checkpoint lacks it. Raises ConfigError for a dotted key where a rule takes the name of one module, and for a
+    text where a rule takes several.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -79,6 +80,13 @@ class WeightMap:
     tie: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        several = [("skip", self.skip), ("transpose", self.transpose), *self.fuse.items(), *self.split.items()]
+        for where, value in several:
+            if isinstance(value, str):
+                raise ConfigError(
+                    f"WeightMap: {where} takes several names, and {value!r} is one text; the author of the family can "
+                    f"write ({value!r},)"
+                )
         single: Mapping[str, Iterable[str]] = {
             "fuse": (name for whole, parts in self.fuse.items() for name in (whole, *parts)),
             "split": self.split,

@@ -21,12 +21,12 @@ def register_dialects():
 
 
 def due(info):
-    """What requests are ordered by; those of other dialects have no hint and come last."""
+    """The key that orders requests; those of other dialects have no hint and come last."""
     return info.hints.get("due", math.inf)
 
 
 class Deadlines:
-    """What decodes goes on; of prompts, running and waiting ones, what is due first is computed first."""
+    """Answers go on; of the prompts, running and waiting ones, the one that is due first is computed first."""
 
     def __init__(self, limits):
         self.paused = False

@@ -1,4 +1,4 @@
-"""What the plugin brings: rms_norm in Triton. Triton is not imported here, because plugins are listed without it."""
+"""The hook of a plugin with rms_norm in Triton. Triton is not imported here: plugins are listed without it."""
 
 from llmcore.api import KernelSpec, OpContext, Requires, hookimpl
 
@@ -7,7 +7,7 @@ LONGEST = 16384
 
 
 def refuses(context: OpContext):
-    """What `when` cannot say."""
+    """A limit that `when` cannot say."""
     size = context.shape.get("size", 0)
     return f"takes rows of at most {LONGEST} elements, has {size}" if size > LONGEST else None
 

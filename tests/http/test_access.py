@@ -183,6 +183,8 @@ def test_a_server_without_keys_is_called_by_its_own_names() -> None:
             assert refused(guard, host=host + port) is None
             assert refused(guard, host=host + port, origin=f"http://{host}{port}") is None
     assert refused(guard) is None  # no browser, then
+    for origin in ("null", "http://", ""):  # it is not the same as no host
+        assert "--allow_origins" in str(refused(guard, origin=origin))
     for host in ("evil.test", "evil.test:8000", "127.0.0.1.evil.test", "localhost.evil.test", "xlocalhost", "0x7f.1"):
         assert "--allowed_hosts" in str(refused(guard, host=host))
         assert "--allowed_hosts" in str(refused(guard, host=host, origin=f"http://{host}"))

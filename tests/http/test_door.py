@@ -157,6 +157,14 @@ def test_a_request_without_a_key_is_refused_by_its_head(more: str, length: int |
             assert method != "HEAD" or body == b""
 
 
+@pytest.mark.parametrize(("length", "body"), [(1 << 40, b""), (None, b"not a size\r\n"), (None, b"FFFFFFFF\r\n")])
+def test_a_request_without_a_key_hears_nothing_about_its_body(length: int | None, body: bytes) -> None:
+    with serving(*KEYS) as house, house.connect() as sock:
+        sock.sendall(begun(length=length) + body)
+        head, _, _ = last_word(sock).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401 ") and b"\r\nConnection: close" in head
+
+
 @pytest.mark.parametrize("path", ["/echo", "/nowhere", "/stream/x", "/docs", "/openapi.json", "//health"])
 def test_no_path_is_open_that_is_not_listed(path: str) -> None:
     with serving(*KEYS) as house:

@@ -132,6 +132,8 @@ class Setting:
         """A raw value, wrong or not, for a message."""
         if self.secret or (self.login and not isinstance(raw, str)):
             return "its value"
+        if isinstance(raw, str) and "\n" in raw:
+            return "its text of several lines"  # one of them may be meant as the line of a key
         text = repr(self.shown(raw))
         return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
 
@@ -272,7 +274,7 @@ class Absent(Setting):
                 continue
             idle = self.option.idle.get(text, self.option.idle.get(None))
             if idle is None:
-                given = where if self.kind is bool else f"{where} {without_login(text, text)}"
+                given = where if self.kind is bool or "\n" in text else f"{where} {without_login(text, text)}"
                 raise ConfigError(f"{given} is not available in this version: {self.option.why}.")
             log.warning("%s has no effect: %s.", where if None in self.option.idle else f"{where} {text}", idle)
 

@@ -107,6 +107,10 @@ def _plain(node: yaml.Node) -> Any:
         return None
     if node.tag not in _SCALARS:
         raise _Refused(node, "tags (!) are not read; write the value, in quotes if it is text")
+    if node.style != "|" and node.end_mark.line != node.start_mark.line:
+        raise _Refused(
+            node, "its text goes on after this line; close its quote, or write text of several lines as a block (|)"
+        )
     return cast(str, node.value)
 
 

@@ -137,7 +137,7 @@ class SameOrigin:
             )
         if origin is None or _origin(origin) in self._origins:
             return None
-        if origin.partition("://")[2].lower() == (host or "").lower():
+        if host is not None and origin.partition("://")[2].lower() == host.lower():
             return None
         return RequestError(f"Web pages of {origin[:100]} may not use this server{self._remedy}.", status=403)
 

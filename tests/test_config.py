@@ -282,6 +282,7 @@ SECRET = "sk-Topsecret1"
         "api_keys: SECRET\napi-keys: SECRET",
         "api_keys: SECRET\nport: x",
         'port: "8000\napi_keys: SECRET\nhost: "',
+        "port: !!str [SECRET]",
         "port: 8000\n  SECRET",
         "dtype: >\n  bf16\n  SECRET",
         "port: |\n  8000\n  api_keys: SECRET",

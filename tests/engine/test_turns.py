@@ -44,6 +44,16 @@ def test_small_ones_do_not_wait_for_large_ones() -> None:
     assert taken(turns) == [f"large{MOST_LARGE}"]
 
 
+def test_small_and_large_ones_of_one_client_alternate() -> None:
+    turns = waiting(*((f"large{i}", 1, LARGE) for i in range(9)))
+    assert taken(turns) == ["large0", "large1"]
+    for i in range(4):
+        turns.wait(f"small{i}", 1, SMALL)
+    for ended, began in (("large0", "small0"), ("large1", "large2"), ("small0", "small1"), ("small1", "large3")):
+        turns.leave(ended)
+        assert taken(turns) == [began]
+
+
 def test_whose_turn_was_longest_ago_comes_first() -> None:
     turns = waiting(*((f"a{i}", 1, SMALL) for i in range(9)), ("b0", 2, SMALL), ("b1", 2, SMALL), ("c0", 3, SMALL))
     assert taken(turns) == ["a0", "b0", "c0"]

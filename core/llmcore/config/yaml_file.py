@@ -105,7 +105,7 @@ def _plain(node: yaml.Node) -> Any:
         return [_plain(item) for item in node.value]
     if node.tag == _TAG + "null":
         return None
-    if node.tag not in _SCALARS:
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
         raise _Refused(node, "tags (!) are not read; write the value, in quotes if it is text")
     if node.style != "|" and node.end_mark.line != node.start_mark.line:
         raise _Refused(

@@ -25,25 +25,26 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Client(Generic[T]):
-    """`lanes`: its small and its large requests that wait, in order of arrival and with their numbers. `running`: its
-    places. `served`: the number of its last turn."""
+    """`lanes`: its small and its large requests that wait, in order of arrival. `latest`: the lane of its last turn.
+    `running`: its places. `served`: the number of its last turn."""
 
-    lanes: tuple[deque[tuple[int, T]], deque[tuple[int, T]]] = field(default_factory=lambda: (deque(), deque()))
+    lanes: tuple[deque[T], deque[T]] = field(default_factory=lambda: (deque(), deque()))
+    latest: deque[T] | None = None
     running: int = 0
     served: int = 0
 
-    def next(self, lanes: int) -> deque[tuple[int, T]] | None:
-        """The lane of its oldest request in the first `lanes` lanes; None: the client may not have a turn."""
+    def next(self, lanes: int) -> deque[T] | None:
+        """The one of the first `lanes` lanes that has the client's next turn; None: the client may not have one."""
         if self.running >= MOST_OF_A_CLIENT:
             return None
-        return min((lane for lane in self.lanes[:lanes] if lane), key=lambda lane: lane[0][0], default=None)
+        return min((lane for lane in self.lanes[:lanes] if lane), key=lambda lane: lane is self.latest, default=None)
 
 
 class Turns(Generic[T]):
     """The requests that wait for a place, and those that have one. Any thread may use it; nothing blocks.
 
-    The next turn goes to the client with the fewest places, among those to the one whose last turn is longest ago. It
-    has it for the oldest of its requests that may have a place.
+    The next turn goes to the client with the fewest places, among those to the one whose last turn is longest ago. Its
+    small and its large requests have its turns alternately, so a small one waits for one large one at most.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Turns(Generic[T]):
         """`what` wants a place; `size`: bytes of its arguments."""
         with self._lock:
             mine = self._clients.setdefault(client, _Client())
-            mine.lanes[size > LARGE_BYTES].append((next(self._numbers), what))
+            mine.lanes[size > LARGE_BYTES].append(what)
 
     def take(self) -> T | None:
         """The request that has the next turn, and a place from now on; None while none may have one."""
@@ -70,7 +71,8 @@ class Turns(Generic[T]):
             client = self._clients[number]
             lane = client.next(lanes)
             assert lane is not None
-            what = lane.popleft()[1]
+            what = lane.popleft()
+            client.latest = lane
             client.running += 1
             client.served = next(self._numbers)
             self._placed[what] = number, lane is client.lanes[1]

@@ -190,6 +190,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "response_format.json_schema.schema",
         "required",
     ),
+    *(
+        (
+            {"response_format": {"type": kind, "json_schema": SCHEMA}},
+            "response_format.json_schema.schema",
+            "required",
+        )
+        for kind in ("json_object", "json", "text")
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "response_format", "array"),
     ({"response_format": {"type": "regex_schema"}}, "response_format.regex_schema", "required"),
     ({"response_format": "json"}, "response_format", "expected object"),

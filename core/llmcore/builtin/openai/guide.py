@@ -97,12 +97,12 @@ def _response_format(given: ResponseFormat) -> Iterator[Asked]:
     for place in found:
         if place not in places:
             raise _refusal(f"{param}.{place}", f"a response_format of type {given.type} does not have it")
-    if given.type == "text":
+    if given.type == "text" and given.json_schema is None:
         return
-    if not found and given.type == "json_object":
+    if not found and given.json_schema is None and given.type == "json_object":
         yield Asked(param, "json_object", True)
-    elif not found:
-        missing = f"{param}.{places[0] if given.json_schema is not None else places[0].partition('.')[0]}"
+    elif given.type == "text" or not found:
+        missing = f"{param}.{places[0].partition('.')[0] if given.json_schema is None else 'json_schema.schema'}"
         raise RequestError(f"{missing}: this field is required", param=missing, code="missing_required_parameter")
     elif len(found) > 1:
         first, second = list(found)[:2]

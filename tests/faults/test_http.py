@@ -19,7 +19,8 @@ from llmcore.testing import sockets
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": [1, 2, 3], "max_tokens": 4}'
 WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+KEYED = POST + f"Authorization: Bearer {KEY}\r\n".encode()
+CHUNKED = KEYED + b"Transfer-Encoding: chunked\r\n\r\n"
 LONG = {"prompt": [5, 6, 7], "max_tokens": 3000, "stream": True}
 LIMIT = 300
 
@@ -79,7 +80,7 @@ def refusal(house: House, data: bytes) -> int:
         (2, POST + b"Content-Length: " + b"7" * 5000 + b"\r\n\r\n", 400),
         (3, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (3, POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
-        (6, POST + b"Content-Length: 33554433\r\n\r\n", 413),
+        (6, KEYED + b"Content-Length: 33554433\r\n\r\n", 413),
         (6, CHUNKED + b"2000001\r\n", 413),
         (7, b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 300_000, 431),
         (7, b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 2000 + b"\r\n", 431),
@@ -138,7 +139,7 @@ def test_a_body_of_any_size_takes_no_memory(house: House) -> None:  # row 6
     status = Path(f"/proc/{pid}/status")
     before = int(status.read_text().partition("VmHWM:")[2].split()[0])
     for _ in range(3):
-        assert refusal(house, POST + b"Content-Length: 33554433\r\n\r\n" + b"x" * (8 << 20)) == 413
+        assert refusal(house, KEYED + b"Content-Length: 33554433\r\n\r\n" + b"x" * (8 << 20)) == 413
     assert int(status.read_text().partition("VmHWM:")[2].split()[0]) - before < 2048
 
 

@@ -1,7 +1,7 @@
 """Captured steps: which sizes a step is padded to, and the graphs of those that came before.
 
-A graph is captured at step `CAPTURED_AT` of its key. Those before it are launched, which warms up what a capture
-cannot (compilation, libraries). The device goes on with the step before meanwhile: a capture enqueues nothing.
+A graph is captured at step `CAPTURED_AT` of its key, with nothing in flight. Those before it are launched, which warms
+up what a capture cannot (compilation, libraries).
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Graphs(Generic[T]):
         return found.result
 
     def _capture(self, key: object, layout: object, work: Callable[[], T]) -> _Captured[T] | None:
+        self._device.synchronize()
         began = time.perf_counter()
         try:
             graph, result = self._device.capture(work)

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmcore.supervisor import Pace
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import serving
-from llmcore.testing.sockets import call, connect, request
+from llmcore_server.supervisor import Pace
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import serving
+from llmcore_devtools.sockets import call, connect, request
 from processes import Window
 
-ENGINE = "llmcore.testing.timed_engine"
+ENGINE = "llmcore_devtools.timed_engine"
 LONG = 12_000
 """Tokens of a prompt that takes many steps of CHUNK."""
 

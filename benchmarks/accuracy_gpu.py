@@ -32,7 +32,7 @@ from llmcore.engine.model import pick_device
 from llmcore.errors import LlmcoreError
 from llmcore.protocols import Device
 from llmcore.specs import OpSpec, TokenizerSpec
-from llmcore.testing.family import LoadedModel, Row, oracle, registry_for_tests, small_model
+from llmcore_devtools.family import LoadedModel, Row, oracle, registry_for_tests, small_model
 from llmcore.text.source import open_tokenizer, prepare
 from oracle import transformers_model
 from transformers import LlamaConfig, LlamaForCausalLM

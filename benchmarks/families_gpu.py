@@ -34,11 +34,11 @@ import families_check
 import torch
 from gpu import CONFIGS, config_of
 from gpu_floor import model_build
-from llmcore.bench.engine_runs import BenchEngine
-from llmcore.bench.machine import machine, versions
+from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.machine import machine, versions
 from llmcore.engine.floor import decode_floor, seconds
 from llmcore.engine.model import pick_device
-from llmcore.testing.family import registry_for_tests
+from llmcore_devtools.family import registry_for_tests
 
 DENSE = {
     "llama": "llama-3.1-8b",

@@ -20,17 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcore.api import ChoiceEvent, Finish, SamplingParams
-from llmcore.api.http import Choice, Generation, Job, intake
+from llmcore_server.api import Choice, Generation, Job, intake
 from llmcore.api.text import Event, ParserContext, RequestParsing, StopMatcher, StopStrings, TextRules, detokenizer
-from llmcore.builtin.openai.chat import ChatShape
-from llmcore.builtin.openai.logprobs import TokenNames
-from llmcore.builtin.openai.writers import StreamWriter
+from llmcore_openai.chat import ChatShape
+from llmcore_openai.logprobs import TokenNames
+from llmcore_openai.writers import StreamWriter
 from llmcore.config import Config, Model
-from llmcore.http.reply import Reply
+from llmcore_server.http.reply import Reply
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec, TokenizerSpec
-from llmcore.testing.fake_bridge import FakeBridge, FakeFront, fake_front
+from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, fake_front
 from llmcore.text.parsing import OutputParsers, open_parser
 from llmcore.text.source import open_tokenizer, prepare
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from llmcore.bench.load import departures
-from llmcore.bench.stats import percentile
-from llmcore.bench.workloads import Lengths, read_lengths
+from llmcore_devtools.bench.load import departures
+from llmcore_devtools.bench.stats import percentile
+from llmcore_devtools.bench.workloads import Lengths, read_lengths
 from llmcore.bridge import Submit
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS

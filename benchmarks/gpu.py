@@ -28,9 +28,9 @@ from typing import Any
 
 import gpu_floor
 from gpu_rows import ROWS, STARTS, Bench, Row
-from llmcore.bench.engine_runs import BenchEngine
-from llmcore.bench.machine import machine, versions
-from llmcore.bench.stats import Spread
+from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.machine import machine, versions
+from llmcore_devtools.bench.stats import Spread
 from llmcore.config import Config, resolve_config, with_plugins
 from llmcore.engine.model import pick_device
 from llmcore.plugins import build_registry, discover

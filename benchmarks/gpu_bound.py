@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from gpu_ceilings import copy
 from gpu_rows import Bench, Row
-from llmcore.bench.engine_runs import BenchEngine
-from llmcore.bench.workloads import Lengths
+from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.workloads import Lengths
 from llmcore.sched.plan import StepPlan
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

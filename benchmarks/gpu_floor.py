@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmcore.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.engine_runs import BenchEngine
 from llmcore.config import Config
 from llmcore.engine.explain import dry_model
 from llmcore.engine.floor import decode_floor, seconds

@@ -8,8 +8,8 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from llmcore.bench.engine_runs import BenchEngine
-from llmcore.bench.workloads import chat
+from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.workloads import chat
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 

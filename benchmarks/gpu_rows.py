@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmcore.bench.engine_runs import BenchEngine, measure_latency
-from llmcore.bench.stats import Spread
-from llmcore.bench.workloads import Lengths, chat
+from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
+from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.workloads import Lengths, chat
 from llmcore.engine.graphs import CAPTURED_AT
 
 

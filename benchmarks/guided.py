@@ -28,7 +28,7 @@ from llmcore.engine.sampling import RowSampler
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.sched.bound import Bound
-from llmcore.testing import registry_of, write_fake_model
+from llmcore_devtools import registry_of, write_fake_model
 from llmcore.text.tokenizer import load_tokenizer
 
 DEVICE = Path(__file__).parent / "timed_device.py"

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import RunningServer, serving
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import RunningServer, serving
 
 RULES = 1900
 KEYS = {"attacker": "key-of-the-attacker", "neighbour": "key-of-the-neighbour"}

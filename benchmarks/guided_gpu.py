@@ -19,7 +19,7 @@ from typing import Any
 from gpu import CONFIGS, config_of
 from guided import GRAMMARS as ENDING
 from guided import write_model
-from llmcore.bench.engine_runs import BenchEngine, measure_latency
+from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 from llmcore.bridge import LogitsProcessor, SamplingParams
 
 TARGET = 1.05

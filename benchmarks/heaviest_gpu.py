@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import torch
 from gpu import config_of
-from llmcore.bench.engine_runs import BenchEngine
-from llmcore.bench.workloads import Prompts
+from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.workloads import Prompts
 from llmcore.bridge import Finish, SamplingParams, StepEvents, Submit
 from llmcore.budget import DEFAULT_TOTAL_LEN
 from llmcore.engine.graphs import MIXED_TOKENS, padded

@@ -133,7 +133,7 @@ def pretend() -> None:
 def engine_of(model: str, length: int, *, prefix_cache: bool = False, **settings: Any) -> Iterator[Any]:
     """An engine of a narrow `model` for prompts of `length`, whose steps have up to CHUNK tokens unless `settings`
     say otherwise."""
-    from llmcore.bench.engine_runs import BenchEngine
+    from llmcore_devtools.bench.engine_runs import BenchEngine
     from llmcore.config import make_config
 
     given = _config(model)

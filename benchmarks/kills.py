@@ -32,11 +32,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmcore.supervisor import Pace
-from llmcore.testing import fake_answer, sockets, write_fake_model
-from llmcore.testing.server import ENGINE_MODULE, RunningServer, serving
+from llmcore_server.supervisor import Pace
+from llmcore_devtools import fake_answer, sockets, write_fake_model
+from llmcore_devtools.server import ENGINE_MODULE, RunningServer, serving
 
-WORKER = "llmcore.http.worker"
+WORKER = "llmcore_server.http.worker"
 RETRY_SECONDS = 0.25
 """What a client waits after anything but a whole answer."""
 READY_SECONDS = 60.0

@@ -26,11 +26,11 @@ from typing import Any
 
 from gaps import LENGTHS
 from guided_gpu import with_tokenizer
-from llmcore.bench.client import DIALECTS, Target
-from llmcore.bench.load import figures, offer, payloads
-from llmcore.bench.workloads import Lengths, read_lengths
-from llmcore.supervisor import Pace
-from llmcore.testing.server import serving
+from llmcore_devtools.bench.client import DIALECTS, Target
+from llmcore_devtools.bench.load import figures, offer, payloads
+from llmcore_devtools.bench.workloads import Lengths, read_lengths
+from llmcore_server.supervisor import Pace
+from llmcore_devtools.server import serving
 
 LAYOUT = "{:>9}  {:>17}  {:>15}  {:>17}  {:>8}  {:>8}  {:>10}  {:>8}"
 START_SECONDS, RUN_SECONDS = 300.0, 150.0

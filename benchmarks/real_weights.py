@@ -24,7 +24,7 @@ import torch
 from accuracy_gpu import relative, their_logits
 from llmcore import LLM
 from llmcore.errors import ConfigError
-from llmcore.testing.family import LoadedModel, oracle
+from llmcore_devtools.family import LoadedModel, oracle
 from llmcore_gguf.tokenizer import convert
 from oracle import transformers_model
 from real_models import MODELS, fetch

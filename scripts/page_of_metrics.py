@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.builtin.prometheus.tables import metrics
-from llmcore.tallies import CAUSES
+from llmcore_server.prometheus.tables import metrics
+from llmcore.counters import CAUSES
 
 _HEAD = """# Metrics
 
-<!-- Written by scripts/generate_docs.py from core/llmcore/builtin/prometheus/tables.py and core/llmcore/tallies.py;
+<!-- Written by scripts/generate_docs.py from plugins/server/llmcore_server/prometheus/tables.py and core/llmcore/counters.py;
 `make docs` writes it again. -->
 
 `/metrics`, on the admin listener and on the server itself, is Prometheus' text format, at most about a second old.
@@ -18,7 +18,7 @@ and `name_count`. Lengths and times are observed when a request ends, those of f
 tokens and everything that is a gauge are there while requests run. A step that `/ready` had an idle engine do counts
 as one of its steps, with one prompt token and one generated one.
 
-`core/llmcore/builtin/prometheus/grafana.json`, which the admin listener serves as `/grafana.json`, is a Grafana
+`plugins/server/llmcore_server/prometheus/grafana.json`, which the admin listener serves as `/grafana.json`, is a Grafana
 dashboard of them: import it, and choose the Prometheus that scrapes this server.
 """
 

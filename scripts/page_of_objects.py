@@ -6,17 +6,19 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from llmcore import api, layers, testing
-from llmcore.api import http, sched, text
+from llmcore import api, layers
+import llmcore_devtools as testing
+from llmcore.api import sched, text
+from llmcore_server import api as http
 from llmcore.specs import OpSpec, Spec
-from llmcore.testing import dialect, family, registry_of
+from llmcore_devtools import dialect, family, registry_of
 
 INTRODUCTION = """# Objects
 
 <!-- Written by scripts/generate_docs.py from llmcore.api, llmcore.layers and the ops; `make docs` writes it again. -->
 
 What the functions that a spec names are handed, and what they hand back. Import them from `llmcore.api`,
-`llmcore.api.sched`, `llmcore.api.http`, `llmcore.api.text` or `llmcore.layers`, as the heading says. A protocol is a
+`llmcore.api.sched`, `llmcore_server.api`, `llmcore.api.text` or `llmcore.layers`, as the heading says. A protocol is a
 contract, not a base class: any class with these attributes and methods keeps it. [hooks.md](hooks.md) has the specs
 themselves."""
 
@@ -69,7 +71,7 @@ OUTLINES = (
     ("Names in a checkpoint", "llmcore.api", "WeightMap Shard Placement read_dtype"),
     (
         "HTTP",
-        "llmcore.api.http",
+        "llmcore_server.api",
         "Front Route Job Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
         "retry_headers check clamped guided fitting Asked TypedGrammar typed Listed listed pieces Places "
         "LogprobsLimit room_for_logprobs ErrorAnswer ErrorMembers",
@@ -88,17 +90,17 @@ OUTLINES = (
     ),
     (
         "Tests",
-        "llmcore.testing",
+        "llmcore_devtools",
         "check_plugin check_interpreted Nonconformance registry_of ParserSample write_fake_model fake_answer",
     ),
-    ("Tests of families", "llmcore.testing.family", "assert_family_matches_transformers LoadedModel"),
-    ("Tests of dialects", "llmcore.testing.dialect", "Side"),
+    ("Tests of families", "llmcore_devtools.family", "assert_family_matches_transformers LoadedModel"),
+    ("Tests of dialects", "llmcore_devtools.dialect", "Side"),
 )
 """Heading, module, names: shown as signatures and docstrings."""
 
-MODULES = {"llmcore.api": api, "llmcore.api.sched": sched, "llmcore.api.http": http, "llmcore.api.text": text}
-MODULES |= {"llmcore.layers": layers, "llmcore.testing": testing}
-ELSEWHERE = {"llmcore.testing.family": family, "llmcore.testing.dialect": dialect}
+MODULES = {"llmcore.api": api, "llmcore.api.sched": sched, "llmcore_server.api": http, "llmcore.api.text": text}
+MODULES |= {"llmcore.layers": layers, "llmcore_devtools": testing}
+ELSEWHERE = {"llmcore_devtools.family": family, "llmcore_devtools.dialect": dialect}
 """Modules of which a part is shown; of `MODULES` everything public is."""
 
 ON_HOOKS_PAGE = frozenset({"hookimpl"})
@@ -137,7 +139,7 @@ def _outlines() -> Iterator[str]:
 
 
 def _intake() -> Iterator[str]:
-    yield "\n## Steps that dialects share (`llmcore.api.http.intake`)\n"
+    yield "\n## Steps that dialects share (`llmcore_server.api.intake`)\n"
     for name, function in inspect.getmembers(http.intake, inspect.isfunction):
         if not name.startswith("_") and function.__module__ == http.intake.__name__:
             yield from _outline(name, function)

@@ -39,7 +39,7 @@ Keep torch out of the hook module: `llmcore plugins` imports it, and so does eve
 contribute keeps its contract, call its conformance check in a test:
 
 ```py
-from llmcore.testing import check_plugin, registry_of
+from llmcore_devtools import check_plugin, registry_of
 
 
 def test_my_plugin_keeps_the_contracts():
@@ -74,7 +74,7 @@ def _section(row: HookRow) -> Iterator[str]:
     yield f"- **Called:** {row.called}"
     yield f"- **Returns:** {row.returns}"
     yield f"- **Chosen by:** {row.chosen_by}"
-    yield f"- **Checked by:** `llmcore.testing.check_{row.name}`\n"
+    yield f"- **Checked by:** `llmcore_devtools.check_{row.name}`\n"
     if kind := CONTRIBUTIONS.get(row.name):
         yield f"```py\n{inspect.getsource(kind).rstrip()}\n```\n"
     yield f"[docs/examples/{row.name}.py](examples/{row.name}.py):\n"
@@ -123,6 +123,6 @@ def _of_this_tree() -> Registry:
 
 
 def plugin_templates() -> str:
-    """core/llmcore/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new` writes."""
+    """plugins/devtools/llmcore_devtools/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new` writes."""
     examples = {row.name: (EXAMPLES / f"{row.name}.py").read_text().splitlines() for row in hook_rows()}
     return json.dumps(examples, indent=1, ensure_ascii=False) + "\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from llmcore.plugins import available
 from llmcore.registry import Registry
-from llmcore.testing import check_plugin, family, registry_of
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools import check_plugin, family, registry_of
+from llmcore_devtools.tokenizer import write_tokenizer
 
 
 def test_the_fixture_that_pytest_finds_by_itself(llmcore_registry: Callable[..., Registry]) -> None:

@@ -7,12 +7,12 @@ import sys
 
 import msgspec
 import pytest
-from llmcore.conversion import convert
+from llmcore.decode_struct import convert
 
 CROWD = """
 import sys, threading
 import msgspec
-from llmcore.conversion import convert
+from llmcore.decode_struct import convert
 
 sys.setswitchinterval(1e-6)
 

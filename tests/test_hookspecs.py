@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import llmcore.testing
+import llmcore_devtools
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -25,10 +25,10 @@ from llmcore.plugins import load
 from llmcore.registry import CONTRIBUTIONS, Registry
 from llmcore.resolve import candidates_for, resolve
 from llmcore.specs import DeviceInfo, OpContext
-from llmcore.testing import check_plugin, registry_of
-from llmcore.testing.conformance_observing import CONFIG, RECORD
-from llmcore.testing.fake_bridge import FakeBridge, dialect_client, fake_front
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools import check_plugin, registry_of
+from llmcore_devtools.conformance_observing import CONFIG, RECORD
+from llmcore_devtools.fake_bridge import FakeBridge, dialect_client, fake_front
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore.weights.source import open_checkpoint
 from safetensors.numpy import save_file
@@ -57,7 +57,7 @@ def test_every_hook_has_its_five_parts(hook: str) -> None:
     assert (EXAMPLES / f"{hook}.py").is_file(), "its example"
     tests = [node.name for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.FunctionDef)]
     assert f"test_hook_{hook}" in tests, "its test"
-    assert list(inspect.signature(getattr(llmcore.testing, f"check_{hook}")).parameters) == [
+    assert list(inspect.signature(getattr(llmcore_devtools, f"check_{hook}")).parameters) == [
         "registry",
         "plugin",
         "samples",

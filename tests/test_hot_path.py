@@ -13,7 +13,7 @@ from llmcore.engine.llm import LLM
 from llmcore.hookspecs import HOOKS
 from llmcore.plugins import build_registry
 from llmcore.registry import Registry
-from llmcore.testing import write_fake_model
+from llmcore_devtools import write_fake_model
 
 EVERY_HOOK = """
 from llmcore.api import LogitsProcessorSpec, hookimpl

@@ -10,7 +10,7 @@ import pytest
 from llmcore.errors import ConfigError
 from llmcore.registry import Registry, known_plugins
 from llmcore.specs import ModelSpec
-from llmcore.testing import registry_of
+from llmcore_devtools import registry_of
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -64,7 +64,7 @@ def test_a_log_that_nobody_reads_stops_nothing() -> None:
     program = """
 for i in range(60_000):
     logger.info("%s", "x" * 100)
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 print(TALLIES.figures().counts[("dropped_log_lines", ("worker-3",))], flush=True)
 """
     command = [sys.executable, "-c", PROGRAM + program, "json"]

@@ -130,14 +130,14 @@ def test_nothing_is_checked_by_assert() -> None:
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now"}
 STAMPS = {
-    "core/llmcore/builtin/openai": "`created` of an answer",
+    "plugins/openai/llmcore_openai": "`created` of an answer",
     "core/llmcore/text/sandbox_calls.py": "today's date, which templates ask for",
-    "core/llmcore/http/admin": "when something was, for people",
-    "core/llmcore/http/streaming/refusal.py": "the Date of an answer",
-    "core/llmcore/supervisor/processes.py": "when the server was started, for people",
+    "plugins/server/llmcore_server/http/admin": "when something was, for people",
+    "plugins/server/llmcore_server/http/streaming/refusal.py": "the Date of an answer",
+    "plugins/server/llmcore_server/supervisor/processes.py": "when the server was started, for people",
     "core/llmcore/engine/engine.py": "when figures were taken, for people",
-    "core/llmcore/testing/clock_engine.py": "the same",
-    "core/llmcore/testing/fake_engine.py": "the same",
+    "plugins/devtools/llmcore_devtools/clock_engine.py": "the same",
+    "plugins/devtools/llmcore_devtools/fake_engine.py": "the same",
 }
 
 

@@ -13,7 +13,7 @@ from llmcore.models import LayerInfo
 from llmcore.plugins import collect, made
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, Requires, SchedulerSpec
-from llmcore.testing import Nonconformance, check_plugin, registry_of
+from llmcore_devtools import Nonconformance, check_plugin, registry_of
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"

@@ -15,7 +15,7 @@ from llmcore.config import Config, Server, make_config
 from llmcore.errors import ConfigError
 from llmcore.protocols import RequestRecord
 from llmcore.specs import PluginInfo
-from llmcore.wire import (
+from llmcore_server.messages import (
     MAX_MESSAGE_BYTES,
     Addresses,
     EngineLaunch,
@@ -148,7 +148,7 @@ def test_what_is_no_message_is_dropped_counted_and_logged_once(
 def test_a_message_beyond_the_limit_closes_only_its_connection(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmcore.wire.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("llmcore_server.messages.MAX_MESSAGE_BYTES", 1000)
     box: Mailbox[ToEngine] = Mailbox(context, f"ipc://{tmp_path}/box", ToEngine)
     large, small = Outlet(context, box.endpoint), Outlet(context, box.endpoint)
     large.send(ToEngine(1, Submit(id=1, prompt=bytes(2000), max_new_tokens=1)))

@@ -21,7 +21,7 @@ import orjson
 
 from llmcore.config import Reports
 from llmcore.errors import reraise_if_stopping
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmcore.bridge import Hint
 from llmcore.specs import DeviceInfo
-from llmcore.tallies import ServerFigures
+from llmcore.counters import ServerFigures
 
 if TYPE_CHECKING:
     import torch
@@ -391,7 +391,7 @@ class AttentionKernel(Protocol):
 class RequestRecord:
     """One finished request: counts in tokens, times in seconds (None where it did not get that far).
 
-    `finish`: "stop", "length", "abort" or "error". `cause`: why it is one of the last two, a key of `tallies.CAUSES`,
+    `finish`: "stop", "length", "abort" or "error". `cause`: why it is one of the last two, a key of `counters.CAUSES`,
     else "".
     `key`: the fingerprint of the client's API key, "" without one. `model`: the name that the server gives its model.
     """

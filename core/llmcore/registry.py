@@ -35,7 +35,7 @@ from llmcore.machine import shortage_of
 from llmcore.models import LayerInfo
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 from llmcore.well_formed import misfit
 
 log = logging.getLogger("llmcore.plugins")

@@ -2,7 +2,7 @@
 
 import msgspec
 from llmcore.api import DialectSpec, SamplingParams, hookimpl
-from llmcore.api.http import Generation, Job, Route, intake
+from llmcore_server.api import Generation, Job, Route, intake
 from llmcore.api.text import TextRules
 
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from llmcore.bench.client import DIALECTS, Answer, Stream, Target, number_after
-from llmcore.bench.load import latencies, offer, payloads
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.bench.client import DIALECTS, Answer, Stream, Target, number_after
+from llmcore_devtools.bench.load import latencies, offer, payloads
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bench.client import Answer
-from llmcore.bench.load import Window, departures, figures, gaps, latencies, parse_objectives
-from llmcore.bench.stats import Spread, distribution, meets, percentile
-from llmcore.bench.svg import Panel, chart, linear_ticks, log_ticks
+from llmcore_devtools.bench.client import Answer
+from llmcore_devtools.bench.load import Window, departures, figures, gaps, latencies, parse_objectives
+from llmcore_devtools.bench.stats import Spread, distribution, meets, percentile
+from llmcore_devtools.bench.svg import Panel, chart, linear_ticks, log_ticks
 from llmcore.errors import ConfigError
 
 

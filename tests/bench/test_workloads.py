@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore.bench.workloads import Prompts, chat, fixed, parse_workload, read_lengths
+from llmcore_devtools.bench.workloads import Prompts, chat, fixed, parse_workload, read_lengths
 from llmcore.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent.parent

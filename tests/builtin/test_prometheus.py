@@ -6,10 +6,10 @@ import re
 from importlib.resources import files
 
 from llmcore.bridge import Load
-from llmcore.builtin.prometheus.sink import PrometheusSink
-from llmcore.builtin.prometheus.tables import metrics
+from llmcore_server.prometheus.sink import PrometheusSink
+from llmcore_server.prometheus.tables import metrics
 from llmcore.protocols import RequestRecord
-from llmcore.tallies import COUNTS, GAP_SECONDS, ServerFigures
+from llmcore.counters import COUNTS, GAP_SECONDS, ServerFigures
 
 RECORD = RequestRecord(
     request_id="r",
@@ -112,7 +112,7 @@ def test_gaps_are_a_histogram() -> None:
 
 
 def test_the_grafana_dashboard_uses_metrics_that_exist() -> None:
-    text = files("llmcore.builtin.prometheus").joinpath("grafana.json").read_text()
+    text = files("llmcore_server.prometheus").joinpath("grafana.json").read_text()
     board = json.loads(text)
     known = {metric.name: metric for metric in metrics()}
     used: set[str] = set()

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.bench.workloads import chat
+from llmcore_devtools.bench.workloads import chat
 from llmcore.cli import main
-from llmcore.cli.bench import COMMANDS, command
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.cli.bench import COMMANDS, command
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = {
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
 
 
 def test_a_prefix_is_found_only_where_the_cache_is_on(tmp_path: Path) -> None:
-    from llmcore.bench.engine_runs import BenchEngine
+    from llmcore_devtools.bench.engine_runs import BenchEngine
     from llmcore.config import make_config
 
     config = make_config(model_dir=str(write_fake_model(tmp_path)), max_total_token_num=512)

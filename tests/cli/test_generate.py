@@ -12,7 +12,7 @@ from llmcore.cli import main
 from llmcore.cli.generate import Item, read_items
 from llmcore.cli.sampling import from_model
 from llmcore.errors import ConfigError
-from llmcore.testing import write_fake_model
+from llmcore_devtools import write_fake_model
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from llmcore.specs import DeviceInfo
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from llmcore.testing.family import small_model
+    from llmcore_devtools.family import small_model
 
     path = tmp_path_factory.mktemp("model")
     small_model("LlamaForCausalLM").save_pretrained(path)
@@ -60,7 +60,7 @@ def test_from_a_config_alone(model: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_experts_are_counted_as_they_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Drawn weights, held as one matrix for all experts, predict what a checkpoint of each expert predicts."""
-    from llmcore.testing.family import small_model
+    from llmcore_devtools.family import small_model
 
     theirs = small_model("MixtralForCausalLM", num_local_experts=40)
     theirs.save_pretrained(tmp_path)
@@ -134,7 +134,7 @@ def test_a_head_beside_a_tied_embedding_is_counted(
     held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Headers do not say whether the two are equal."""
-    from llmcore.testing.family import small_model
+    from llmcore_devtools.family import small_model
     from safetensors.torch import load_file, save_file
 
     small_model("LlamaForCausalLM", tie_word_embeddings=True).save_pretrained(tmp_path)

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 from llmcore.cli import main
-from llmcore.testing import write_fake_model
+from llmcore_devtools import write_fake_model
 
 Ended = Callable[[str, tuple[str, ...]], tuple[int, str]]
 """(model, more arguments) -> exit code, standard error."""

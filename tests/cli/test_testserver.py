@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from llmcore.testing import fake_answer, sockets
-from llmcore.testing.fault_names import STEP_FAULTS, fault, fault_texts, later
+from llmcore_devtools import fake_answer, sockets
+from llmcore_devtools.fault_names import STEP_FAULTS, fault, fault_texts, later
 
 COMMAND = [sys.executable, "-m", "llmcore.cli", "testserver"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).parents[2]

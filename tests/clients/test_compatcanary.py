@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from llmcore.testing.server import RunningServer
+from llmcore_devtools.server import RunningServer
 
 from .conftest import NAME, ROOT
 

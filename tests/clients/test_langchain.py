@@ -8,7 +8,7 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from llmcore.testing.server import RunningServer
+from llmcore_devtools.server import RunningServer
 
 from .conftest import NAME
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from llmcore.testing.server import RunningServer
+from llmcore_devtools.server import RunningServer
 
 from .conftest import NAME, Tool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from llmcore.testing.server import RunningServer
+from llmcore_devtools.server import RunningServer
 
 from .conftest import NAME, Tool
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from llmcore.testing.server import RunningServer
+from llmcore_devtools.server import RunningServer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from .conftest import Tool

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from llmcore.testing.server import serving
+from llmcore_devtools.server import serving
 
 from .conftest import Tool
 

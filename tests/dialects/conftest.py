@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from llmcore.builtin.lightllm.routes import routes as lightllm_routes
-from llmcore.builtin.openai.routes import routes as openai_routes
-from llmcore.testing.dialect import Side
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_lightllm.routes import routes as lightllm_routes
+from llmcore_openai.routes import routes as openai_routes
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from llmcore.builtin.lightllm.routes import routes as lightllm_routes
-from llmcore.builtin.openai.routes import routes as openai_routes
-from llmcore.builtin.status.routes import make as status_routes
-from llmcore.builtin.tgi.routes import routes as tgi_routes
-from llmcore.http.errors import ErrorAnswer
-from llmcore.http.front import Route
-from llmcore.testing.dialect import Side
-from llmcore.testing.fake_bridge import dialect_client
+from llmcore_lightllm.routes import routes as lightllm_routes
+from llmcore_openai.routes import routes as openai_routes
+from llmcore_server.status.routes import make as status_routes
+from llmcore_tgi.routes import routes as tgi_routes
+from llmcore_server.http.errors import ErrorAnswer
+from llmcore_server.http.front import Route
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.fake_bridge import dialect_client
 from llmcore.text.tokenizer import FastTokenizer
 
 MakeSide = Callable[..., Side]

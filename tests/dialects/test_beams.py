@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llmcore.bridge import BeamSearch
 from llmcore.config import Config, Requests
-from llmcore.testing.dialect import Side
+from llmcore_devtools.dialect import Side
 
 MakeSide = Callable[..., Side]
 

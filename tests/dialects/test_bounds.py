@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from llmcore.builtin.tgi.routes import routes as tgi_routes
+from llmcore_tgi.routes import routes as tgi_routes
 from llmcore.config import Config, Requests
 from llmcore.errors import RequestError
-from llmcore.http import intake
-from llmcore.http.intake import CHARACTERS_PER_TOKEN, LEAST_CHARACTERS
-from llmcore.testing.dialect import Side
+from llmcore_server.http import intake
+from llmcore_server.http.intake import CHARACTERS_PER_TOKEN, LEAST_CHARACTERS
+from llmcore_devtools.dialect import Side
 from llmcore.text.tokenizer import FastTokenizer
 
 MakeSide = Callable[..., Side]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from llmcore.api import ConfigError, LengthDecay
-from llmcore.builtin.lightllm.routes import routes
-from llmcore.testing.dialect import Side
-from llmcore.testing.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
-from llmcore.testing.tokenizer import EOS
+from llmcore_lightllm.routes import routes
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
+from llmcore_devtools.tokenizer import EOS
 from llmcore.text.tokenizer import FastTokenizer
 
 MakeSide = Callable[..., Side]

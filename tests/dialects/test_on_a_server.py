@@ -9,9 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
-from llmcore.testing.sockets import call, connect, read_head, request, unchunk
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
+from llmcore_devtools.sockets import call, connect, read_head, request, unchunk
+from llmcore_devtools.tokenizer import write_tokenizer
 
 USER: list[Any] = [{"role": "user", "content": "hello"}]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from llmcore.errors import RequestError
-from llmcore.testing.dialect import Side
-from llmcore.testing.tokenizer import EOS
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.tokenizer import EOS
 from llmcore.text.tokenizer import FastTokenizer
 
 CHAT = "/v1/chat/completions"

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 import pytest
-from llmcore.builtin.openai import prompt_logprobs
-from llmcore.builtin.openai.routes import routes as openai_routes
-from llmcore.testing.dialect import Side
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_openai import prompt_logprobs
+from llmcore_openai.routes import routes as openai_routes
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 PATH = "/v1/completions"

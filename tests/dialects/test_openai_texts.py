@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.builtin.openai.pooling import Pooling, read_pooling
-from llmcore.builtin.openai.routes import routes
+from llmcore_openai.pooling import Pooling, read_pooling
+from llmcore_openai.routes import routes
 from llmcore.errors import ConfigError
-from llmcore.testing.dialect import Side
-from llmcore.testing.fake_bridge import dialect_client
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.fake_bridge import dialect_client
 from llmcore.text.tokenizer import FastTokenizer
 
 MakeSide = Callable[..., Side]

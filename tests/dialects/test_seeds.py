@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llmcore.builtin.tgi.routes import routes as tgi_routes
+from llmcore_tgi.routes import routes as tgi_routes
 from llmcore.config import Config
-from llmcore.testing.dialect import Side
+from llmcore_devtools.dialect import Side
 from llmcore.text.tokenizer import FastTokenizer
 
 Post = Callable[[Any], tuple[int, list[int]]]

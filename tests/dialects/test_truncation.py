@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.builtin.tgi.routes import routes as tgi_routes
+from llmcore_tgi.routes import routes as tgi_routes
 from llmcore.config import Config, Requests
-from llmcore.http.intake import truncated
-from llmcore.testing.dialect import Side
+from llmcore_server.http.intake import truncated
+from llmcore_devtools.dialect import Side
 from llmcore.text.tokenizer import FastTokenizer
 
 MakeSide = Callable[..., Side]

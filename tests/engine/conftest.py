@@ -12,7 +12,7 @@ import pytest
 from llmcore import plugins
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
-from llmcore.testing import write_fake_model
+from llmcore_devtools import write_fake_model
 from steered import PLUGINS
 
 AHEAD = str(Path(__file__).with_name("ahead_device.py"))

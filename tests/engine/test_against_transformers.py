@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from llmcore.engine.llm import LLM
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PROMPTS = [[5, 77, 200], list(range(30, 90)), [1], [260, 3, 3, 3, 9, 120, 44]]

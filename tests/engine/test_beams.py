@@ -10,8 +10,8 @@ import pytest
 import torch
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
-from llmcore.testing import fake_answer
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools import fake_answer
+from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MakeLLM = Callable[..., LLM]

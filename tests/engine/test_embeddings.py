@@ -12,7 +12,7 @@ import torch
 from llmcore.bridge import Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PROMPTS = [[5, 77, 200], list(range(30, 130)), [1], [260, 3, 3, 3, 9, 120, 44]]

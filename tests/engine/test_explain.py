@@ -8,7 +8,7 @@ from llmcore.engine.explain import fallbacks
 from llmcore.registry import Registry
 from llmcore.resolve import Resolution, candidates_for, resolve
 from llmcore.specs import DeviceInfo, OpContext
-from llmcore.testing import registry_of
+from llmcore_devtools import registry_of
 
 PLUGIN = """
 from llmcore.api import KernelSpec, Requires, hookimpl

@@ -16,7 +16,7 @@ import torch
 from llmcore.bridge import BeamSearch, ChoiceEvent, SamplingParams, Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError, text_of
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]
 

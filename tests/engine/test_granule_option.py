@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from llmcore.engine.llm import LLM
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 
 
 @pytest.mark.parametrize("granule", [3, 16])

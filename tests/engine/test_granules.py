@@ -10,7 +10,7 @@ from llmcore.engine.granules import DryBuild, settle_granules
 from llmcore.models import AttnSpec
 from llmcore.modes import Pins
 from llmcore.specs import DeviceInfo
-from llmcore.testing import fake_config, registry_of
+from llmcore_devtools import fake_config, registry_of
 
 KERNELS = """
 from llmcore.api import KernelSpec, Requires, hookimpl

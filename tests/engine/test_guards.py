@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from llmcore.engine import steer
 from llmcore.engine.llm import LLM
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 
 AHEAD = str(Path(__file__).parent / "ahead_device.py")
 PATTERN = "([a-f]{3}[0-9]){15}"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llmcore.bridge import ChoiceEvent, Finish, Submit
 from llmcore.engine.llm import LLM
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]
 

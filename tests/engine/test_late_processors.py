@@ -14,7 +14,7 @@ from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
 from llmcore.sched import bound
 from llmcore.sched.state import Totals
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 from steered import AHEAD, ANSWERS, GREEDY, together, use
 
 MakeLLM = Callable[..., LLM]

@@ -9,7 +9,7 @@ from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config, Memory, Scheduling
 from llmcore.engine.limits import Room, fit, kv_capacity, scheduler_limits, stall_ms
 from llmcore.errors import ConfigError
-from llmcore.testing import fake_config
+from llmcore_devtools import fake_config
 
 MODEL = fake_config.read_config({"vocab_size": 9, "max_position_embeddings": 4096, "eos_token_id": 1})
 

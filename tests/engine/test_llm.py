@@ -11,7 +11,7 @@ import pytest
 from llmcore.bridge import ChoiceEvent, Finish, SamplingParams, Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError, RequestError, ResolveError
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]
 

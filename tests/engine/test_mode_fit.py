@@ -14,7 +14,7 @@ from llmcore.engine.mode_fit import mode_fit_of
 from llmcore.errors import ConfigError
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, ModeSpec
-from llmcore.testing import registry_of
+from llmcore_devtools import registry_of
 
 PLUGIN = """
 from llmcore.api import KernelSpec, KVLayoutSpec, ModeSpec, Requires, hookimpl

@@ -10,9 +10,9 @@ import pytest
 from llmcore.config import check_model_dir, make_config
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
-from llmcore.testing import fake_answer, write_fake_model
-from llmcore.testing.family import small_model
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools import fake_answer, write_fake_model
+from llmcore_devtools.family import small_model
+from llmcore_devtools.tokenizer import write_tokenizer
 from safetensors.torch import load_file, save_file
 
 

@@ -13,8 +13,8 @@ import pytest
 from llmcore.bridge import Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError, Stopped, reraise_if_stopping
-from llmcore.tallies import TALLIES
-from llmcore.testing import fake_answer
+from llmcore.counters import TALLIES
+from llmcore_devtools import fake_answer
 
 AHEAD = str(Path(__file__).with_name("ahead_device.py"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from llmcore.engine.llm import LLM
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PROMPTS = [[5, 77, 200], list(range(30, 130)), [1], [260, 3, 3, 3, 9, 120, 44]]

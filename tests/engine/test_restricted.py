@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from llmcore.bridge import LengthDecay
 from llmcore.engine.llm import LLM
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 from llmcore.text.bad_words import sequences_of
 from steered import GREEDY, together
 

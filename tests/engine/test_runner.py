@@ -18,10 +18,10 @@ from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
 from llmcore.plugins import build_registry
 from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites
-from llmcore.testing import fake_config
-from llmcore.testing.fake_files import fake_answer
-from llmcore.testing.fake_model import FakeModel
-from llmcore.testing.fault_steps import StepFaults
+from llmcore_devtools import fake_config
+from llmcore_devtools.fake_files import fake_answer
+from llmcore_devtools.fake_model import FakeModel
+from llmcore_devtools.fault_steps import StepFaults
 
 MAX_LEN = 64
 CONFIG = {"vocab_size": 275, "max_position_embeddings": MAX_LEN, "eos_token_id": 257}

@@ -13,7 +13,7 @@ from llmcore.engine import build, tables
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError, RequestError, ResolveError
 from llmcore.layers import Build
-from llmcore.testing import fake_answer
+from llmcore_devtools import fake_answer
 
 AHEAD = str(Path(__file__).with_name("ahead_device.py"))
 ROOM = 2400

@@ -13,7 +13,7 @@ from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.engine.llm import LLM
 from llmcore.engine.processors import _refused
 from llmcore.errors import RequestError
-from llmcore.testing import check_plugin, fake_answer, registry_of
+from llmcore_devtools import check_plugin, fake_answer, registry_of
 from steered import AHEAD, ANSWERS, GREEDY, PLUGINS, together, use
 
 MakeLLM = Callable[..., LLM]

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import zmq
 from llmcore.bridge import Finish, StepEvents, Submit
-from llmcore.engine import workers
-from llmcore.engine.workers import BEHIND_BYTES, Workers
-from llmcore.wire import Mailbox, ToWorker
+from llmcore_server.engine import workers
+from llmcore_server.engine.workers import BEHIND_BYTES, Workers
+from llmcore_server.messages import Mailbox, ToWorker
 
 Box = Mailbox[ToWorker]
 

@@ -12,7 +12,7 @@ from llmcore.layers import Bound, LinearShape
 from llmcore.layers.methods import Unquantized
 from llmcore.plugins import load
 from llmcore.specs import ModelSpec
-from llmcore.testing.family import LoadedModel, assert_family_matches_transformers, registry_for_tests, small_model
+from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, registry_for_tests, small_model
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "cohere.py"
 

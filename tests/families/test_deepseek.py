@@ -16,7 +16,7 @@ from llmcore.api import ConfigError
 from llmcore.layers import latent
 from llmcore.layers.latent import LatentSizes
 from llmcore.plugins import load
-from llmcore.testing.family import (
+from llmcore_devtools.family import (
     SMALL,
     SMALL_LATENT,
     LoadedModel,

@@ -16,8 +16,8 @@ import pytest
 import torch
 from llmcore.config.tree import DATA_TYPES
 from llmcore.engine.llm import LLM
-from llmcore.testing.family import small_model
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.family import small_model
+from llmcore_devtools.tokenizer import write_tokenizer
 
 AHEAD = str(Path(__file__).parents[1] / "engine" / "ahead_device.py")
 NEW = 9

@@ -12,7 +12,7 @@ from llmcore.errors import ConfigError
 from llmcore.layers import Rows
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
-from llmcore.testing.family import (
+from llmcore_devtools.family import (
     SMALL,
     LoadedModel,
     assert_family_matches_transformers,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from llmcore.errors import ConfigError
-from llmcore.testing import registry_of
-from llmcore.testing.family import LoadedModel, assert_family_matches_transformers, small_model
+from llmcore_devtools import registry_of
+from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, small_model
 from safetensors.torch import load_file, save_file
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt2" / "gpt2.py"

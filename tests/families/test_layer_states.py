@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.testing import registry_of
-from llmcore.testing.family import LoadedModel, assert_family_matches_transformers, small_model, where_they_part
+from llmcore_devtools import registry_of
+from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, small_model, where_they_part
 
 WRONG = """
 import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llmcore.testing.family import assert_family_matches_transformers
+from llmcore_devtools.family import assert_family_matches_transformers
 
 CASES = {
     "grouped heads, tied": {"tie_word_embeddings": True},

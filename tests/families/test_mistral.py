@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llmcore.testing.family import assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import assert_family_matches_transformers, registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "mistral.py"
 

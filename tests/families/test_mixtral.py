@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from llmcore.errors import ConfigError
-from llmcore.testing.family import (
+from llmcore_devtools.family import (
     SMALL,
     LoadedModel,
     assert_family_matches_transformers,

@@ -11,7 +11,7 @@ from llmcore.errors import ConfigError
 from llmcore.layers import Build, Mesh
 from llmcore.plugins import load
 from llmcore.specs import DeviceInfo
-from llmcore.testing.family import SMALL, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
 from llmcore.weights.source import read_model
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "olmo2.py"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmcore.testing import registry_of
-from llmcore.testing.family import assert_family_matches_transformers
+from llmcore_devtools import registry_of
+from llmcore_devtools.family import assert_family_matches_transformers
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "register_models.py"
 NAMED = '''

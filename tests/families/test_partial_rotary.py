@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from llmcore.errors import ConfigError
 from llmcore.specs import ModelSpec
-from llmcore.testing.family import SMALL, SMALL_LATENT, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, SMALL_LATENT, assert_family_matches_transformers, registry_for_tests
 from llmcore.weights.source import read_model
 
 READERS = ("GlmForCausalLM", "Glm4ForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")

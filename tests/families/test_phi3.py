@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
-from llmcore.testing.family import (
+from llmcore_devtools.family import (
     SMALL,
     assert_family_matches_transformers,
     oracle,
     registry_for_tests,
     small_model,
 )
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.weights.source import read_model
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "phi3.py"

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from llmcore.api import ConfigError, ModelConfig
 from llmcore.plugins import load
-from llmcore.testing.family import SMALL, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
 
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 

@@ -10,7 +10,7 @@ import pytest
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.specs import ModelSpec
-from llmcore.testing.family import LoadedModel, assert_family_matches_transformers, registry_for_tests, small_model
+from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, registry_for_tests, small_model
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "stablelm.py"
 

@@ -9,7 +9,7 @@ import pytest
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.specs import ModelSpec
-from llmcore.testing.family import assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import assert_family_matches_transformers, registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "starcoder2.py"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from llmcore.testing.family import LoadedModel, small_model
+from llmcore_devtools.family import LoadedModel, small_model
 from safetensors.torch import load_file, save_file
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from harness import KEY, STEP_SECONDS, House
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import serving
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import serving
 
 MakeHouse = Callable[..., AbstractContextManager[House]]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmcore.testing import fake_answer, sockets
-from llmcore.testing.server import RunningServer
+from llmcore_devtools import fake_answer, sockets
+from llmcore_devtools.server import RunningServer
 
 KEY = "sk-harness-7f3a"
 """The key that tests use where a server wants one; it must never be in a log."""
@@ -41,7 +41,7 @@ SPARE_THREADS, SPARE_FDS = 3, 3
 PATIENCE = 60.0
 """Seconds for what takes no time on a machine that does nothing else; nothing that is tested ends with them."""
 
-WORKER = "llmcore.http.worker"
+WORKER = "llmcore_server.http.worker"
 """What `House.processes` calls the HTTP worker."""
 
 Answer = tuple[int, dict[str, str], bytes]

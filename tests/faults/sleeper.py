@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import falcon
 from llmcore.api import DialectSpec, hookimpl
-from llmcore.api.http import Front, Route
+from llmcore_server.api import Front, Route
 
 
 class Sleep:

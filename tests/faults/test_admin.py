@@ -19,15 +19,15 @@ import pytest
 from conftest import MakeHouse
 from harness import KEY, PATIENCE, SECRET, Beat, House, until
 from llmcore.config import Config
-from llmcore.http.admin.board import Board
-from llmcore.http.admin.routes import OPEN_PATHS, routes
-from llmcore.testing import sockets
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_server.http.admin.board import Board
+from llmcore_server.http.admin.routes import OPEN_PATHS, routes
+from llmcore_devtools import sockets
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 SLEEPER = str(Path(__file__).parent / "sleeper.py")
 ECHO = str(Path(__file__).parents[1] / "supervisor" / "echo.py")
-ADMIN = "llmcore.http.admin.process"
+ADMIN = "llmcore_server.http.admin.process"
 PASSWORD = "pw-4e1f-of-the-gateway"
 PATHS = {"/", "/live", "/ready", "/metrics", "/server_info", "/figures", "/grafana.json", "/dashboard"}
 STREAMS = 500
@@ -171,7 +171,7 @@ def test_an_idle_engine_does_a_step_when_it_is_asked(house: House) -> None:
 
 
 def test_an_engine_that_cannot_step_is_not_ready_and_is_again(house: House) -> None:
-    engine = house.server.children()["llmcore.engine.process"]
+    engine = house.server.children()["llmcore_server.engine.process"]
     os.kill(engine, signal.SIGSTOP)
     try:
 
@@ -309,7 +309,7 @@ def test_deaths_are_seen_counted_and_mended(tmp_path: Path) -> None:
     with serving(model, engine_module=FAKE_ENGINE, **settings) as server:
         until(lambda: ask(server, "/ready")[0] == 200, "ready")
         children = server.children()
-        os.kill(children["llmcore.http.worker"], signal.SIGKILL)
+        os.kill(children["llmcore_server.http.worker"], signal.SIGKILL)
         until(lambda: metric(figures(server), "llmcore_worker_restarts_total") == 1, "a worker was replaced")
         os.kill(children[FAKE_ENGINE], signal.SIGKILL)
         until(lambda: ask(server, "/ready")[0] == 503, "not ready")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from harness import CANONICAL, KEY, PATIENCE, Beat, House, expected, percentile, until
-from llmcore.testing import sockets
+from llmcore_devtools import sockets
 
 PLACES, WAITING = 4, 6
 LONG, SHORT = 4000, 25

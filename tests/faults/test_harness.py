@@ -6,8 +6,8 @@ import json
 
 import pytest
 from harness import GAP_SECONDS, SECRET, House, expected, percentile, until
-from llmcore.testing import sockets
-from llmcore.testing.fault_names import fault
+from llmcore_devtools import sockets
+from llmcore_devtools.fault_names import fault
 
 
 def test_a_quiet_neighbour(house: House) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import MakeHouse
 from harness import KEY, WORKER, House, until
-from llmcore.testing import sockets
+from llmcore_devtools import sockets
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": [1, 2, 3], "max_tokens": 4}'

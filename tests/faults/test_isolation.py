@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from conftest import MakeHouse
 from harness import PATIENCE, House, expected, until
-from llmcore.testing import sockets
-from llmcore.testing.fault_names import HOOK_REQUEST_ID, fault, later
+from llmcore_devtools import sockets
+from llmcore_devtools.fault_names import HOOK_REQUEST_ID, fault, later
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-ENGINE = "llmcore.engine.process"
+ENGINE = "llmcore_server.engine.process"
 
 STATUS = {"tokenize": 500, "forward": 500, "sample": 500, "nan": 500, "illegal": 500, "oom": 503}
 """What comes of a fault that strikes before the first token."""

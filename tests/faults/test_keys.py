@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 from conftest import MakeHouse
 from harness import KEY, SECRET, House
-from llmcore.testing import sockets
+from llmcore_devtools import sockets
 
 OPEN = ("/health", "/healthz", "/liveness", "/ping", "/readiness")
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import MakeHouse
 from harness import PATIENCE, House, expected, until
-from llmcore.testing import sockets
+from llmcore_devtools import sockets
 
 ABORTED_SECONDS = 0.3
 """From a client's leaving to figures that say so: at most 100 ms to the engine, the rest until figures are told."""

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from conftest import MakeHouse
 from harness import PATIENCE, House
-from llmcore.testing.server import ENGINE_MODULE
+from llmcore_devtools.server import ENGINE_MODULE
 
-WORKER = "llmcore.http.worker"
+WORKER = "llmcore_server.http.worker"
 
 
 def run_directory(pid: int) -> Path:

@@ -19,10 +19,10 @@ import pytest
 import zmq
 from conftest import MakeHouse
 from harness import PATIENCE, House, until
-from llmcore.testing import sockets
-from llmcore.testing.server import ENGINE_MODULE
+from llmcore_devtools import sockets
+from llmcore_devtools.server import ENGINE_MODULE
 
-WORKER = "llmcore.http.worker"
+WORKER = "llmcore_server.http.worker"
 PROMPT = [5, 6, 7]
 REVIVED = {"health_monitor": True, "restart_pause": 0.1, "restart_limit": 0}
 ROOM = {"max_total_token_num": 60_000}

@@ -16,10 +16,10 @@ from typing import IO
 import pytest
 from conftest import MakeHouse
 from harness import PATIENCE, until
-from llmcore.testing import sockets, write_fake_model
-from llmcore.testing.server import ENGINE_MODULE
+from llmcore_devtools import sockets, write_fake_model
+from llmcore_devtools.server import ENGINE_MODULE
 
-WORKER = "llmcore.http.worker"
+WORKER = "llmcore_server.http.worker"
 
 CANARY = """\
 import pathlib

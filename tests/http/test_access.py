@@ -13,10 +13,10 @@ import orjson
 import pytest
 from llmcore.config import Access, make_config
 from llmcore.errors import RequestError
-from llmcore.http import body
-from llmcore.http.access import DOCKER_HOST, HostNames, SameOrigin, admin_guard, server_guard
-from llmcore.http.app import build_app
-from llmcore.http.front import Route
+from llmcore_server.http import body
+from llmcore_server.http.access import DOCKER_HOST, HostNames, SameOrigin, admin_guard, server_guard
+from llmcore_server.http.app import build_app
+from llmcore_server.http.front import Route
 from served import until
 
 KEYS = ("sk-first", "sk-second")

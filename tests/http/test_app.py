@@ -7,9 +7,9 @@ import falcon.testing
 import orjson
 import pytest
 from llmcore.errors import ConfigError, RequestError
-from llmcore.http.app import build_app
-from llmcore.http.errors import KNOWN_CODES, openai_error
-from llmcore.http.front import Route
+from llmcore_server.http.app import build_app
+from llmcore_server.http.errors import KNOWN_CODES, openai_error
+from llmcore_server.http.front import Route
 
 
 class Resource:

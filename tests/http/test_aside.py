@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from llmcore.http import aside
-from llmcore.http.aside import Aside
+from llmcore_server.http import aside
+from llmcore_server.http.aside import Aside
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 
 def record(number: int) -> RequestRecord:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import RunningServer, serving
-from llmcore.testing.sockets import call
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import RunningServer, serving
+from llmcore_devtools.sockets import call
 from served import until
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pytest
 from llmcore.errors import RequestError
-from llmcore.http import body
+from llmcore_server.http import body
 from msgspec import Meta, Struct
 
 

@@ -11,8 +11,8 @@ import zmq
 from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, StepEvents, Submit
 from llmcore.config import Config
 from llmcore.errors import RequestError
-from llmcore.http.bridge import WireBridge, merge
-from llmcore.wire import (
+from llmcore_server.http.bridge import WireBridge, merge
+from llmcore_server.messages import (
     Addresses,
     EngineGone,
     Heartbeat,

@@ -14,19 +14,19 @@ from typing import Any
 import falcon
 import orjson
 import pytest
-from llmcore.bounds import Bounds
+from llmcore_server.limits import Bounds
 from llmcore.config import Access
 from llmcore.errors import RequestError
-from llmcore.http.access import HostNames, SameOrigin
-from llmcore.http.admission import Gate
-from llmcore.http.app import build_app
-from llmcore.http.front import Route
-from llmcore.http.peer import network
-from llmcore.http.reply import Reply
-from llmcore.http.streaming import HttpServer, Limits, detach
-from llmcore.tallies import TALLIES
-from llmcore.testing import sockets as raw
-from llmcore.wire import Intake
+from llmcore_server.http.access import HostNames, SameOrigin
+from llmcore_server.http.admission import Gate
+from llmcore_server.http.app import build_app
+from llmcore_server.http.front import Route
+from llmcore_server.http.peer import network
+from llmcore_server.http.reply import Reply
+from llmcore_server.http.streaming import HttpServer, Limits, detach
+from llmcore.counters import TALLIES
+from llmcore_devtools import sockets as raw
+from llmcore_server.messages import Intake
 from served import PATIENCE, last_word, until
 
 KEYS = ("sk-first", "sk-second")

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.builtin.lightllm.routes import routes as lightllm
-from llmcore.builtin.openai.routes import routes as openai
-from llmcore.http.app import build_app
-from llmcore.http.choice import Choice
-from llmcore.http.front import Front
-from llmcore.http.generation import Generation
-from llmcore.http.reply import Reply
-from llmcore.http.streaming import HttpServer
-from llmcore.http.streaming.tasks import StreamTask
-from llmcore.testing import sockets as raw
-from llmcore.testing.fake_bridge import FakeBridge, fake_front
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_lightllm.routes import routes as lightllm
+from llmcore_openai.routes import routes as openai
+from llmcore_server.http.app import build_app
+from llmcore_server.http.choice import Choice
+from llmcore_server.http.front import Front
+from llmcore_server.http.generation import Generation
+from llmcore_server.http.reply import Reply
+from llmcore_server.http.streaming import HttpServer
+from llmcore_server.http.streaming.tasks import StreamTask
+from llmcore_devtools import sockets as raw
+from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text.tokenizer import load_tokenizer
 from served import PATIENCE, until
 

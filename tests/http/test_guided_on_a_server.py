@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import openai
 import pytest
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import RunningServer, serving
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import RunningServer, serving
 from pydantic import BaseModel, ConfigDict, Field
 
 TEMPLATE = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llmcore.testing import fake_answer, write_fake_model
-from llmcore.testing.server import RunningServer, serving
-from llmcore.testing.sockets import call
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools import fake_answer, write_fake_model
+from llmcore_devtools.server import RunningServer, serving
+from llmcore_devtools.sockets import call
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 

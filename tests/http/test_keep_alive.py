@@ -9,18 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import falcon
-import llmcore.http.deadlines
-import llmcore.http.keep_alive
-import llmcore.http.reply
+import llmcore_server.http.deadlines
+import llmcore_server.http.keep_alive
+import llmcore_server.http.reply
 import openai
 import pytest
-from llmcore.http.deadlines import Deadlines
-from llmcore.http.keep_alive import COMMENT, KeepAlive
-from llmcore.http.reply import Reply
-from llmcore.testing import sockets
-from llmcore.testing.fake_bridge import FakeTransport
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.keep_alive import COMMENT, KeepAlive
+from llmcore_server.http.reply import Reply
+from llmcore_devtools import sockets
+from llmcore_devtools.fake_bridge import FakeTransport
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 SLOW = 0.35
 """Seconds of a step."""
@@ -82,7 +82,7 @@ def test_what_goes_wrong_after_a_comment_is_an_event(tmp_path: Path) -> None:
 
 def test_only_silence_counts_and_the_end_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    for module in (llmcore.http.deadlines, llmcore.http.keep_alive, llmcore.http.reply):
+    for module in (llmcore_server.http.deadlines, llmcore_server.http.keep_alive, llmcore_server.http.reply):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     deadlines, transport = Deadlines(), FakeTransport(falcon.Response())
     reply = Reply(transport)

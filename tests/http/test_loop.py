@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from llmcore.http.outbox import Outbox
-from llmcore.http.streaming.loop import GONE, READ, WRITE, Loop
-from llmcore.testing import sockets as raw
+from llmcore_server.http.outbox import Outbox
+from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop
+from llmcore_devtools import sockets as raw
 from served import POST, Served, until
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import openai
 import pytest
 import torch
-from llmcore.testing.server import RunningServer, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.server import RunningServer, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PROMPTS = [[5, 77, 200], list(range(30, 90))]

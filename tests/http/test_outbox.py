@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from llmcore.errors import RequestError
-from llmcore.http.outbox import MOST, Outbox
-from llmcore.http.streaming.channel import StreamChannel
-from llmcore.testing import sockets as raw
+from llmcore_server.http.outbox import MOST, Outbox
+from llmcore_server.http.streaming.channel import StreamChannel
+from llmcore_devtools import sockets as raw
 from served import PATIENCE, POST, Served, last_word, serving, until
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import RunningServer, serving
-from llmcore.testing.sockets import call, connect, read_head, request
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import RunningServer, serving
+from llmcore_devtools.sockets import call, connect, read_head, request
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "deadlines" / "deadlines.py"
 PATIENCE = 60.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-from llmcore.testing import write_fake_model
-from llmcore.testing.server import RunningServer, serving
+from llmcore_devtools import write_fake_model
+from llmcore_devtools.server import RunningServer, serving
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "register_logits_processors.py"
 

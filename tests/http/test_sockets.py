@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from llmcore.testing import sockets as raw
+from llmcore_devtools import sockets as raw
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"

@@ -7,10 +7,10 @@ import time
 
 import pytest
 from llmcore.errors import RequestError
-from llmcore.http import strict
-from llmcore.http.bodies import Bounds, Pool
-from llmcore.http.entry import Entry
-from llmcore.http.strict import RequestReader
+from llmcore_server.http import strict
+from llmcore_server.http.bodies import Bounds, Pool
+from llmcore_server.http.entry import Entry
+from llmcore_server.http.strict import RequestReader
 from reading import CHUNKED, SMALL, head, read, refused
 
 # --- what is read ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from llmcore.http.bodies import Pool
-from llmcore.http.strict import RequestReader
+from llmcore_server.http.bodies import Pool
+from llmcore_server.http.strict import RequestReader
 from reading import SMALL, head, read, refused
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome", "days": [1, 2]}}\n</tool_call>'
 TEXT = f"<think>\nWhere?\n</think>\n\nLet me see.\n{CALL}\n{CALL}"

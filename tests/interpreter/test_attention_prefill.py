@@ -12,7 +12,7 @@ from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_prefill
 from llmcore.ops.attention import shape_of
 from llmcore.ops.attention_cases import AttnCase, Uploads, case, reference
-from llmcore.ops.check import check
+from llmcore_devtools.kernels.compare import check
 from llmcore.protocols import AttnLimits, AttnRows
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import prefill

@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from llmcore.testing import Nonconformance, check_interpreted, registry_of
+from llmcore_devtools import Nonconformance, check_interpreted, registry_of
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "triton_kernel"
 

@@ -21,7 +21,7 @@ from llmcore.ops import (
     head_linear,
     latent_rope_kv_write,
 )
-from llmcore.ops.check import check
+from llmcore_devtools.kernels.compare import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import listed

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from llmcore.ops import DTYPES, drawing, moe_combine, moe_dispatch, moe_experts, moe_fused, moe_route
-from llmcore.ops.check import check, compare
-from llmcore.ops.real_shapes import real_shapes
+from llmcore_devtools.kernels.compare import check, compare
+from llmcore_devtools.kernels.real_shapes import real_shapes
 from llmcore.plugins import load
 from llmcore.resolve import why_not
 from llmcore.specs import DeviceInfo, KernelSpec, OpContext

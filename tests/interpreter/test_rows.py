@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from llmcore.ops import DTYPES
-from llmcore.ops.check import check
+from llmcore_devtools.kernels.compare import check
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.specs.rows import LONGEST, kernels
 

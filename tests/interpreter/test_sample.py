@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from llmcore.ops import DTYPES
 from llmcore.ops import sample as op
-from llmcore.ops.check import check
+from llmcore_devtools.kernels.compare import check
 from llmcore.ops.sample import Adjust, Sampler, SampleRows, plain_rows, reference
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.sample import floors as floors_module

@@ -13,7 +13,7 @@ from llmcore.layers.step import KVStep, Step
 from llmcore.models import AttnSpec, KVGroupSpec, ModelConfig
 from llmcore.ops import rms_norm, rope, rope_angles
 from llmcore.specs import DeviceInfo
-from llmcore.testing import registry_of
+from llmcore_devtools import registry_of
 
 HEADS, KV_HEADS, SIZE, TOKENS = 4, 2, 8, 5
 CONFIG = ModelConfig(

@@ -12,8 +12,8 @@ from llmcore.layers.build import Build
 from llmcore.layers.rope import Rope, by_length, read_rope, scaled
 from llmcore.models import KVGroupSpec, ModelConfig
 from llmcore.specs import DeviceInfo
-from llmcore.testing import registry_of
-from llmcore.testing.family import SMALL
+from llmcore_devtools import registry_of
+from llmcore_devtools.family import SMALL
 from transformers import LlamaConfig, Phi3Config, PhimoeConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding

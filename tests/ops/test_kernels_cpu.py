@@ -10,7 +10,7 @@ from llmcore.builtin.cpu import attention_prefill
 from llmcore.builtin.kernels_cpu import register_kernels
 from llmcore.builtin.ops import register_ops
 from llmcore.models import AttnSpec
-from llmcore.ops.check import check
+from llmcore_devtools.kernels.compare import check
 from llmcore.plugins import load
 from llmcore.resolve import why_not
 from llmcore.specs import DeviceInfo, OpContext

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from llmcore.api import ProcessorContext, Tokenizer
 from llmcore.api.text import load_tokenizer
-from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
 
 
 @pytest.fixture(scope="module")

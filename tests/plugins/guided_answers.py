@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from llmcore.api import ProcessorContext, Tokenizer, words_of
-from llmcore.testing.tokenizer import EOS
+from llmcore_devtools.tokenizer import EOS
 from llmcore_guided.processor import Guided, make
 
 VOCAB = 301

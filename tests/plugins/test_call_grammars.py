@@ -14,8 +14,8 @@ from llmcore.api.text import (
     load_tokenizer,
 )
 from llmcore.plugins import load
-from llmcore.testing import registry_of
-from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore_devtools import registry_of
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore_guided.processor import Guided, make
 
 VOCAB = 301

@@ -15,8 +15,8 @@ from guided_answers import VOCAB, allowed, one, spell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmcore.api import ProcessorContext, Tokenizer
-from llmcore.testing import check_plugin, registry_of
-from llmcore.testing.tokenizer import EOS
+from llmcore_devtools import check_plugin, registry_of
+from llmcore_devtools.tokenizer import EOS
 from llmcore_guided.processor import Guided, make
 from pydantic import BaseModel, ConfigDict, Field
 

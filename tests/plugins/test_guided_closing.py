@@ -15,7 +15,7 @@ import pytest
 from guided_answers import VOCAB, allowed, one, spell
 from jsonschema import Draft202012Validator
 from llmcore.api import ProcessorContext, Tokenizer
-from llmcore.testing.tokenizer import EOS
+from llmcore_devtools.tokenizer import EOS
 from llmcore_guided.closing import closed
 
 pytestmark = pytest.mark.usefixtures("patient")

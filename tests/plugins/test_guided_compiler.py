@@ -16,7 +16,7 @@ import pytest
 from guided_answers import VOCAB, allowed, one, spell
 from llguidance.gbnf_to_lark import RuleRefNode, gbnf_to_lark
 from llmcore.api import ProcessorContext, RequestError, Tokenizer
-from llmcore.testing.tokenizer import EOS
+from llmcore_devtools.tokenizer import EOS
 from llmcore_guided import compiler, limits, processor
 from llmcore_guided.gbnf import as_lark
 from llmcore_guided.processor import Guided

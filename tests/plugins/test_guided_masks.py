@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmcore.api import ProcessorContext, Tokenizer
 from llmcore.api.text import load_tokenizer
-from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore_guided import masks, processor, residuals
 from llmcore_guided.characters import Characters
 from llmcore_guided.expressions import expression

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from llmcore.api import ProcessorContext
 from llmcore.api.text import load_tokenizer
-from llmcore.testing.tokenizer import EOS
+from llmcore_devtools.tokenizer import EOS
 from llmcore_guided.processor import make
 
 

@@ -11,7 +11,7 @@ from llmcore.models import AttnSpec
 from llmcore.ops.attention import shape_of
 from llmcore.resolve import Resolution, candidates_for, resolve
 from llmcore.specs import DeviceInfo, OpContext
-from llmcore.testing import registry_of
+from llmcore_devtools import registry_of
 from llmcore_triton.specs import attention as specs
 
 LLAMA = AttnSpec(heads=32, kv_heads=8, key_size=128, value_size=128, scale=0.1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from llmcore.resolve import Resolution, candidates_for, resolve, why_not
 from llmcore.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo
-from llmcore.testing import registry_of
+from llmcore_devtools import registry_of
 from llmcore_triton import tuned
 from llmcore_triton.specs import linear as specs
 

@@ -10,7 +10,7 @@ import pytest
 from llmcore.plugins import load
 from llmcore.resolve import candidates_for, resolve, why_not
 from llmcore.specs import DeviceInfo, KernelSpec, OpContext
-from llmcore.testing import registry_of
+from llmcore_devtools import registry_of
 
 FILES = sorted((Path(llmcore_triton.__file__).parent / "tuned").glob("*.json"))
 REGISTRY = registry_of()

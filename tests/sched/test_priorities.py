@@ -15,7 +15,7 @@ from llmcore.api.sched import Decision, RequestInfo, SchedulerView
 from llmcore.builtin.estimators import Capped
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.priority import Priority
-from llmcore.testing.simulator import Scenario, simulate
+from llmcore_devtools.simulator import Scenario, simulate
 
 MakeBench = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from llmcore.api.sched import Decision, SchedulerLimits, SchedulerView
 from llmcore.builtin.estimators import Capped, Conservative, PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import NoCache, RadixCache
-from llmcore.testing.simulator import Scenario, simulate
+from llmcore_devtools.simulator import Scenario, simulate
 
 
 @st.composite

@@ -11,7 +11,7 @@ import falcon
 import msgspec
 import orjson
 from llmcore.api import ChoiceEvent, DialectSpec, Finish, RequestRecord, Submit, hookimpl
-from llmcore.api.http import Front, Reply, Route
+from llmcore_server.api import Front, Reply, Route
 
 
 class Body(msgspec.Struct):

@@ -8,7 +8,7 @@ import socket
 import pytest
 from llmcore.config import make_config
 from llmcore.errors import ConfigError
-from llmcore.supervisor.admin import _bind
+from llmcore_server.supervisor.admin import _bind
 
 
 def test_an_address_that_others_reach_needs_keys(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
-WORKER, ADMIN = "llmcore.http.worker", "llmcore.http.admin.process"
+WORKER, ADMIN = "llmcore_server.http.worker", "llmcore_server.http.admin.process"
 
 BREAKS = """
 import os, sys
@@ -31,13 +31,13 @@ def breakable(owner, method, thread):
     setattr(owner, method, broken)
 
 if {worker!r} in sys.orig_argv or {admin!r} in sys.orig_argv:
-    from llmcore.http.streaming import HttpServer
+    from llmcore_server.http.streaming import HttpServer
     breakable(HttpServer, "_turn", "loop")
 if {worker!r} in sys.orig_argv:
-    from llmcore.http.bridge import WireBridge
+    from llmcore_server.http.bridge import WireBridge
     breakable(WireBridge, "_tally", "hub")
 if {admin!r} in sys.orig_argv:
-    from llmcore.http.admin.board import Board
+    from llmcore_server.http.admin.board import Board
     breakable(Board, "tick", "hub")
 """
 """What a Python that finds this as its sitecustomize does: a thread of a process raises once its order is there."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from llmcore.testing import sockets
-from llmcore.testing.fake_files import write_fake_model
-from llmcore.testing.server import ENGINE_MODULE, RunningServer, serving
+from llmcore_devtools import sockets
+from llmcore_devtools.fake_files import write_fake_model
+from llmcore_devtools.server import ENGINE_MODULE, RunningServer, serving
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from llmcore.child import MAX_WORDS
+from llmcore_server.child import MAX_WORDS
 from llmcore.config import Config
-from llmcore.supervisor.child import Child
-from llmcore.wire import Addresses, EngineLaunch, LastWords
+from llmcore_server.supervisor.child import Child
+from llmcore_server.messages import Addresses, EngineLaunch, LastWords
 
 ENDS = """
 import os
 from llmcore import child
 from llmcore.errors import ConfigError
-from llmcore.wire import EngineLaunch
+from llmcore_server.messages import EngineLaunch
 
 launch = child.begin(EngineLaunch)
 error = {error}

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from llmcore.testing import check_plugin, registry_of
+from llmcore_devtools import check_plugin, registry_of
 
 WITNESS = """
 import os

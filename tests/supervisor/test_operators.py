@@ -22,18 +22,18 @@ import openai
 import orjson
 import pytest
 from llmcore.config import Access, Reports
-from llmcore.config.certificate import server_context
+from llmcore_server.http.certificate import server_context
 from llmcore.errors import ConfigError
-from llmcore.supervisor.backoff import BackOff
-from llmcore.supervisor.push import Pusher
-from llmcore.testing import sockets
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_server.supervisor.backoff import BackOff
+from llmcore_server.supervisor.push import Pusher
+from llmcore_devtools import sockets
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 ECHO = str(Path(__file__).parent / "echo.py")
 TLS = Path(__file__).parent.parent / "data" / "tls"
-WORKER = "llmcore.http.worker"
-TERMINATOR = "llmcore.http.tls"
+WORKER = "llmcore_server.http.worker"
+TERMINATOR = "llmcore_server.http.tls"
 
 fresh = partial(serving, engine_module=FAKE_ENGINE, plugins=(ECHO,))
 

@@ -13,11 +13,11 @@ from llmcore.bridge import Load
 from llmcore.errors import ConfigError
 from llmcore.protocols import MetricSink
 from llmcore.registry import Registry
-from llmcore.supervisor import listener
-from llmcore.supervisor.figures import Sinks, ThroughputLog
-from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import LOADING_SECONDS, START_SECONDS, Clock, Silence, Watchdog
-from llmcore.wire import Snapshot
+from llmcore_server.supervisor import listener
+from llmcore_server.supervisor.figures import Sinks, ThroughputLog
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.watchdog import LOADING_SECONDS, START_SECONDS, Clock, Silence, Watchdog
+from llmcore_server.messages import Snapshot
 
 
 def snapshot(steps: int, *, running: int = 1, paused: bool = False) -> Snapshot:
@@ -125,7 +125,7 @@ class TestRunDirectory:
     @pytest.fixture(autouse=True)
     def _elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        monkeypatch.setattr("llmcore.supervisor.rundir.IPC_ROOT", tmp_path)
+        monkeypatch.setattr("llmcore_server.supervisor.rundir.IPC_ROOT", tmp_path)
 
     def test_is_private_and_goes(self, tmp_path: Path) -> None:
         directory = RunDirectory("ipc:///tmp/")

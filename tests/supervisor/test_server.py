@@ -15,12 +15,12 @@ from typing import Any
 import orjson
 import pytest
 from llmcore import __version__
-from llmcore.testing import sockets
-from llmcore.testing.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools import sockets
+from llmcore_devtools.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 ECHO = str(Path(__file__).parent / "echo.py")
-WORKER = "llmcore.http.worker"
+WORKER = "llmcore_server.http.worker"
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_request_ids(server: RunningServer, given: str, echoed: bool) -> None:
 
 def test_a_worker_imports_neither_torch_nor_transformers(server: RunningServer) -> None:
     modules = orjson.loads(sockets.call(server.port, "GET", "/modules")[2])
-    assert "llmcore.http.worker" in modules or "llmcore.http.bridge" in modules
+    assert "llmcore_server.http.worker" in modules or "llmcore_server.http.bridge" in modules
     assert not {"torch", "transformers", "triton"} & set(modules)
     assert not [name for name in modules if name.startswith("llmcore.engine.")]
     assert "libtorch" not in Path(f"/proc/{server.children()[WORKER]}/maps").read_text()

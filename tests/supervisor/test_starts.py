@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from llmcore.supervisor import watchdog
-from llmcore.testing import sockets, write_fake_model
-from llmcore.testing.server import ENGINE_MODULE, FAKE_ENGINE, RunningServer, ServerFailed, serving
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_server.supervisor import watchdog
+from llmcore_devtools import sockets, write_fake_model
+from llmcore_devtools.server import ENGINE_MODULE, FAKE_ENGINE, RunningServer, ServerFailed, serving
+from llmcore_devtools.tokenizer import write_tokenizer
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
-WORKER, TERMINATOR, ADMIN = "llmcore.http.worker", "llmcore.http.tls", "llmcore.http.admin.process"
+WORKER, TERMINATOR, ADMIN = "llmcore_server.http.worker", "llmcore_server.http.tls", "llmcore_server.http.admin.process"
 
 PATIENCE = ("START_SECONDS", "LOADING_SECONDS")
 """The watchdog's constants that `hurried` makes shorter."""
@@ -32,8 +32,8 @@ def heed():
             setattr(watchdog, name, 1.0 if Path({hurry!r}).exists() else 600.0)
         time.sleep(0.02)
 
-if "llmcore.testing.server" in sys.orig_argv:
-    from llmcore.supervisor import watchdog
+if "llmcore_devtools.server" in sys.orig_argv:
+    from llmcore_server.supervisor import watchdog
     threading.Thread(target=heed, daemon=True).start()
 
 flag = Path({flag!r})
@@ -143,7 +143,7 @@ def killed_while_starting(directory: Path, moments: dict[str, str]) -> Iterator[
     "moments",
     [
         dict.fromkeys((WORKER, TERMINATOR, ADMIN, FAKE_ENGINE), "at once"),
-        dict.fromkeys((WORKER, TERMINATOR, ADMIN, FAKE_ENGINE), "llmcore.wire"),
+        dict.fromkeys((WORKER, TERMINATOR, ADMIN, FAKE_ENGINE), "llmcore_server.messages"),
         {WORKER: "llmcore.text.detokenizer", ENGINE_MODULE: "llmcore.engine.build"},
     ],
     ids=["at once", "early", "late"],
@@ -178,7 +178,7 @@ NAMES = {
 
 
 def test_without_a_health_monitor_the_death_of_the_engine_ends_a_start(tmp_path: Path) -> None:
-    moments = {FAKE_ENGINE: "llmcore.wire", WORKER: "at once"}
+    moments = {FAKE_ENGINE: "llmcore_server.messages", WORKER: "at once"}
     with (
         killed_while_starting(tmp_path, moments),
         pytest.raises(ServerFailed, match=r"engine-0 could not start: it was ended by SIGKILL.*give --health_monitor"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmcore.testing.tokenizer import SPECIAL, write_sentencepiece_like, write_tokenizer
+from llmcore_devtools.tokenizer import SPECIAL, write_sentencepiece_like, write_tokenizer
 from llmcore.text.detokenizer import BytesDetokenizer, WindowDetokenizer, detokenizer
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 

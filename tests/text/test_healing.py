@@ -10,7 +10,7 @@ import pytest
 from llmcore.bridge import BeamSearch, ChoiceEvent, Finish, LogitsProcessor, SamplingParams, Submit
 from llmcore.errors import ConfigError
 from llmcore.processors import ProcessorContext
-from llmcore.testing.tokenizer import EOS, write_sentencepiece_like, write_tokenizer
+from llmcore_devtools.tokenizer import EOS, write_sentencepiece_like, write_tokenizer
 from llmcore.text.healing import Healing, check_healing, heal, make
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import ChoiceText, TextRules

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.specs import OutputParserSpec
-from llmcore.testing.tokenizer import BOS, PAD, write_sentencepiece_like, write_tokenizer
+from llmcore_devtools.tokenizer import BOS, PAD, write_sentencepiece_like, write_tokenizer
 from llmcore.text.detokenizer import WindowDetokenizer, detokenizer
 from llmcore.text.events import (
     Event,

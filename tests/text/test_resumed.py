@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from llmcore.plugins import load
 from llmcore.specs import OutputParserSpec
-from llmcore.testing import registry_of
-from llmcore.testing.conformance_parsing import ParserSample
+from llmcore_devtools import registry_of
+from llmcore_devtools.conformance_parsing import ParserSample
 from llmcore.text.events import (
     Event,
     ReasoningDelta,

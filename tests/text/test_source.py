@@ -8,7 +8,7 @@ from llmcore.builtin.tokenizers import register_tokenizers
 from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.specs import TokenizerSpec
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text import convert, source
 from llmcore.text.slow import load_slow
 from llmcore.text.tokenizer import FastTokenizer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llmcore.bridge import ChoiceEvent, Finish
-from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer

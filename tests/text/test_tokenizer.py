@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 from llmcore.errors import ConfigError, RequestError
-from llmcore.testing.tokenizer import EOS, SPECIAL, write_sentencepiece_like, write_tokenizer
+from llmcore_devtools.tokenizer import EOS, SPECIAL, write_sentencepiece_like, write_tokenizer
 from llmcore.text.tokenizer import load_tokenizer
 
 

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from llmcore.testing.family import small_model
-from llmcore.testing.tokenizer import write_tokenizer
+from llmcore_devtools.family import small_model
+from llmcore_devtools.tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
 folder = write_tokenizer(Path(sys.argv[1]))

@@ -19,7 +19,7 @@ from llmcore.layers.build import Build
 from llmcore.layers.mesh import Mesh
 from llmcore.models import ModelConfig
 from llmcore.specs import DeviceInfo
-from llmcore.testing.family import LoadedModel, registry_for_tests, small_model
+from llmcore_devtools.family import LoadedModel, registry_for_tests, small_model
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights
 from llmcore.weights.map import Placement, Shard, WeightMap
 from safetensors.torch import save_file
@@ -242,7 +242,7 @@ import sys, threading, time
 from pathlib import Path
 from llmcore.models import ModelConfig
 from llmcore.specs import DeviceInfo
-from llmcore.testing.family import LoadedModel, registry_for_tests
+from llmcore_devtools.family import LoadedModel, registry_for_tests
 import torch, llmcore.layers, llmcore.weights.load, llmcore_llama.llama
 
 def anonymous():

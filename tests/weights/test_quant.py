@@ -15,8 +15,8 @@ from llmcore.config import make_config
 from llmcore.engine.model import load_model, pick_device
 from llmcore.layers import Build, LinearShape
 from llmcore.registry import Registry
-from llmcore.testing.conformance_observing import CONFIG
-from llmcore.testing.family import LoadedModel, oracle, registry_for_tests, small_model
+from llmcore_devtools.conformance_observing import CONFIG
+from llmcore_devtools.family import LoadedModel, oracle, registry_for_tests, small_model
 from llmcore.weights.quant import describe, find_quantization
 from safetensors.torch import load_file, save_file
 

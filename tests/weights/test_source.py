@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from llmcore.errors import ConfigError
-from llmcore.testing.family import registry_for_tests
+from llmcore_devtools.family import registry_for_tests
 from llmcore.weights.source import open_checkpoint, read_model
 from safetensors.torch import save_file
 

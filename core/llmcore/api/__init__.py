@@ -63,7 +63,7 @@ from llmcore.specs import (
     WeightLoaderSpec,
     bucket_of,
 )
-from llmcore.tallies import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
+from llmcore.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
 from llmcore.weights.dtypes import read_dtype
 from llmcore.weights.map import Placement, Shard, WeightMap
 

@@ -20,13 +20,13 @@ log = logging.getLogger("llmcore.cli")
 
 
 COMMANDS: Mapping[str, Entry] = {
-    "serve": Entry("llmcore.cli.serve:command", "Run", "Serve a model over HTTP."),
+    "serve": Entry("llmcore_server.serve:command", "Run", "Serve a model over HTTP."),
     "testserver": Entry(
-        "llmcore.cli.testserver:command", "Run", "Serve a fake model, on which clients and plugins can be tried."
+        "llmcore_devtools.cli.testserver:command", "Run", "Serve a fake model, on which clients and plugins can be tried."
     ),
     "chat": Entry("llmcore.cli.chat:command", "Run", "Talk to a model, or to a server."),
     "generate": Entry("llmcore.cli.generate:command", "Run", "Answer a file of prompts, offline."),
-    "bench": Entry("llmcore.cli.bench:command", "Run", "Measure latency and throughput, in process or over HTTP."),
+    "bench": Entry("llmcore_devtools.cli.bench:command", "Run", "Measure latency and throughput, in process or over HTTP."),
     "plan": Entry("llmcore.cli.plan:command", "Look", "Predict what fits, from a model's headers alone."),
     "models": Entry("llmcore.cli.models:command", "Look", "List the model families that can be served."),
     "kernels": Entry(

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from llmcore.cli import bench_kernels, check_kernels
-from llmcore.cli.check_kernels import Asked
+from llmcore_devtools.cli import bench_kernels
+from llmcore_devtools.cli import check_kernels
+from llmcore_devtools.cli.check_kernels import Asked
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
 from llmcore.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
 from llmcore.modes import apply_modes

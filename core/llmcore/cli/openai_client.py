@@ -9,7 +9,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from llmcore.bench.client import server_address
+from llmcore_devtools.bench.client import server_address
 from llmcore.errors import LlmcoreError
 
 Message = dict[str, str]

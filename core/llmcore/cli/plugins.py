@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llmcore.cli.new_plugin import new
+from llmcore_devtools.cli.new_plugin import new
 from llmcore.cli.tables import listing, registry_for, show_json, show_table
 from llmcore.inspect import PluginRow, plugin_rows
 

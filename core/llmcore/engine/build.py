@@ -36,7 +36,7 @@ from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
 from llmcore.sched.scheduler import Scheduler
 from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
-from llmcore.wire import ModelFacts
+from llmcore_server.messages import ModelFacts
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from llmcore.bridge import SamplingParams, Submit
 from llmcore.errors import RequestError
-from llmcore.wire import ModelFacts
+from llmcore_server.messages import ModelFacts
 
 POOLINGS = ("last", "mean")
 """Of which of a prompt's tokens a hidden state may be: `Submit.pool`."""

@@ -30,7 +30,7 @@ from llmcore.sched.crowd import Crowd
 from llmcore.sched.events import Reason
 from llmcore.sched.plan import StepPlan
 from llmcore.sched.scheduler import Scheduler
-from llmcore.wire import ModelFacts
+from llmcore_server.messages import ModelFacts
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmcore.errors import reraise_if_stopping
 from llmcore.kv.group import NO_GRANULES, KVGroup
 from llmcore.protocols import Int32, Int64, KVManager, LengthEstimator
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llmcore.bridge import BeamSearch, Load, SamplingParams, Submit
 from llmcore.config import Config, check_model_dir, make_config, settings, with_plugins
 from llmcore.config.setting import canonical, names
-from llmcore.conversion import convert
+from llmcore.decode_struct import convert
 from llmcore.engine.answers import Collector, Generated
 from llmcore.engine.build import build_engine
 from llmcore.engine.embedding import POOLINGS, normalized

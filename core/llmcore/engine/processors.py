@@ -32,7 +32,7 @@ from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.sched.bound import Bound
 from llmcore.specs import TokenizerSpec
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 from llmcore.text.bad_words import PROCESSOR as BAD_WORDS
 from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare

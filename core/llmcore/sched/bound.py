@@ -16,7 +16,7 @@ import numpy as np
 from llmcore.errors import RequestError, message_of, reraise_if_stopping, text_of
 from llmcore.processors import OVERLOADED, words_of
 from llmcore.protocols import Int32
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 PATIENT = 3
 """Late answers in a row after which a choice is left out of plans until the next one is there."""

@@ -35,7 +35,7 @@ from llmcore.sched.table import RESERVED, RUNNING, RequestTable
 from llmcore.sched.trials import Trials
 from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 log = logging.getLogger(__name__)
 

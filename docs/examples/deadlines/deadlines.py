@@ -5,7 +5,7 @@ import time
 
 import msgspec
 from llmcore.api import DialectSpec, SamplingParams, SchedulerSpec, hookimpl
-from llmcore.api.http import Generation, Job, Route, intake
+from llmcore_server.api import Generation, Job, Route, intake
 from llmcore.api.sched import Share
 from llmcore.api.text import TextRules
 

@@ -1,6 +1,6 @@
-from llmcore.testing import registry_of
-from llmcore.testing.conformance import check_plugin
-from llmcore.testing.family import assert_family_matches_transformers
+from llmcore_devtools import registry_of
+from llmcore_devtools.conformance import check_plugin
+from llmcore_devtools.family import assert_family_matches_transformers
 
 ALONE = registry_of("demo")
 

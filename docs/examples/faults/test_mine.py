@@ -2,8 +2,8 @@
 
 import json
 
-from llmcore.testing import fake_answer, sockets
-from llmcore.testing.fault_names import fault
+from llmcore_devtools import fake_answer, sockets
+from llmcore_devtools.fault_names import fault
 
 
 def test_others_do_not_notice(llmcore_server):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llmcore.testing import check_interpreted, registry_of
+from llmcore_devtools import check_interpreted, registry_of
 
 PLUGIN = Path(__file__).parent / "fast_norm.py"
 

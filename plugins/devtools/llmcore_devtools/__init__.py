@@ -1,6 +1,6 @@
 """For plugin authors: conformance checks, fixtures, the fake model and the simulator.
 
-from llmcore.testing import check_plugin, registry_of
+from llmcore_devtools import check_plugin, registry_of
 
 def test_my_plugin_keeps_the_contracts():
     check_plugin(registry_of("my-plugin"), "my-plugin")
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from llmcore.config import Config, Plugins
 from llmcore.plugins import build_registry, load
 from llmcore.registry import Registry
-from llmcore.testing.conformance import CHECKS, Nonconformance, check_plugin
+from llmcore_devtools.conformance import CHECKS, Nonconformance, check_plugin
 
 if TYPE_CHECKING:
-    from llmcore.testing.conformance_computing import check_interpreted
-    from llmcore.testing.conformance_parsing import ParserSample
-    from llmcore.testing.fake_files import fake_answer, write_fake_model
+    from llmcore_devtools.conformance_computing import check_interpreted
+    from llmcore_devtools.conformance_parsing import ParserSample
+    from llmcore_devtools.fake_files import fake_answer, write_fake_model
 
 __all__ = [
     "Nonconformance",
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "ParserSample": "llmcore.testing.conformance_parsing:ParserSample",
-    "check_interpreted": "llmcore.testing.conformance_computing:check_interpreted",
-    "fake_answer": "llmcore.testing.fake_files:fake_answer",
-    "write_fake_model": "llmcore.testing.fake_files:write_fake_model",
+    "ParserSample": "llmcore_devtools.conformance_parsing:ParserSample",
+    "check_interpreted": "llmcore_devtools.conformance_computing:check_interpreted",
+    "fake_answer": "llmcore_devtools.fake_files:fake_answer",
+    "write_fake_model": "llmcore_devtools.fake_files:write_fake_model",
 }
 
 
@@ -53,4 +53,4 @@ def __getattr__(name: str) -> Any:
     hook = name.removeprefix("check_")
     if hook != name and hook in CHECKS:
         return load(CHECKS[hook])
-    raise AttributeError(f"module 'llmcore.testing' has no attribute {name!r}")
+    raise AttributeError(f"module 'llmcore_devtools' has no attribute {name!r}")

@@ -43,7 +43,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 CHECKS: Mapping[str, str] = {
-    hook: f"llmcore.testing.conformance_{module}:check_{hook}" for module, hooks in _MODULES.items() for hook in hooks
+    hook: f"llmcore_devtools.conformance_{module}:check_{hook}" for module, hooks in _MODULES.items() for hook in hooks
 }
 """Hook -> import string of its check; torch comes in with those that compute."""
 

@@ -16,16 +16,16 @@ from llmcore import specs
 from llmcore.layers.layout import Layout
 from llmcore.models import KVGroupSpec
 from llmcore.ops import Shape
-from llmcore.ops.attention_stored import OverPool, StoredSamples, unknown_layout
-from llmcore.ops.check import check
+from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.compare import check
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device, QuantMethod
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, describe, why_not
 from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, OpContext, OpSpec
-from llmcore.testing.conformance import Nonconformance, Problems, all_problems, contributed, loaded
-from llmcore.testing.conformance_contributions import check_checkpoint
-from llmcore.testing.conformance_observing import CONFIG
+from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, contributed, loaded
+from llmcore_devtools.conformance_contributions import check_checkpoint
+from llmcore_devtools.conformance_observing import CONFIG
 from llmcore.weights.source import open_checkpoint
 
 CPU = DeviceInfo("cpu")
@@ -248,7 +248,7 @@ def check_register_models(registry: Registry, plugin: str, samples: Sequence[Pat
     """
     import transformers
 
-    from llmcore.testing.family import assert_family_matches_transformers
+    from llmcore_devtools.family import assert_family_matches_transformers
 
     families = contributed(registry, plugin, specs.ModelSpec)
     with all_problems() as problems:

@@ -13,14 +13,14 @@ from llmcore.config import settings
 from llmcore.protocols import Checkpoint, Device, RequestRecord, Tokenizer
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE
-from llmcore.tallies import ServerFigures
-from llmcore.testing.conformance import all_problems, contributed, loaded
+from llmcore.counters import ServerFigures
+from llmcore_devtools.conformance import all_problems, contributed, loaded
 from llmcore.text.detokenizer import detokenizer
 
 if TYPE_CHECKING:
     import falcon.testing
 
-    from llmcore.http.front import Route
+    from llmcore_server.http.front import Route
 
 TEXTS = ("", "hello", "Hello, world! 123", "  two  spaces\n\ttab", "naïve café", "日本語と русский", "👩‍👩‍👧 emoji")
 """Texts that any tokenizer must survive."""
@@ -274,8 +274,8 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
     A dialect that serves nothing by itself is tried with the plugin's flags given.
     """
     from llmcore.config import Config
-    from llmcore.testing.fake_bridge import FakeBridge, fake_front
-    from llmcore.testing.tokenizer import write_tokenizer
+    from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+    from llmcore_devtools.tokenizer import write_tokenizer
     from llmcore.text.tokenizer import load_tokenizer
 
     dialects = contributed(registry, plugin, specs.DialectSpec)
@@ -298,8 +298,8 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
 def _check_routes(routes: Sequence[object], name: str) -> None:
     import falcon.testing
 
-    from llmcore.http.app import build_app
-    from llmcore.http.front import Route
+    from llmcore_server.http.app import build_app
+    from llmcore_server.http.front import Route
 
     assert routes, "it serves nothing"
     good = [route for route in routes if isinstance(route, Route)]

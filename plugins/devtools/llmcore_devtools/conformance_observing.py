@@ -9,8 +9,8 @@ from typing import Any
 from llmcore.config import Config
 from llmcore.models import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
 from llmcore.registry import Registry
-from llmcore.testing.conformance import all_problems
-from llmcore.testing.conformance_contributions import RECORD
+from llmcore_devtools.conformance import all_problems
+from llmcore_devtools.conformance_contributions import RECORD
 
 CONFIG = ModelConfig(
     architecture="ConformanceForCausalLM",

@@ -12,9 +12,9 @@ from typing import Any
 from llmcore.plugins import load
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec
-from llmcore.testing.conformance import all_problems, contributed, loaded
-from llmcore.testing.conformance_contributions import TEXTS
-from llmcore.testing.conformance_grammars import check_call_grammar
+from llmcore_devtools.conformance import all_problems, contributed, loaded
+from llmcore_devtools.conformance_contributions import TEXTS
+from llmcore_devtools.conformance_grammars import check_call_grammar
 from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.events import (
     Event,

@@ -24,8 +24,8 @@ from llmcore.protocols import (
 from llmcore.registry import Registry
 from llmcore.sched.validate import fault
 from llmcore.sched.view import StepView
-from llmcore.testing.conformance import all_problems, contributed, loaded
-from llmcore.testing.simulator import Scenario, simulate
+from llmcore_devtools.conformance import all_problems, contributed, loaded
+from llmcore_devtools.simulator import Scenario, simulate
 
 LIMITS = SchedulerLimits(max_running=8, max_input_len=255, max_total_len=256, batch_tokens=64, chunk_tokens=32)
 

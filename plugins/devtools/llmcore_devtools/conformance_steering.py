@@ -18,8 +18,8 @@ from llmcore.processors import LogitsProcessorSpec, ProcessorContext, words_of
 from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.specs import TokenizerSpec
-from llmcore.testing.conformance import all_problems, contributed, loaded
-from llmcore.testing.tokenizer import EOS, write_tokenizer
+from llmcore_devtools.conformance import all_problems, contributed, loaded
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore.text.source import open_tokenizer
 
 VOCAB = 300

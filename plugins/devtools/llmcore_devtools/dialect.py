@@ -13,10 +13,10 @@ from typing import Any
 import falcon.testing
 import orjson
 
-from llmcore.http.front import Front, Route
+from llmcore_server.http.front import Front, Route
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec
-from llmcore.testing.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
+from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
 
 
 @dataclass

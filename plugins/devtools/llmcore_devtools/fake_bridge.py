@@ -18,13 +18,13 @@ import numpy as np
 from llmcore.bridge import ChoiceEvent, Finish, Load, Sink, Submit
 from llmcore.config import Config, Model
 from llmcore.errors import RequestError
-from llmcore.http.app import build_app
-from llmcore.http.front import Front, Route
-from llmcore.http.reply import Reply
+from llmcore_server.http.app import build_app
+from llmcore_server.http.front import Front, Route
+from llmcore_server.http.reply import Reply
 from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.specs import OutputParserSpec
 from llmcore.text.parsing import OutputParsers, open_parser
-from llmcore.wire import ModelFacts, State
+from llmcore_server.messages import ModelFacts, State
 
 Answer = Callable[[Sequence[int], int], Sequence[int]]
 """(prompt, choice) -> the ids that choice would get if nothing stopped it."""
@@ -231,7 +231,7 @@ def fake_front(
 ) -> FakeFront:
     """A front on `bridge`. `parsers`: at most one of each kind. `processors`: names of logits processors.
     `config`: its settings, apart from the model's.
-    `facts`: of wire.ModelFacts, over a small model's.
+    `facts`: of bridge.ModelFacts, over a small model's.
     """
     known = {
         "architecture": "Fake",

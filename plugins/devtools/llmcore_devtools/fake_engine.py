@@ -1,4 +1,4 @@
-"""`python -m llmcore.testing.fake_engine FD`: an engine that echoes prompts, to test servers without a model or torch.
+"""`python -m llmcore_devtools.fake_engine FD`: an engine that echoes prompts, to test servers without a model or torch.
 
 It speaks the wire as the real one does. Token i of an answer is token i of the prompt, over and over. What it does
 beside that is asked for in `config.plugin_options`:
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from llmcore import child
+from llmcore_server import child
 from llmcore.bridge import Abort, Finish, FinishChoice, Load, StepEvents, Submit
 from llmcore.errors import ConfigError
-from llmcore.wire import (
+from llmcore_server.messages import (
     EngineLaunch,
     EngineReady,
     Hello,

@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 from safetensors.numpy import save_file
 
-from llmcore.testing.fault_names import fault_texts
-from llmcore.testing.tokenizer import TEMPLATE, write_tokenizer
+from llmcore_devtools.fault_names import fault_texts
+from llmcore_devtools.tokenizer import TEMPLATE, write_tokenizer
 
 MODULUS = (1 << 31) - 1
 ANSWERS = 94
@@ -34,7 +34,7 @@ def write_fake_model(directory: Path, *, max_position: int = 4096, all_faults: b
     """Write a model directory with config, weights, tokenizer and chat template; returns `directory`.
 
     `config`: more of FakeConfig, e.g. `step_delay`, or `faults={"nan": 13}` for a fault that token 13 brings.
-    `all_faults`: every fault there is has tokens of its own, with the texts in `llmcore.testing.fault_names`.
+    `all_faults`: every fault there is has tokens of its own, with the texts in `llmcore_devtools.fault_names`.
     """
     write_tokenizer(directory, more=fault_texts() if all_faults else ())
     tokenizer = orjson.loads((directory / "tokenizer.json").read_bytes())

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from llmcore.layers import Build, Hidden, Step
-from llmcore.testing.fake_config import GROUP, FakeConfig
-from llmcore.testing.fake_files import ANSWERS, MODULUS, mix
-from llmcore.testing.fault_steps import StepFaults, echoing
+from llmcore_devtools.fake_config import GROUP, FakeConfig
+from llmcore_devtools.fake_files import ANSWERS, MODULUS, mix
+from llmcore_devtools.fault_steps import StepFaults, echoing
 
 _BASE = 128
 """Digits are below this, so that every dtype holds them exactly."""

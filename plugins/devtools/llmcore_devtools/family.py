@@ -28,7 +28,7 @@ from llmcore.plugins import build_registry, discover, load
 from llmcore.protocols import AttnLimits, AttnRows, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
-from llmcore.testing.layer_states import first_difference, our_decoded_states, our_states, their_states
+from llmcore_devtools.layer_states import first_difference, our_decoded_states, our_states, their_states
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.quant import find_quantization, linear_method_of, unquantized
 from llmcore.weights.source import open_checkpoint, read_model

@@ -8,12 +8,12 @@ from llmcore import __version__
 from llmcore.config import Config, with_plugins
 from llmcore.plugins import CORE_DIST, discover
 from llmcore.specs import PluginInfo
-from llmcore.testing.faults import NAME
+from llmcore_devtools.faults import NAME
 
 
 def with_faults(config: Config) -> Config:
     """`config` with the plugin `faults`, its prefix cache and its parser of tool calls where no others are named."""
-    plugin = PluginInfo(NAME, CORE_DIST, __version__, "llmcore.testing.faults")
+    plugin = PluginInfo(NAME, CORE_DIST, __version__, "llmcore_devtools.faults")
     config = with_plugins(config, [*discover(config.plugins.plugins), plugin])
     if config.scheduling.kv_manager == "radix":
         config = replace(config, scheduling=replace(config.scheduling, kv_manager=NAME))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from llmcore.testing.fault_names import LATER, SLOW_SECONDS
+from llmcore_devtools.fault_names import LATER, SLOW_SECONDS
 
 SAMPLE_MARK, ILLEGAL_MARK = 3.0e8, 6.0e8
 """Scores of the first token by which the sampling kernel `faults` knows the rows it shall fail on."""

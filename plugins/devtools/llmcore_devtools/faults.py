@@ -1,7 +1,7 @@
 """Plugin `faults`: what goes wrong on request in a test server, through the hooks that any plugin has.
 
-Only `llmcore testserver --fault_injection` and `llmcore.testing.server.serving(faults=True)` load it. What a prompt
-can ask for is in `llmcore.testing.fault_names`; the logits processor `fault` is for what goes wrong beside a step.
+Only `llmcore testserver --fault_injection` and `llmcore_devtools.server.serving(faults=True)` load it. What a prompt
+can ask for is in `llmcore_devtools.fault_names`; the logits processor `fault` is for what goes wrong beside a step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from llmcore.api import (
     hookimpl,
 )
 from llmcore.config import Config
-from llmcore.testing.fault_names import HOOK_REQUEST_ID, Panic
+from llmcore_devtools.fault_names import HOOK_REQUEST_ID, Panic
 
 NAME = "faults"
 TOKENS: dict[str, int] = {}
 """Name of a fault -> its token in the model that this process serves."""
 
-_ENGINE, _WORKER = "llmcore.testing.faulty_engine", "llmcore.testing.faulty_worker"
+_ENGINE, _WORKER = "llmcore_devtools.faulty_engine", "llmcore_devtools.faulty_worker"
 
 
 @hookimpl
@@ -49,7 +49,7 @@ def register_devices() -> Iterable[DeviceSpec]:
     yield DeviceSpec(
         name=NAME,
         make=f"{_ENGINE}:make_device",
-        available="llmcore.testing.faulty_worker:always",
+        available="llmcore_devtools.faulty_worker:always",
         priority=60,
         summary="the CPU, which can fail for good",
     )

@@ -15,9 +15,9 @@ from llmcore.plugins import load
 from llmcore.processors import ProcessorContext, words_of
 from llmcore.protocols import Device, Int32, Int64, KVManager
 from llmcore.specs import OpContext
-from llmcore.testing.fault_names import SLOW_SECONDS, Panic
-from llmcore.testing.fault_steps import ILLEGAL_MARK, SAMPLE_MARK, DeviceFault
-from llmcore.testing.faults import TOKENS
+from llmcore_devtools.fault_names import SLOW_SECONDS, Panic
+from llmcore_devtools.fault_steps import ILLEGAL_MARK, SAMPLE_MARK, DeviceFault
+from llmcore_devtools.faults import TOKENS
 
 _BUILTIN = "llmcore.builtin"
 _PLACES = ("make", "start", "mask", "accept", "finished", "never")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcore.api.text import Event, ParserContext, TextDelta
-from llmcore.testing.fault_names import Panic, fault
+from llmcore_devtools.fault_names import Panic, fault
 from llmcore.text.companions import read_companions
 from llmcore.text.pieces import PieceRule
 from llmcore.text.tokenizer import FastTokenizer, Pieces, has_tokenizer_json

@@ -13,7 +13,7 @@ from torch import nn
 from llmcore.layers.step import Step
 
 if TYPE_CHECKING:
-    from llmcore.testing.family import LoadedModel
+    from llmcore_devtools.family import LoadedModel
 
 EMBEDDING, LOGITS = "embed_tokens", "logits"
 

@@ -7,12 +7,12 @@ from llmcore.api import ModelSpec, hookimpl
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Architecture LlmcoreFake, as `llmcore.testing.write_fake_model` writes it."""
+    """Architecture LlmcoreFake, as `llmcore_devtools.write_fake_model` writes it."""
     yield ModelSpec(
         name="fake",
         summary="deterministic model for tests",
         architectures=("LlmcoreFake",),
-        read_config="llmcore.testing.fake_config:read_config",
-        build="llmcore.testing.fake_model:build",
-        weights="llmcore.testing.fake_config:weights",
+        read_config="llmcore_devtools.fake_config:read_config",
+        build="llmcore_devtools.fake_model:build",
+        weights="llmcore_devtools.fake_config:weights",
     )

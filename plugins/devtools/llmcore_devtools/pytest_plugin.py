@@ -12,7 +12,7 @@ import pytest
 from llmcore.registry import Registry
 
 if TYPE_CHECKING:
-    from llmcore.testing.server import RunningServer
+    from llmcore_devtools.server import RunningServer
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def llmcore_registry() -> Callable[..., Registry]:
 
     Names are what `--plugins` takes; a plugin that fails raises PluginError.
     """
-    from llmcore.testing import registry_of
+    from llmcore_devtools import registry_of
 
     return registry_of
 
@@ -31,15 +31,15 @@ def llmcore_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """`llmcore_server(plugins=("./mine.py",))` starts a real server of the fake model and returns it.
 
     Settings are those of `llmcore serve`; `model_dir` takes another model. `faults`: requests may ask for those of
-    `llmcore.testing.fault_names`. It listens on a free port of 127.0.0.1 and ends with the test.
+    `llmcore_devtools.fault_names`. It listens on a free port of 127.0.0.1 and ends with the test.
     """
-    from llmcore.testing.server import serving
+    from llmcore_devtools.server import serving
 
     with ExitStack() as servers:
 
         def start(model_dir: Path | None = None, *, faults: bool = False, **settings: Any) -> RunningServer:
             if model_dir is None:
-                from llmcore.testing.fake_files import write_fake_model
+                from llmcore_devtools.fake_files import write_fake_model
 
                 model_dir = write_fake_model(tmp_path / "fake-model", all_faults=faults)
             return servers.enter_context(serving(model_dir, faults=faults, **settings))

@@ -21,15 +21,15 @@ from typing import Any
 
 import msgspec
 
-from llmcore.child import die_with_parent
+from llmcore_server.child import die_with_parent
 from llmcore.config import Config, child_environment, make_config
 from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.logs import log_to_stderr
-from llmcore.supervisor import Notices, Pace, serve
-from llmcore.supervisor.supervisor import ENGINE_MODULE
-from llmcore.testing.fault_config import with_faults
+from llmcore_server.supervisor import Notices, Pace, serve
+from llmcore_server.supervisor.supervisor import ENGINE_MODULE
+from llmcore_devtools.fault_config import with_faults
 
-FAKE_ENGINE = "llmcore.testing.fake_engine"
+FAKE_ENGINE = "llmcore_devtools.fake_engine"
 """An engine that echoes prompts; starts in a moment and needs no model, only a tokenizer."""
 
 
@@ -74,7 +74,7 @@ class RunningServer:
         return int(self.url.rpartition(":")[2])
 
     def children(self) -> dict[str, int]:
-        """Process ids by module: "llmcore.engine.process", "llmcore.http.worker" (with #2, #3 for further ones)."""
+        """Process ids by module: "llmcore_server.engine.process", "llmcore_server.http.worker" (with #2, #3 for further ones)."""
         found: dict[str, int] = {}
         for pid in _children_of(self.process.pid):
             module = _command(pid).partition("-m\0")[2].partition("\0")[0]
@@ -101,7 +101,7 @@ def serving(
 ) -> Iterator[RunningServer]:
     """A server of the model in `model_dir` with `settings` as on the command line, ended when the block is left.
 
-    `faults`: requests may ask for those of `llmcore.testing.fault_names`; the model has to be written with
+    `faults`: requests may ask for those of `llmcore_devtools.fault_names`; the model has to be written with
     `all_faults`. `pace`: how old its figures may get. Raises ServerFailed if it does not accept requests within
     `timeout` seconds.
     """
@@ -135,7 +135,7 @@ def _start(order: _Order, log: Path, temporary: Path) -> tuple[subprocess.Popen[
         file.write(msgspec.msgpack.encode(order))
         file.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "llmcore.testing.server", str(file.fileno()), str(writer)],
+            [sys.executable, "-m", "llmcore_devtools.server", str(file.fileno()), str(writer)],
             pass_fds=(file.fileno(), writer),
             stdin=subprocess.DEVNULL,
             stdout=out,

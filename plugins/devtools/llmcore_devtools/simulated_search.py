@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmcore.bridge import Submit
-from llmcore.testing.simulated_device import START, extend, logprobs
+from llmcore_devtools.simulated_device import START, extend, logprobs
 
 Found = tuple[np.float32, list[int]]
 """A score and the tokens that have it."""

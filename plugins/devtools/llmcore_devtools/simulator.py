@@ -22,8 +22,8 @@ from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
 from llmcore.sched.state import Totals
 from llmcore.sched.trials import TRIALS
-from llmcore.testing.simulated_device import SimulatedDevice, answer
-from llmcore.testing.simulated_search import searched
+from llmcore_devtools.simulated_device import SimulatedDevice, answer
+from llmcore_devtools.simulated_search import searched
 
 FAILED = ("internal_error", "the step failed")
 

@@ -1,4 +1,4 @@
-"""`python -m llmcore.testing.timed_engine FD`: the real engine, which notes when clients' departures reach it.
+"""`python -m llmcore_devtools.timed_engine FD`: the real engine, which notes when clients' departures reach it.
 
 For every abort it appends a line to the file that `config.plugin_options["abort_log"]` names: the time.monotonic() at
 which it took the message, and after how many further steps (0: none) one request less was running or waiting; where
@@ -15,8 +15,8 @@ import zmq
 
 from llmcore.bridge import Abort
 from llmcore.engine.engine import Engine, Events
-from llmcore.engine.process import EngineProcess, main
-from llmcore.wire import EngineLaunch, ToEngine
+from llmcore_server.engine.process import EngineProcess, main
+from llmcore_server.messages import EngineLaunch, ToEngine
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from llmcore.api.http import ErrorMembers
+from llmcore_server.api import ErrorMembers
 
 
 class Token(Struct):

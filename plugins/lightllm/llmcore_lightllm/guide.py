@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore.api.http import Front, guided, typed
-from llmcore.builtin.lightllm.requests import Parameters
+from llmcore_server.api import Front, guided, typed
+from llmcore_lightllm.requests import Parameters
 
 _KINDS = {"regular_constraint": "regex", "guided_grammar": "grammar", "guided_json": "json"}
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from llmcore.api.http import TypedGrammar
+from llmcore_server.api import TypedGrammar
 
 Flag = bool | None
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None

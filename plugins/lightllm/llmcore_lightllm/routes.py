@@ -11,11 +11,11 @@ import msgspec
 import orjson
 
 from llmcore.api import ConfigError, LengthDecay, RequestError, SamplingParams
-from llmcore.api.http import BEAM_SEARCH, Front, Generation, Job, Route, fitting, intake, room_for_logprobs
+from llmcore_server.api import BEAM_SEARCH, Front, Generation, Job, Route, fitting, intake, room_for_logprobs
 from llmcore.api.text import TextRules
-from llmcore.builtin.lightllm import answers
-from llmcore.builtin.lightllm.guide import guide
-from llmcore.builtin.lightllm.requests import (
+from llmcore_lightllm import answers
+from llmcore_lightllm.guide import guide
+from llmcore_lightllm.requests import (
     PENALTIES,
     REFUSED,
     GenerateRequest,
@@ -23,7 +23,7 @@ from llmcore.builtin.lightllm.requests import (
     ScoreRequest,
     TokensRequest,
 )
-from llmcore.builtin.lightllm.writers import ScoreWriter, StreamWriter, WholeWriter, encode_error
+from llmcore_lightllm.writers import ScoreWriter, StreamWriter, WholeWriter, encode_error
 
 
 def routes(front: Front) -> Iterable[Route]:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import (
+from llmcore_server.api import (
     FINISH_REASONS,
     Choice,
     Generation,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore.api.http import Front, check, guided
+from llmcore_server.api import Front, check, guided
 from llmcore.api.text import CallGrammar, ParserContext, RequestParsing
-from llmcore.builtin.openai.guide import guide, whitespace
-from llmcore.builtin.openai.requests import ChatRequest, ToolChoice
+from llmcore_openai.guide import guide, whitespace
+from llmcore_openai.requests import ChatRequest, ToolChoice
 
 Tools = Mapping[str, Mapping[str, Any]]
 

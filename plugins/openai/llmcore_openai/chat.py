@@ -10,16 +10,16 @@ import falcon
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.http import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting
+from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting
 from llmcore.api.text import Event, ParserContext
-from llmcore.builtin.openai import sampling
-from llmcore.builtin.openai.calls import chat_guide, check_begun, choice_of
-from llmcore.builtin.openai.logprobs import TokenNames, chat_entries
-from llmcore.builtin.openai.prompt_logprobs import PromptLogprobs, check_most
-from llmcore.builtin.openai.rendering import continued, prompt_of, variables_of
-from llmcore.builtin.openai.requests import ChatRequest
-from llmcore.builtin.openai.tools import deltas, message_members, refuse_functions
-from llmcore.builtin.openai.writers import Logprobs, StreamWriter, whole_writer
+from llmcore_openai import sampling
+from llmcore_openai.calls import chat_guide, check_begun, choice_of
+from llmcore_openai.logprobs import TokenNames, chat_entries
+from llmcore_openai.prompt_logprobs import PromptLogprobs, check_most
+from llmcore_openai.rendering import continued, prompt_of, variables_of
+from llmcore_openai.requests import ChatRequest
+from llmcore_openai.tools import deltas, message_members, refuse_functions
+from llmcore_openai.writers import Logprobs, StreamWriter, whole_writer
 
 
 class ChatShape:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from llmcore.builtin.openai.requests import Flag, Priority, Side, Text, TokenId
+from llmcore_openai.requests import Flag, Priority, Side, Text, TokenId
 
 Texts = str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.api import ChoiceEvent, RequestError, SamplingParams
-from llmcore.api.http import Choice, Front, Generation, Job, Usage, intake, listed, pieces
+from llmcore_server.api import Choice, Front, Generation, Job, Usage, intake, listed, pieces
 from llmcore.api.text import TextRules
-from llmcore.builtin.openai import sampling
-from llmcore.builtin.openai.embedding_requests import CompareRequest, Document, EmbeddingRequest, Pooled, RerankRequest
-from llmcore.builtin.openai.pooling import read_pooling
-from llmcore.builtin.openai.prompts import Prompt, split_prompts
-from llmcore.builtin.openai.writers import respond_error
+from llmcore_openai import sampling
+from llmcore_openai.embedding_requests import CompareRequest, Document, EmbeddingRequest, Pooled, RerankRequest
+from llmcore_openai.pooling import read_pooling
+from llmcore_openai.prompts import Prompt, split_prompts
+from llmcore_openai.writers import respond_error
 
 MOST = 2048
 """Texts in one request."""

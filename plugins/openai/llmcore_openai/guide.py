@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore.api.http import Asked, Front, TypedGrammar, guided, typed
-from llmcore.builtin.openai.requests import ResponseFormat, Sampled, StructuredOutputs
+from llmcore_server.api import Asked, Front, TypedGrammar, guided, typed
+from llmcore_openai.requests import ResponseFormat, Sampled, StructuredOutputs
 
 _JSON = ("json", "json_object")
 

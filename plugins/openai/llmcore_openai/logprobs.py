@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from llmcore.api import ChoiceEvent, Finish, Tokenizer
-from llmcore.api.http import Choice, Place, clamped
+from llmcore_server.api import Choice, Place, clamped
 
 _MOST_NAMES = 4096
 """Texts that are kept: log-probabilities name the same few tokens over and over, and a vocabulary is large."""

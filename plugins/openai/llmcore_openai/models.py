@@ -8,8 +8,8 @@ from typing import Any
 import falcon
 import orjson
 
-from llmcore.api.http import Front
-from llmcore.builtin.openai.sampling import check_model
+from llmcore_server.api import Front
+from llmcore_openai.sampling import check_model
 
 
 class Models:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import Front, Places, intake
+from llmcore_server.api import Front, Places, intake
 from llmcore.api.text import ChoiceText, TextRules
-from llmcore.builtin.openai.logprobs import Columns, TokenNames, completion_columns, joined
+from llmcore_openai.logprobs import Columns, TokenNames, completion_columns, joined
 
 Prompt = str | list[int]
 

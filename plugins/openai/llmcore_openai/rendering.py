@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from llmcore.api import RequestError
-from llmcore.api.http import Front
+from llmcore_server.api import Front
 from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
-from llmcore.builtin.openai.requests import ChatRequest, Message, Part
-from llmcore.builtin.openai.tools import check_tools, offered_tools, with_short_ids
+from llmcore_openai.requests import ChatRequest, Message, Part
+from llmcore_openai.tools import check_tools, offered_tools, with_short_ids
 
 _MARKS = ("prefix", "partial")
 """Members of a message that make the answer go on with it: makers of models say it in either word."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from llmcore.api.http import TypedGrammar
+from llmcore_server.api import TypedGrammar
 
 Text = Annotated[str, Meta(max_length=512)]
 Flag = bool | None

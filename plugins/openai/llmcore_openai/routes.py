@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmcore.api.http import Front, Route
-from llmcore.builtin.openai import answers
-from llmcore.builtin.openai.chat import ChatCompletions
-from llmcore.builtin.openai.completions import Completions
-from llmcore.builtin.openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
-from llmcore.builtin.openai.embeddings import Embeddings, Rerank, Scores, Vectors
-from llmcore.builtin.openai.models import Model, Models
-from llmcore.builtin.openai.requests import ChatRequest, CompletionRequest
-from llmcore.builtin.openai.token_routes import Detokenize, DetokenizeRequest, Tokenize, TokenizeRequest
+from llmcore_server.api import Front, Route
+from llmcore_openai import answers
+from llmcore_openai.chat import ChatCompletions
+from llmcore_openai.completions import Completions
+from llmcore_openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
+from llmcore_openai.embeddings import Embeddings, Rerank, Scores, Vectors
+from llmcore_openai.models import Model, Models
+from llmcore_openai.requests import ChatRequest, CompletionRequest
+from llmcore_openai.token_routes import Detokenize, DetokenizeRequest, Tokenize, TokenizeRequest
 
 
 def routes(front: Front) -> Iterable[Route]:

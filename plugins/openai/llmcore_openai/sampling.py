@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
-from llmcore.api.http import BEAM_SEARCH, Front, intake, room_for_logprobs
+from llmcore_server.api import BEAM_SEARCH, Front, intake, room_for_logprobs
 from llmcore.api.text import TextRules
-from llmcore.builtin.openai.requests import PENALTIES, REFUSED, Sampled
+from llmcore_openai.requests import PENALTIES, REFUSED, Sampled
 
 
 class Cut(Protocol):

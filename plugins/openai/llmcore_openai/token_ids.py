@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 from llmcore.api import ChoiceEvent
-from llmcore.api.http import Choice, Generation
+from llmcore_server.api import Choice, Generation
 
 
 class TokenIds:

@@ -10,10 +10,10 @@ import orjson
 from msgspec import Meta, Struct
 
 from llmcore.api import RequestError
-from llmcore.api.http import Front, intake
-from llmcore.builtin.openai import sampling
-from llmcore.builtin.openai.rendering import prompt_of, variables_of
-from llmcore.builtin.openai.requests import ChatRequest, Flag, Message, Text, TokenId, Tool
+from llmcore_server.api import Front, intake
+from llmcore_openai import sampling
+from llmcore_openai.rendering import prompt_of, variables_of
+from llmcore_openai.requests import ChatRequest, Flag, Message, Text, TokenId, Tool
 
 
 class TokenizeRequest(Struct, kw_only=True):

@@ -12,8 +12,8 @@ import orjson
 
 from llmcore.api import RequestError
 from llmcore.api.text import Event, OutputParsers, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, joined
-from llmcore.builtin.openai.calls import choice_of
-from llmcore.builtin.openai.requests import ChatRequest, Tool
+from llmcore_openai.calls import choice_of
+from llmcore_openai.requests import ChatRequest, Tool
 
 
 def offered_tools(body: ChatRequest) -> list[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.http import (
+from llmcore_server.api import (
     Choice,
     Front,
     Generation,
@@ -23,9 +23,9 @@ from llmcore.api.http import (
     retry_headers,
 )
 from llmcore.api.text import Event
-from llmcore.builtin.openai.logprobs import Pending
-from llmcore.builtin.openai.requests import StreamOptions
-from llmcore.builtin.openai.token_ids import TokenIds
+from llmcore_openai.logprobs import Pending
+from llmcore_openai.requests import StreamOptions
+from llmcore_openai.token_ids import TokenIds
 
 Logprobs = Mapping[str, Iterable[Any] | None]
 """The members of a `logprobs`, of which each is an array or null. An array is gone through once."""

@@ -14,7 +14,7 @@ from typing import TextIO, TypeVar
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
 from llmcore.logs import log_to_stderr
 from llmcore.machine import shortage_of
-from llmcore.wire import AdminLaunch, EngineLaunch, LastWords, Launch, TlsLaunch, WorkerLaunch, decode_launch, encode
+from llmcore_server.messages import AdminLaunch, EngineLaunch, LastWords, Launch, TlsLaunch, WorkerLaunch, decode_launch, encode
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 

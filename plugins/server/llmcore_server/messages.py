@@ -7,7 +7,7 @@ Three mailboxes, each a PULL socket that its owner binds:
 - the supervisor's (`control`): `ToSupervisor` from every child.
 
 A child is started with the number of an inherited descriptor as its only argument and reads its launch struct from
-there (`llmcore.child`). A message that is no valid struct is dropped and counted; none is ever executed.
+there (`llmcore_server.child`). A message that is no valid struct is dropped and counted; none is ever executed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore.engine.process FD` needs. `parent`: pid; `log`: file for tracebacks, stacks.
+    """Everything `python -m llmcore_server.engine.process FD` needs. `parent`: pid; `log`: file for tracebacks, stacks.
 
     `report_seconds`: how often it sends `Snapshot`.
     """
@@ -90,7 +90,7 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore.http.worker FD` needs.
+    """Everything `python -m llmcore_server.http.worker FD` needs.
 
     `mailbox`: the endpoint this worker binds. `listen_fd`: the shared listening socket, inherited.
     `tokenizer_dir`: where the tokenizer is loaded from (model_dir, or the directory of its conversion).
@@ -109,7 +109,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore.http.tls FD` needs.
+    """Everything `python -m llmcore_server.http.tls FD` needs.
 
     `listen_fd`: the listening socket, inherited. `workers`: path of the Unix socket that workers listen on.
     """
@@ -124,9 +124,9 @@ class TlsLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdminLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore.http.admin.process FD` needs.
+    """Everything `python -m llmcore_server.http.admin.process FD` needs.
 
-    `mailbox`: the endpoint it binds, for `overview.Overview`. `listen_fd`: its listening socket, inherited.
+    `mailbox`: the endpoint it binds, for `server_status.Overview`. `listen_fd`: its listening socket, inherited.
     """
 
     name: str
@@ -299,7 +299,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Tallied(msgspec.Struct, frozen=True, tag="tallied"):
-    """A child's `tallies.ServerFigures`: totals since it started, about once a second while they change."""
+    """A child's `counters.ServerFigures`: totals since it started, about once a second while they change."""
 
     counts: tuple[tuple[str, tuple[str, ...], int], ...]
     gaps: tuple[int, ...]

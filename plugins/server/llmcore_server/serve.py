@@ -14,9 +14,9 @@ from llmcore.cli.display import Stages, show_summary
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import Reports, check_model_dir
 from llmcore.logs import fields, log_to_stderr
-from llmcore.supervisor import Notices, serve
+from llmcore_server.supervisor import Notices, serve
 from llmcore.weights.source import find_loader
-from llmcore.wire import ModelFacts
+from llmcore_server.messages import ModelFacts
 
 logger = logging.getLogger(__name__)
 

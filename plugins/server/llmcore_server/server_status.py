@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from llmcore.bridge import Load
-from llmcore.tallies import Counted, ServerFigures
-from llmcore.wire import ModelFacts, ServerFacts
+from llmcore.counters import Counted, ServerFigures
+from llmcore_server.messages import ModelFacts, ServerFacts
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,8 +15,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     `reason`: why requests are not taken, "" while they are. `stepped`: time.monotonic() when the newest finished step
     was heard of, 0.0 before the first. `facts`: None until the engine is ready. `page`: (content type, body) of
     `/metrics`. `ended`: requests that ended, by their `finish`.
-    `first_tokens` and `gaps`: times to first tokens and between tokens, counted by bucket of `tallies.GAP_SECONDS`.
-    `counts`: (name, labels, total) of `tallies.COUNTS`.
+    `first_tokens` and `gaps`: times to first tokens and between tokens, counted by bucket of `counters.GAP_SECONDS`.
+    `counts`: (name, labels, total) of `counters.COUNTS`.
     """
 
     reason: str

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from llmcore.api.http import TypedGrammar
+from llmcore_server.api import TypedGrammar
 
 MAX_BEST_OF = 8
 MAX_STOPS = 32

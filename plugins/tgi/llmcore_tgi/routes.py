@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
-from llmcore.api.http import (
+from llmcore_server.api import (
     Front,
     Generation,
     Job,
@@ -24,9 +24,9 @@ from llmcore.api.http import (
     typed,
 )
 from llmcore.api.text import TextRules
-from llmcore.builtin.tgi import answers
-from llmcore.builtin.tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
-from llmcore.builtin.tgi.writers import Shape, StreamWriter, WholeWriter, encode_error
+from llmcore_tgi import answers
+from llmcore_tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
+from llmcore_tgi.writers import Shape, StreamWriter, WholeWriter, encode_error
 
 
 def routes(front: Front) -> Iterable[Route]:

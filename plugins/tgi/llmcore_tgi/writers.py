@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore.api.http import Best, Choice, Generation, Places, clamped, listed, pieces, retry_headers
+from llmcore_server.api import Best, Choice, Generation, Places, clamped, listed, pieces, retry_headers
 
 
 def encode_error(error: RequestError) -> bytes:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from acme_serving.scheduler import ShortestPrompt
 from llmcore.api.sched import WaitingRequest
-from llmcore.testing import check_plugin, registry_of
-from llmcore.testing.family import LoadedModel, assert_family_matches_transformers, small_model
+from llmcore_devtools import check_plugin, registry_of
+from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, small_model
 
 ALONE = registry_of("acme")
 

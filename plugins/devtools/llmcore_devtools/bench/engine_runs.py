@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from llmcore.bench.machine import process_age
-from llmcore.bench.stats import Spread
-from llmcore.bench.workloads import Lengths, Prompts, Workload
+from llmcore_devtools.bench.machine import process_age
+from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.workloads import Lengths, Prompts, Workload
 from llmcore.bridge import SamplingParams, StepEvents, Submit
 from llmcore.config import Config
 from llmcore.engine.build import build_engine

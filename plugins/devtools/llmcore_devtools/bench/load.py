@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from llmcore.bench.client import Answer, Target, ask
-from llmcore.bench.stats import distribution, meets
-from llmcore.bench.workloads import Lengths, Prompts
+from llmcore_devtools.bench.client import Answer, Target, ask
+from llmcore_devtools.bench.stats import distribution, meets
+from llmcore_devtools.bench.workloads import Lengths, Prompts
 from llmcore.errors import ConfigError
 
 OBJECTIVES = ("ttft", "tpot", "gap", "e2e")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmcore.cli.check_kernels import Asked, asked_shapes
+from llmcore_devtools.cli.check_kernels import Asked, asked_shapes
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.modes import apply_modes
 from llmcore.registry import Registry
@@ -19,7 +19,7 @@ from llmcore.specs import OpContext, OpSpec
 from llmcore.weights.dtypes import data_type
 
 if TYPE_CHECKING:
-    from llmcore.engine.bench_kernels import BenchRow, Ceilings
+    from llmcore_devtools.kernels.bench import BenchRow, Ceilings
     from llmcore.ops import Shape
     from llmcore.protocols import Device
 
@@ -32,7 +32,7 @@ SMALL = 3
 
 def run(asked: Asked, registry: Registry) -> None:
     """Time, print a table or JSON, and exit with 1 where a kernel failed."""
-    from llmcore.engine import bench_kernels as bench
+    from llmcore_devtools.kernels import bench
     from llmcore.engine.model import pick_device
 
     if asked.op is not None:
@@ -67,7 +67,7 @@ def run(asked: Asked, registry: Registry) -> None:
 
 def _wanted(asked: Asked, spec: OpSpec, known: Sequence[Shape]) -> Sequence[Shape]:
     """The shapes of the model or of real ones; else the op's own, or the smallest real ones where it has none."""
-    from llmcore.ops.real_shapes import real_shapes
+    from llmcore_devtools.kernels.real_shapes import real_shapes
 
     module = importlib.import_module(spec.module)
     small = sorted(real_shapes(spec.name), key=lambda shape: module.cost({**shape, "tokens": 1})[0])[:SMALL]

@@ -25,7 +25,7 @@ from llmcore.specs import DType, OpSpec
 from llmcore.weights.dtypes import data_type
 
 if TYPE_CHECKING:
-    from llmcore.engine.check_kernels import Unit
+    from llmcore_devtools.kernels.check import Unit
     from llmcore.ops import Shape
     from llmcore.protocols import Device
 
@@ -90,14 +90,14 @@ def run(asked: Asked, registry: Registry) -> None:
 
 
 def _units(asked: Asked, registry: Registry, device: Device) -> list[Unit]:
-    from llmcore.engine.check_kernels import units
+    from llmcore_devtools.kernels.check import units
 
     pins = apply_modes(asked.mode, registry, device.info, asked.kernel).kernels
     return units(registry, asked.op, pins, (data_type(asked.dtype),) if asked.dtype else DTYPES)
 
 
 def _rows(asked: Asked, registry: Registry, device: Device, seed: int, todo: Iterable[Unit]) -> Iterator[Row]:
-    from llmcore.engine.check_kernels import Bench, check_units
+    from llmcore_devtools.kernels.check import Bench, check_units
 
     shapes = asked_shapes(asked, registry, device)
     bench = Bench(registry, device, lambda op: shapes.get(op, ()), seed, asked.deterministic)
@@ -115,7 +115,7 @@ def _work(asked: Asked, registry: Registry, device: Device, seed: int) -> None:
 def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
     """By op: the model's shapes, or on an accelerator those of common models."""
     from llmcore.engine.explain import resolutions_of
-    from llmcore.ops.real_shapes import real_shapes
+    from llmcore_devtools.kernels.real_shapes import real_shapes
 
     if asked.model is None:
         ops = [spec.name for spec, _ in registry.specs(OpSpec)]

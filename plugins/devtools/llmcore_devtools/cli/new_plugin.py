@@ -234,7 +234,7 @@ def _test(names: Names, hook: str) -> str:
     samples = ", [tmp_path]" if sample else ""
     return f'''"""Install the plugin first: `pip install -e .`"""
 
-{first}from llmcore.testing import check_plugin, registry_of
+{first}from llmcore_devtools import check_plugin, registry_of
 {last}
 
 def test_what_it_brings_keeps_the_contracts({arguments}):

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from llmcore.cli.options import Resolved, SettingsCommand
-from llmcore.cli.serve import notices
+from llmcore_server.serve import notices
 from llmcore.errors import ConfigError
 from llmcore.logs import log_to_stderr
-from llmcore.supervisor import serve
-from llmcore.testing.fake_files import write_fake_model
-from llmcore.testing.fault_config import with_faults
-from llmcore.testing.server import BRISK
+from llmcore_server.supervisor import serve
+from llmcore_devtools.fake_files import write_fake_model
+from llmcore_devtools.fault_config import with_faults
+from llmcore_devtools.server import BRISK
 
 
 @click.command(cls=SettingsCommand)
@@ -38,7 +38,7 @@ def command(ctx: click.Context, resolved: Resolved, step_ms: float, context: int
     """Serve a fake model, on which clients and plugins can be tried.
 
     Everything is what `llmcore serve` runs, but the model: its next token follows from the prompt alone, so that an
-    answer that is not what it should be is seen at once (llmcore.testing.fake_answer says what it should be). Every
+    answer that is not what it should be is seen at once (llmcore_devtools.fake_answer says what it should be). Every
     stream gets one token per step. With --fault_injection the text <|fault:NAME|> in a prompt makes something go
     wrong; docs/authors/faults.md has the names.
     """

@@ -23,7 +23,7 @@ from llmcore.errors import LlmcoreError, reraise_if_stopping
 from llmcore.ops import DTYPES, Shape, drawing
 from llmcore.ops.attention import spec_of
 from llmcore.ops.attention_cases import AttnCase, Uploads
-from llmcore.ops.check import moved
+from llmcore_devtools.kernels.compare import moved
 from llmcore.plugins import load
 from llmcore.protocols import AttnLimits, Device
 from llmcore.registry import Registry

@@ -21,9 +21,9 @@ import torch
 
 from llmcore.errors import reraise_if_stopping
 from llmcore.ops import Shape, drawing
-from llmcore.ops.attention_stored import OverPool, StoredSamples, unknown_layout
-from llmcore.ops.check import compare
-from llmcore.ops.invariance import check_invariance
+from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.compare import compare
+from llmcore_devtools.kernels.invariance import check_invariance
 from llmcore.plugins import load
 from llmcore.protocols import Device
 from llmcore.registry import Registry

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from llmcore.ops.attention_cases import AttnCase, Uploads
-from llmcore.ops.check import moved
+from llmcore_devtools.kernels.compare import moved
 from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows
 
 ROW_ARGUMENTS: Mapping[str, int] = {

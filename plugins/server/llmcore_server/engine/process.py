@@ -1,4 +1,4 @@
-"""`python -m llmcore.engine.process FD`: the engine as a process of a server."""
+"""`python -m llmcore_server.engine.process FD`: the engine as a process of a server."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from types import FrameType
 
 import zmq
 
-from llmcore import child
-from llmcore.bounds import bounds
+from llmcore_server import child
+from llmcore_server.limits import bounds
 from llmcore.bridge import Abort, FinishChoice, Submit
-from llmcore.engine.admission import Admission
+from llmcore_server.engine.admission import Admission
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import DeviceLost, Engine, Events
 from llmcore.engine.refusals import refusal
-from llmcore.engine.workers import Workers
+from llmcore_server.engine.workers import Workers
 from llmcore.errors import RequestError, Stopped
-from llmcore.overview import rows
+from llmcore_server.server_status import rows
 from llmcore.plugins import build_registry
-from llmcore.tallies import TALLIES, ServerFigures
-from llmcore.wire import (
+from llmcore.counters import TALLIES, ServerFigures
+from llmcore_server.messages import (
     SUPERVISOR,
     EngineLaunch,
     EngineReady,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from llmcore.bridge import Finish, StepEvents, Submit
-from llmcore.wire import HEARTBEAT_SECONDS, Intake, Outlet
+from llmcore_server.messages import HEARTBEAT_SECONDS, Intake, Outlet
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from llmcore.config import Access, Config, is_loopback
 from llmcore.errors import RequestError
-from llmcore.http.entry import ANYBODY, Entry, Headers
-from llmcore.http.terms import NO_KEY
+from llmcore_server.http.entry import ANYBODY, Entry, Headers
+from llmcore_server.http.terms import NO_KEY
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/ping", "/readiness"})
 """Paths that need no key, because the programs that restart or balance servers have none."""

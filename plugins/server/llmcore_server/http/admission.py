@@ -1,10 +1,10 @@
 """Who is let through to the engine: refused as early, and as cheaply, as a worker can tell.
 
-The engine alone knows how many wait, and refuses exactly (`llmcore.engine.admission`). A worker refuses before that
+The engine alone knows how many wait, and refuses exactly (`llmcore_server.engine.admission`). A worker refuses before that
 what the engine would refuse anyway: it has heard that the queue is full, or has that many requests open itself. It is
 asked twice: when a request's head has been read, before its body and before a thread is taken (`Doorman`), and before
 the responder of its route runs (`Arrivals`), which also finds requests that came before the news did. Access
-(`llmcore.http.access`) is checked before that.
+(`llmcore_server.http.access`) is checked before that.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import falcon
 
-from llmcore.bounds import UNBOUNDED, Bounds, too_many, too_many_of_key
+from llmcore_server.limits import UNBOUNDED, Bounds, too_many, too_many_of_key
 from llmcore.errors import RequestError
-from llmcore.http.access import Door
-from llmcore.http.entry import Entry
-from llmcore.http.terms import NO_KEY, read_terms
-from llmcore.wire import Intake
+from llmcore_server.http.access import Door
+from llmcore_server.http.entry import Entry
+from llmcore_server.http.terms import NO_KEY, read_terms
+from llmcore_server.messages import Intake
 
 
 class Gate:

@@ -12,10 +12,10 @@ from falcon.routing import CompiledRouter
 
 from llmcore.config import Access
 from llmcore.errors import ConfigError, reraise_if_stopping, text_of
-from llmcore.http.access import OPEN_PATHS, Door, SameOrigin
-from llmcore.http.admission import Arrivals, Doorman, Gate
-from llmcore.http.entry import ENTRY, Admit, Entry
-from llmcore.http.errors import (
+from llmcore_server.http.access import OPEN_PATHS, Door, SameOrigin
+from llmcore_server.http.admission import Arrivals, Doorman, Gate
+from llmcore_server.http.entry import ENTRY, Admit, Entry
+from llmcore_server.http.errors import (
     EncodeError,
     as_request_error,
     count_error,
@@ -23,9 +23,9 @@ from llmcore.http.errors import (
     no_route,
     openai_error,
 )
-from llmcore.http.front import Route
-from llmcore.http.openapi import Docs
-from llmcore.http.request_id import request_id
+from llmcore_server.http.front import Route
+from llmcore_server.http.openapi import Docs
+from llmcore_server.http.request_id import request_id
 
 _FIELD = re.compile(r"{[^}]*}")
 

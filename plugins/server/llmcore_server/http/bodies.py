@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcore.errors import RequestError
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 TINY_CHUNKS = 4096
 """So many chunks may be of any size; after that they must hold TINY_BYTES each on average."""

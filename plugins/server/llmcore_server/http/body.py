@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from llmcore.conversion import convert
+from llmcore.decode_struct import convert
 from llmcore.errors import RequestError
 
 T = TypeVar("T")

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import zmq
 
-from llmcore.bounds import bounds
+from llmcore_server.limits import bounds
 from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
 from llmcore.errors import RequestError
-from llmcore.http.admission import Gate
-from llmcore.http.deadlines import Deadlines
-from llmcore.http.outbox import Outbox
-from llmcore.overview import rows
+from llmcore_server.http.admission import Gate
+from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.outbox import Outbox
+from llmcore_server.server_status import rows
 from llmcore.protocols import RequestRecord
 from llmcore.subscribers import Subscribers
-from llmcore.tallies import TALLIES, ServerFigures
-from llmcore.wire import (
+from llmcore.counters import TALLIES, ServerFigures
+from llmcore_server.messages import (
     HEARTBEAT_SECONDS,
     Alive,
     EngineGone,

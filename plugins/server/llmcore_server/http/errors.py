@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from llmcore.errors import RequestError
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 logger = logging.getLogger(__name__)
 

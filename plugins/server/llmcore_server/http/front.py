@@ -14,16 +14,16 @@ import falcon
 from llmcore.bridge import Bridge
 from llmcore.config import Config
 from llmcore.errors import reraise_if_stopping
-from llmcore.http import body, streaming
-from llmcore.http.admission import Gate
-from llmcore.http.deadlines import Deadlines
-from llmcore.http.errors import EncodeError, openai_error
-from llmcore.http.info import model_names, server_info
-from llmcore.http.reply import Reply
-from llmcore.http.terms import read_terms
+from llmcore_server.http import body, streaming
+from llmcore_server.http.admission import Gate
+from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.errors import EncodeError, openai_error
+from llmcore_server.http.info import model_names, server_info
+from llmcore_server.http.reply import Reply
+from llmcore_server.http.terms import read_terms
 from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.text.parsing import OutputParsers
-from llmcore.wire import ModelFacts, State
+from llmcore_server.messages import ModelFacts, State
 
 T = TypeVar("T")
 

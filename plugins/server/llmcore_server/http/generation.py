@@ -21,14 +21,14 @@ import msgspec
 
 from llmcore.bridge import ChoiceEvent, Finish, Submit
 from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.http.choice import Choice
-from llmcore.http.deadlines import Deadline
-from llmcore.http.errors import count_error, http_error, openai_error
-from llmcore.http.front import Front
-from llmcore.http.keep_alive import KeepAlive
-from llmcore.http.reply import Reply
+from llmcore_server.http.choice import Choice
+from llmcore_server.http.deadlines import Deadline
+from llmcore_server.http.errors import count_error, http_error, openai_error
+from llmcore_server.http.front import Front
+from llmcore_server.http.keep_alive import KeepAlive
+from llmcore_server.http.reply import Reply
 from llmcore.protocols import RequestRecord
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 from llmcore.text.healing import Healing, heal
 from llmcore.text.parsing import RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
@@ -279,7 +279,7 @@ class Generation:
             self._record("abort", self.reply.why_closed)
 
     def _cause(self, error: BaseException) -> str:
-        """What the record calls `error`: a key of tallies.CAUSES."""
+        """What the record calls `error`: a key of counters.CAUSES."""
         if not isinstance(error, RequestError):
             return "failure"
         if error.status in (400, 404):

@@ -11,7 +11,7 @@ import msgspec
 
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.errors import RequestError
-from llmcore.http.front import Front
+from llmcore_server.http.front import Front
 
 NAME = "guided"
 """The processor that takes what `guided` passes on."""

@@ -12,7 +12,7 @@ import orjson
 from llmcore import __version__
 from llmcore.bridge import Load
 from llmcore.config import Config, shown_settings
-from llmcore.wire import ModelFacts, ServerFacts
+from llmcore_server.messages import ModelFacts, ServerFacts
 
 
 def server_info(

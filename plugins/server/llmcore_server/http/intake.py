@@ -12,7 +12,7 @@ import numpy as np
 
 from llmcore.bridge import BeamSearch, Hint, SamplingParams, Submit
 from llmcore.errors import RequestError
-from llmcore.http.front import Front
+from llmcore_server.http.front import Front
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 

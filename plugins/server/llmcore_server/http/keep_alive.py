@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from llmcore.http.deadlines import Deadline, Deadlines
-from llmcore.http.reply import Reply
+from llmcore_server.http.deadlines import Deadline, Deadlines
+from llmcore_server.http.reply import Reply
 
 COMMENT = b": keep-alive\n\n"
 """A comment, as server-sent events have them: no client sees it."""

@@ -7,7 +7,7 @@ import threading
 
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
-from llmcore.tallies import TALLIES
+from llmcore.counters import TALLIES
 
 MOST = 10_000
 """Records that may wait for a plugin that takes long; further ones are dropped and counted."""

@@ -14,9 +14,9 @@ import msgspec
 import orjson
 
 from llmcore import __version__
-from llmcore.http.described import field_texts, structs
-from llmcore.http.errors import ErrorAnswer
-from llmcore.http.front import Route
+from llmcore_server.http.described import field_texts, structs
+from llmcore_server.http.errors import ErrorAnswer
+from llmcore_server.http.front import Route
 
 _FIELD = re.compile(r"{(\w+)(?::[^}]*)?}")
 _METHODS = ("get", "post", "put", "patch", "delete")

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from llmcore.http.terms import Terms
+from llmcore_server.http.terms import Terms
 
 _STATUSES = range(200, 600)
 
@@ -53,7 +53,7 @@ class Reply:
     """Either `stream` any number of times and `end`, or `respond` or `respond_in_pieces` once.
 
     `sent`: when the last piece of a stream was (time.monotonic()), 0.0 before the first. `terms`: whose request it
-    answers, and for how long. `why_closed`: a key of `tallies.CAUSES`, for when it closes.
+    answers, and for how long. `why_closed`: a key of `counters.CAUSES`, for when it closes.
 
     Anything else is a TypeError, after which the right thing can still be sent.
 

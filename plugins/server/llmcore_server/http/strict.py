@@ -13,9 +13,9 @@ from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from llmcore.errors import RequestError
-from llmcore.http.bodies import Body, Bounds, ChunkedBody, Loan, Pool, SizedBody, bad, too_large
-from llmcore.http.entry import ANYBODY, Entry
-from llmcore.http.terms import NO_KEY
+from llmcore_server.http.bodies import Body, Bounds, ChunkedBody, Loan, Pool, SizedBody, bad, too_large
+from llmcore_server.http.entry import ANYBODY, Entry
+from llmcore_server.http.terms import NO_KEY
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 

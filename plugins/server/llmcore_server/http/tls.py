@@ -1,4 +1,4 @@
-"""`python -m llmcore.http.tls FD`: ends TLS in front of the HTTP workers.
+"""`python -m llmcore_server.http.tls FD`: ends TLS in front of the HTTP workers.
 
 Bytes go both ways between a client's connection and one to the workers' Unix socket; nothing is parsed. A process of
 its own, because OpenSSL's connections cannot be written from one thread while another reads.
@@ -16,12 +16,12 @@ from collections import Counter
 
 import zmq
 
-from llmcore import child
+from llmcore_server import child
 from llmcore.config import Config
-from llmcore.config.certificate import server_context
+from llmcore_server.http.certificate import server_context
 from llmcore.errors import RequestError
-from llmcore.http.peer import announcement
-from llmcore.http.streaming.limits import (
+from llmcore_server.http.peer import announcement
+from llmcore_server.http.streaming.limits import (
     REFUSALS,
     SPARE_FILES,
     Limits,
@@ -30,10 +30,10 @@ from llmcore.http.streaming.limits import (
     too_many,
     too_many_of_address,
 )
-from llmcore.http.streaming.refusal import Unread, refusal
-from llmcore.overview import rows
-from llmcore.tallies import TALLIES, ServerFigures
-from llmcore.wire import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
+from llmcore_server.http.streaming.refusal import Unread, refusal
+from llmcore_server.server_status import rows
+from llmcore.counters import TALLIES, ServerFigures
+from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
 
 HANDSHAKE_SECONDS = 10.0
 CHUNK = 1 << 16

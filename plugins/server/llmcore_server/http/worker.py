@@ -1,4 +1,4 @@
-"""`python -m llmcore.http.worker FD`: one HTTP worker process.
+"""`python -m llmcore_server.http.worker FD`: one HTTP worker process.
 
 It loads plugins, the tokenizer and the dialects, serves on the inherited listening socket, and imports neither torch
 nor transformers.
@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from llmcore import child
+from llmcore_server import child
 from llmcore.errors import Stopped
-from llmcore.http.access import fingerprint, server_guard
-from llmcore.http.app import build_app
-from llmcore.http.aside import Aside
-from llmcore.http.bridge import WireBridge
-from llmcore.http.front import Front, Route
-from llmcore.http.request_log import log_request
-from llmcore.http.streaming import HttpServer, Limits
-from llmcore.http.streaming.limits import connections
+from llmcore_server.http.access import fingerprint, server_guard
+from llmcore_server.http.app import build_app
+from llmcore_server.http.aside import Aside
+from llmcore_server.http.bridge import WireBridge
+from llmcore_server.http.front import Front, Route
+from llmcore_server.http.request_log import log_request
+from llmcore_server.http.streaming import HttpServer, Limits
+from llmcore_server.http.streaming.limits import connections
 from llmcore.plugins import build_registry, load
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.registry import Registry
@@ -33,7 +33,7 @@ from llmcore.specs import DialectSpec, OutputParserSpec, TokenizerSpec
 from llmcore.text.healing import check_healing
 from llmcore.text.parsing import open_parsers
 from llmcore.text.source import open_tokenizer
-from llmcore.wire import WorkerLaunch
+from llmcore_server.messages import WorkerLaunch
 
 logger = logging.getLogger(__name__)
 

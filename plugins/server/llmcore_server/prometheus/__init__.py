@@ -11,5 +11,5 @@ def register_metric_sinks() -> Iterable[MetricSinkSpec]:
     yield MetricSinkSpec(
         name="prometheus",
         summary="figures in Prometheus' text format at /metrics",
-        make="llmcore.builtin.prometheus.sink:PrometheusSink",
+        make="llmcore_server.prometheus.sink:PrometheusSink",
     )

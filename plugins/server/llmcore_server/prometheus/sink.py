@@ -10,8 +10,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from llmcore.api import COUNTS, GAP_SECONDS, RequestRecord, ServerFigures
-from llmcore.builtin.prometheus import tables
-from llmcore.builtin.prometheus.tables import PREFIX
+from llmcore_server.prometheus import tables
+from llmcore_server.prometheus.tables import PREFIX
 
 _CACHE = "cache_"
 """How the prefix cache's own figures begin."""

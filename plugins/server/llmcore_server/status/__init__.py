@@ -11,5 +11,5 @@ def register_dialects() -> Iterable[DialectSpec]:
     yield DialectSpec(
         name="status",
         summary="health, readiness, metrics and version routes",
-        make="llmcore.builtin.status.routes:make",
+        make="llmcore_server.status.routes:make",
     )

@@ -12,8 +12,8 @@ from importlib.metadata import version
 import falcon
 import orjson
 
-from llmcore.api.http import Front, Route
-from llmcore.builtin.status.answers import HealthAnswer, ServerInfoAnswer, StatusAnswer, VersionAnswer
+from llmcore_server.api import Front, Route
+from llmcore_server.status.answers import HealthAnswer, ServerInfoAnswer, StatusAnswer, VersionAnswer
 
 
 class Health:

@@ -12,17 +12,17 @@ import zmq
 from llmcore.bridge import Load
 from llmcore.config import Config
 from llmcore.errors import ConfigError
-from llmcore.overview import Overview, rows
-from llmcore.supervisor import listener as listening
-from llmcore.supervisor.child import Child
-from llmcore.supervisor.engine import Engine
-from llmcore.supervisor.figures import Sinks
-from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.single import Single
-from llmcore.supervisor.watchdog import Clock
-from llmcore.wire import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
+from llmcore_server.server_status import Overview, rows
+from llmcore_server.supervisor import listener as listening
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.engine import Engine
+from llmcore_server.supervisor.figures import Sinks
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.single import Single
+from llmcore_server.supervisor.watchdog import Clock
+from llmcore_server.messages import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
 
-MODULE = "llmcore.http.admin.process"
+MODULE = "llmcore_server.http.admin.process"
 NAME = "admin-0"
 TELL_SECONDS = 0.5
 

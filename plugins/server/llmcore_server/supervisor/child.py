@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from llmcore.child import FROM_OUTSIDE
+from llmcore_server.child import FROM_OUTSIDE
 from llmcore.config import child_environment
-from llmcore.wire import LastWords, Launch, encode_launch
+from llmcore_server.messages import LastWords, Launch, encode_launch
 
 STACKS_SECONDS = 0.5
 """How long a process that hangs has to write its stacks before it is killed."""

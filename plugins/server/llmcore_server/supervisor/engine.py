@@ -8,10 +8,10 @@ import zmq
 
 from llmcore.bridge import Load
 from llmcore.config import Config
-from llmcore.supervisor.child import Child
-from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Clock, Watchdog
-from llmcore.wire import (
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.watchdog import Clock, Watchdog
+from llmcore_server.messages import (
     SUPERVISOR,
     Addresses,
     EngineLaunch,

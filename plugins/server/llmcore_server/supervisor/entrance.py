@@ -6,18 +6,18 @@ import os
 import socket
 from pathlib import Path
 
-from llmcore.child import STOP
+from llmcore_server.child import STOP
 from llmcore.config import Config
-from llmcore.config.certificate import server_context
+from llmcore_server.http.certificate import server_context
 from llmcore.errors import ConfigError
-from llmcore.supervisor import listener as listening
-from llmcore.supervisor.child import Child
-from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.single import Single
-from llmcore.supervisor.watchdog import Clock
-from llmcore.wire import Addresses, TlsLaunch
+from llmcore_server.supervisor import listener as listening
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.single import Single
+from llmcore_server.supervisor.watchdog import Clock
+from llmcore_server.messages import Addresses, TlsLaunch
 
-MODULE = "llmcore.http.tls"
+MODULE = "llmcore_server.http.tls"
 NAME = "tls-0"
 MOST_PATH_BYTES = 107
 """Longest path of a Unix socket."""

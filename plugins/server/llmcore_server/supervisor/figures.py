@@ -9,14 +9,14 @@ from collections.abc import Callable
 from llmcore.bridge import Load
 from llmcore.config import Reports
 from llmcore.errors import reraise_if_stopping, text_of
-from llmcore.overview import counts
+from llmcore_server.server_status import counts
 from llmcore.plugins import made
 from llmcore.protocols import MetricSink, RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import MetricSinkSpec
-from llmcore.supervisor.push import Pusher
-from llmcore.tallies import GAP_SECONDS, TALLIES, ServerFigures, Sum
-from llmcore.wire import Tallied
+from llmcore_server.supervisor.push import Pusher
+from llmcore.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
+from llmcore_server.messages import Tallied
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Sinks:
     """Every plugin's metric sink; one that raises is named in the log and nobody else suffers.
 
     `newest`: the newest page. `ended`: requests by their `finish`. `first_tokens`: times to the first token, counted
-    by bucket of `tallies.GAP_SECONDS`. Raises PluginError for a sink that cannot be made.
+    by bucket of `counters.GAP_SECONDS`. Raises PluginError for a sink that cannot be made.
     """
 
     def __init__(self, registry: Registry, reports: Reports | None = None) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import zmq
 
-from llmcore.supervisor.processes import Processes
-from llmcore.supervisor.status import Status
-from llmcore.tallies import TALLIES
-from llmcore.wire import (
+from llmcore_server.supervisor.processes import Processes
+from llmcore_server.supervisor.status import Status
+from llmcore.counters import TALLIES
+from llmcore_server.messages import (
     Alive,
     EngineGone,
     EngineReady,

@@ -11,17 +11,17 @@ import msgspec
 import zmq
 
 from llmcore.config import Config
-from llmcore.supervisor.admin import Admin
-from llmcore.supervisor.backoff import Starts
-from llmcore.supervisor.child import Child
-from llmcore.supervisor.engine import Engine
-from llmcore.supervisor.entrance import Entrance
-from llmcore.supervisor.failures import Failures
-from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Clock
-from llmcore.supervisor.workers import Workers
-from llmcore.tallies import TALLIES
-from llmcore.wire import Addresses, Process, ServerFacts, WorkerGone
+from llmcore_server.supervisor.admin import Admin
+from llmcore_server.supervisor.backoff import Starts
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.engine import Engine
+from llmcore_server.supervisor.entrance import Entrance
+from llmcore_server.supervisor.failures import Failures
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.watchdog import Clock
+from llmcore_server.supervisor.workers import Workers
+from llmcore.counters import TALLIES
+from llmcore_server.messages import Addresses, Process, ServerFacts, WorkerGone
 
 logger = logging.getLogger(__name__)
 

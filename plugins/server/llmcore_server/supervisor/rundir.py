@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from llmcore.errors import ConfigError
-from llmcore.wire import Addresses
+from llmcore_server.messages import Addresses
 
 IPC_ROOT = Path("/tmp")
 """As `--zmq_mode ipc:///tmp/` says, whatever TMPDIR is: the path of a socket has room for 107 bytes."""

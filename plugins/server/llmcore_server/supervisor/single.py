@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from llmcore.supervisor.backoff import Starts
-from llmcore.supervisor.child import Child
-from llmcore.supervisor.watchdog import Clock, Silence
+from llmcore_server.supervisor.backoff import Starts
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.watchdog import Clock, Silence
 
 
 class Single:

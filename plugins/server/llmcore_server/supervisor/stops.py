@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llmcore.child import FROM_OUTSIDE
+from llmcore_server.child import FROM_OUTSIDE
 from llmcore.errors import Stopped
 
 MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)

@@ -11,26 +11,26 @@ import msgspec
 import zmq
 
 from llmcore.bridge import Load
-from llmcore.child import STOP
+from llmcore_server.child import STOP
 from llmcore.config import Config, with_plugins
 from llmcore.errors import LlmcoreError, Stopped
 from llmcore.plugins import build_registry
 from llmcore.registry import Registry
-from llmcore.supervisor.backoff import BackOff
-from llmcore.supervisor.child import Child
-from llmcore.supervisor.engine import Engine
-from llmcore.supervisor.figures import Sinks
-from llmcore.supervisor.mail import GONE, Mail, Notices
-from llmcore.supervisor.processes import Processes
-from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.status import STARTING, Pace, Status
-from llmcore.supervisor.stops import Stops
-from llmcore.supervisor.texts import check_options, prepare_tokenizer, with_parsers
-from llmcore.wire import ModelFacts, Shutdown
+from llmcore_server.supervisor.backoff import BackOff
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.engine import Engine
+from llmcore_server.supervisor.figures import Sinks
+from llmcore_server.supervisor.mail import GONE, Mail, Notices
+from llmcore_server.supervisor.processes import Processes
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.status import STARTING, Pace, Status
+from llmcore_server.supervisor.stops import Stops
+from llmcore_server.supervisor.texts import check_options, prepare_tokenizer, with_parsers
+from llmcore_server.messages import ModelFacts, Shutdown
 
 logger = logging.getLogger(__name__)
 
-ENGINE_MODULE = "llmcore.engine.process"
+ENGINE_MODULE = "llmcore_server.engine.process"
 TICK_SECONDS = 0.25
 FAREWELL_SECONDS = 1.0
 """How long workers still answer (503) after the engine has died."""

@@ -17,7 +17,7 @@ from llmcore.text.chosen_template import choose_template
 from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
 from llmcore.text.source import prepare
 from llmcore.text.trial import try_templates
-from llmcore.wire import ModelFacts
+from llmcore_server.messages import ModelFacts
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from llmcore.wire import Snapshot
+from llmcore_server.messages import Snapshot
 
 START_SECONDS = 60.0
 """How long any child but the engine may take until it serves; they do in a second or two."""

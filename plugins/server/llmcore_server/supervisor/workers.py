@@ -11,13 +11,13 @@ import msgspec
 import zmq
 
 from llmcore.config import Config
-from llmcore.supervisor.backoff import Starts
-from llmcore.supervisor.child import Child
-from llmcore.supervisor.rundir import RunDirectory
-from llmcore.supervisor.watchdog import Clock, Silence
-from llmcore.wire import Addresses, ModelFacts, Outlet, Shutdown, WorkerLaunch
+from llmcore_server.supervisor.backoff import Starts
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.watchdog import Clock, Silence
+from llmcore_server.messages import Addresses, ModelFacts, Outlet, Shutdown, WorkerLaunch
 
-WORKER_MODULE = "llmcore.http.worker"
+WORKER_MODULE = "llmcore_server.http.worker"
 
 RETIRED_SECONDS = 5.0
 """How long a worker that was told to end may take."""

@@ -3,7 +3,7 @@
 import json
 
 from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded, before_tag
-from llmcore.testing import ParserSample
+from llmcore_devtools import ParserSample
 
 OPEN, CLOSE = "<call ", "</call>"
 

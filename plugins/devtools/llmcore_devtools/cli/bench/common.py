@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from llmcore.bench.machine import machine, versions
+from llmcore_devtools.bench.machine import machine, versions
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, with_model
 from llmcore.config import check_model_dir, plugin_settings, settings, value_of
 from llmcore.specs import OptionSpec
 
 if TYPE_CHECKING:
-    from llmcore.bench.engine_runs import BenchEngine
+    from llmcore_devtools.bench.engine_runs import BenchEngine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,7 +70,7 @@ def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -
     config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
     stages = Stages()
     try:
-        from llmcore.bench.engine_runs import BenchEngine
+        from llmcore_devtools.bench.engine_runs import BenchEngine
         from llmcore.bridge import SamplingParams
 
         sampling = SamplingParams(**{name: options[name] for name in ("temperature", "top_p", "top_k")})

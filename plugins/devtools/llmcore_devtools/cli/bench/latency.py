@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmcore.cli.bench.common import GROUPS, document, engine_options, names, started, write_json
+from llmcore_devtools.cli.bench.common import GROUPS, document, engine_options, names, started, write_json
 from llmcore.cli.options import Resolved, SettingsCommand
 
 if TYPE_CHECKING:
-    from llmcore.bench.engine_runs import Latency
+    from llmcore_devtools.bench.engine_runs import Latency
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 _COLUMNS = "{:>6}  {:>24}  {:>24}  {:>24}  {:>24}"
@@ -35,7 +35,7 @@ def command(
     """
     results = []
     with started(resolved, model, options) as engine:
-        from llmcore.bench.engine_runs import measure_latency
+        from llmcore_devtools.bench.engine_runs import measure_latency
 
         click.echo(_COLUMNS.format("batch", "whole answers, s", "one token, s", "decode step, ms", "first token, ms"))
         length = options["input_len"] + options["output_len"]

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from llmcore.bench.client import DIALECTS, Target
-from llmcore.bench.load import METRICS, figures, offer, parse_objectives, payloads, raw
-from llmcore.bench.stats import QUANTILES
-from llmcore.bench.svg import Panel, chart
-from llmcore.bench.workloads import Workload, fixed, parse_workload, read_lengths
-from llmcore.cli.bench.common import described, file_option, names, write_json
+from llmcore_devtools.bench.client import DIALECTS, Target
+from llmcore_devtools.bench.load import METRICS, figures, offer, parse_objectives, payloads, raw
+from llmcore_devtools.bench.stats import QUANTILES
+from llmcore_devtools.bench.svg import Panel, chart
+from llmcore_devtools.bench.workloads import Workload, fixed, parse_workload, read_lengths
+from llmcore_devtools.cli.bench.common import described, file_option, names, write_json
 from llmcore.cli.openai_client import Server
 from llmcore.errors import ConfigError, LlmcoreError
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmcore.bench.stats import Spread
-from llmcore.bench.workloads import parse_workload
-from llmcore.cli.bench.common import GROUPS, document, engine_options, started, write_json
+from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.workloads import parse_workload
+from llmcore_devtools.cli.bench.common import GROUPS, document, engine_options, started, write_json
 from llmcore.cli.options import Resolved, SettingsCommand
 
 if TYPE_CHECKING:
-    from llmcore.bench.engine_runs import Run
+    from llmcore_devtools.bench.engine_runs import Run
 
 _COLUMNS = "{:<20}  {:>22}  {:>10}  {:>14}  {:>12}  {:>7}  {:>11}"
 
@@ -41,7 +41,7 @@ def command(
     wanted = [parse_workload(text) for text in workload]
     results = []
     with started(resolved, model, options) as engine:
-        from llmcore.bench.engine_runs import measure_throughput
+        from llmcore_devtools.bench.engine_runs import measure_throughput
 
         click.echo(
             _COLUMNS.format("workload", "seconds", "requests/s", "in+out tok/s", "out tok/s", "steps", "preemptions")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import orjson
 
-from llmcore.http.admin.history import History
-from llmcore.http.reply import Reply
-from llmcore.overview import Overview
+from llmcore_server.http.admin.history import History
+from llmcore_server.http.reply import Reply
+from llmcore_server.server_status import Overview
 
 SILENCE_SECONDS = 10.0
 """A supervisor that said nothing for this long is not alive, once it has spoken."""

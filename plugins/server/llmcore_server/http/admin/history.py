@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from llmcore.overview import Overview
-from llmcore.tallies import GAP_SECONDS
+from llmcore_server.server_status import Overview
+from llmcore.counters import GAP_SECONDS
 
 KEPT = 600
 """Samples."""

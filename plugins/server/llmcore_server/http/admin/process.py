@@ -1,4 +1,4 @@
-"""`python -m llmcore.http.admin.process FD`: the admin listener, apart from workers, engine and supervisor.
+"""`python -m llmcore_server.http.admin.process FD`: the admin listener, apart from workers, engine and supervisor.
 
 None of them ever waits for it: it hears from the supervisor, which does not block on it, and answers from memory. So
 it answers while every thread of every worker is busy, and while the engine loads.
@@ -13,12 +13,12 @@ import threading
 
 import zmq
 
-from llmcore import child
-from llmcore.http.admin.board import Board
-from llmcore.http.admin.routes import admin_app
-from llmcore.http.streaming import HttpServer
-from llmcore.overview import Overview
-from llmcore.wire import AdminLaunch, Alive, Mailbox, Outlet, Probe, ToSupervisor, WorkerReady
+from llmcore_server import child
+from llmcore_server.http.admin.board import Board
+from llmcore_server.http.admin.routes import admin_app
+from llmcore_server.http.streaming import HttpServer
+from llmcore_server.server_status import Overview
+from llmcore_server.messages import AdminLaunch, Alive, Mailbox, Outlet, Probe, ToSupervisor, WorkerReady
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ import orjson
 
 from llmcore.config import Config
 from llmcore.errors import RequestError
-from llmcore.http import streaming
-from llmcore.http.access import admin_guard
-from llmcore.http.admin.board import Board
-from llmcore.http.admin.history import WINDOW
-from llmcore.http.app import App, build_app
-from llmcore.http.errors import no_route
-from llmcore.http.front import Route
-from llmcore.http.info import server_info
-from llmcore.http.terms import number
+from llmcore_server.http import streaming
+from llmcore_server.http.access import admin_guard
+from llmcore_server.http.admin.board import Board
+from llmcore_server.http.admin.history import WINDOW
+from llmcore_server.http.app import App, build_app
+from llmcore_server.http.errors import no_route
+from llmcore_server.http.front import Route
+from llmcore_server.http.info import server_info
+from llmcore_server.http.terms import number
 
 OPEN_PATHS = frozenset({"/", "/live", "/ready", "/dashboard"})
 """What is answered without a key: whoever restarts servers has none, and the page holds no figure by itself."""
@@ -99,7 +99,7 @@ class Dashboard:
     """The live page: one file that loads nothing else."""
 
     def __init__(self) -> None:
-        self._html = files("llmcore.http.admin").joinpath("dashboard.html").read_bytes()
+        self._html = files("llmcore_server.http.admin").joinpath("dashboard.html").read_bytes()
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The page."""
@@ -129,7 +129,7 @@ def routes(config: Config, board: Board) -> Iterator[Route]:
         return 200, *(NO_PAGE if board.overview is None else board.overview.page)
 
     def grafana() -> tuple[int, str, bytes]:
-        return 200, "application/json", files("llmcore.builtin.prometheus").joinpath("grafana.json").read_bytes()
+        return 200, "application/json", files("llmcore_server.prometheus").joinpath("grafana.json").read_bytes()
 
     def info() -> tuple[int, str, bytes]:
         verdict = board.verdict()

@@ -12,9 +12,9 @@ Locks are taken in this order: the reply's, channel.requests_lock, the outbox's,
 
 from __future__ import annotations
 
-from llmcore.http.streaming.limits import Limits, raise_open_files
-from llmcore.http.streaming.server import HttpServer
-from llmcore.http.streaming.tasks import detach
+from llmcore_server.http.streaming.limits import Limits, raise_open_files
+from llmcore_server.http.streaming.server import HttpServer
+from llmcore_server.http.streaming.tasks import detach
 
 WAITRESS = "3.0.2"
 """The version whose internals this folder was written against."""

@@ -14,14 +14,14 @@ from typing import Any
 from waitress.channel import HTTPChannel
 
 from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.http.bodies import too_many_bodies
-from llmcore.http.peer import network
-from llmcore.http.reply import Detach, Reply
-from llmcore.http.streaming.limits import FRESH_SECONDS, BodyPace
-from llmcore.http.streaming.loop import GONE, READ, WRITE
-from llmcore.http.streaming.owner import Owner
-from llmcore.http.streaming.refusal import refusal
-from llmcore.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
+from llmcore_server.http.bodies import too_many_bodies
+from llmcore_server.http.peer import network
+from llmcore_server.http.reply import Detach, Reply
+from llmcore_server.http.streaming.limits import FRESH_SECONDS, BodyPace
+from llmcore_server.http.streaming.loop import GONE, READ, WRITE
+from llmcore_server.http.streaming.owner import Owner
+from llmcore_server.http.streaming.refusal import refusal
+from llmcore_server.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from llmcore.config import Config
 from llmcore.errors import ConfigError, RequestError
-from llmcore.http.bodies import Bounds
+from llmcore_server.http.bodies import Bounds
 
 CONNECTIONS = 4096
 """Connections of one HTTP worker, unless more requests than that may run or --max_connections says so."""

@@ -7,7 +7,7 @@ import select
 from collections import deque
 from collections.abc import Callable
 
-from llmcore.http.outbox import Outbox
+from llmcore_server.http.outbox import Outbox
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from llmcore.http.bodies import Pool
-from llmcore.http.entry import Entry
-from llmcore.http.errors import EncodeError
-from llmcore.http.outbox import Outbox
-from llmcore.http.streaming.limits import Limits
-from llmcore.http.streaming.loop import Loop
-from llmcore.http.strict import Head
+from llmcore_server.http.bodies import Pool
+from llmcore_server.http.entry import Entry
+from llmcore_server.http.errors import EncodeError
+from llmcore_server.http.outbox import Outbox
+from llmcore_server.http.streaming.limits import Limits
+from llmcore_server.http.streaming.loop import Loop
+from llmcore_server.http.strict import Head
 
 if TYPE_CHECKING:
-    from llmcore.http.streaming.channel import StreamChannel
+    from llmcore_server.http.streaming.channel import StreamChannel
 
 
 class Owner(Protocol):

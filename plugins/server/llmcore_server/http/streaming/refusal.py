@@ -13,9 +13,9 @@ from typing import Protocol
 import falcon
 
 from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.http.entry import ANYBODY, Entry
-from llmcore.http.errors import EncodeError, count_error, error_headers, http_error, openai_error
-from llmcore.http.request_id import request_id
+from llmcore_server.http.entry import ANYBODY, Entry
+from llmcore_server.http.errors import EncodeError, count_error, error_headers, http_error, openai_error
+from llmcore_server.http.request_id import request_id
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from waitress.server import create_server
 
-from llmcore.http.bodies import Pool
-from llmcore.http.entry import Admit, Entry, admit_anybody
-from llmcore.http.errors import EncodeError, openai_error
-from llmcore.http.outbox import Outbox
-from llmcore.http.peer import announced
-from llmcore.http.streaming.channel import StreamChannel
-from llmcore.http.streaming.limits import (
+from llmcore_server.http.bodies import Pool
+from llmcore_server.http.entry import Admit, Entry, admit_anybody
+from llmcore_server.http.errors import EncodeError, openai_error
+from llmcore_server.http.outbox import Outbox
+from llmcore_server.http.peer import announced
+from llmcore_server.http.streaming.channel import StreamChannel
+from llmcore_server.http.streaming.limits import (
     REFUSALS,
     SPARE_FILES,
     Limits,
@@ -24,8 +24,8 @@ from llmcore.http.streaming.limits import (
     too_many,
     too_many_of_address,
 )
-from llmcore.http.streaming.loop import READ, Loop
-from llmcore.http.strict import Head
+from llmcore_server.http.streaming.loop import READ, Loop
+from llmcore_server.http.strict import Head
 
 ACCEPTS = 16
 """Connections taken in one turn of the loop: more would leave the other workers on the socket with too few."""

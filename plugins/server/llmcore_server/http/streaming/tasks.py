@@ -10,13 +10,13 @@ from typing import Any
 import falcon
 from waitress.task import ErrorTask, WSGITask
 
-from llmcore.http.bodies import Pool
-from llmcore.http.entry import ENTRY
-from llmcore.http.errors import EncodeError
-from llmcore.http.reply import Detach, Reply
-from llmcore.http.streaming.limits import Limits
-from llmcore.http.streaming.refusal import refusal
-from llmcore.http.strict import Judge, Line, RequestReader
+from llmcore_server.http.bodies import Pool
+from llmcore_server.http.entry import ENTRY
+from llmcore_server.http.errors import EncodeError
+from llmcore_server.http.reply import Detach, Reply
+from llmcore_server.http.streaming.limits import Limits
+from llmcore_server.http.streaming.refusal import refusal
+from llmcore_server.http.strict import Judge, Line, RequestReader
 
 _TASK = "llmcore.task"
 _EVENTS = "text/event-stream; charset=utf-8"

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmcore_server.supervisor import Pace
 from llmcore_devtools import write_fake_model
 from llmcore_devtools.server import serving
 from llmcore_devtools.sockets import call, connect, request
+from llmcore_server.supervisor import Pace
 from processes import Window
 
 ENGINE = "llmcore_devtools.timed_engine"

@@ -32,8 +32,8 @@ from llmcore.engine.model import pick_device
 from llmcore.errors import LlmcoreError
 from llmcore.protocols import Device
 from llmcore.specs import OpSpec, TokenizerSpec
-from llmcore_devtools.family import LoadedModel, Row, oracle, registry_for_tests, small_model
 from llmcore.text.source import open_tokenizer, prepare
+from llmcore_devtools.family import LoadedModel, Row, oracle, registry_for_tests, small_model
 from oracle import transformers_model
 from transformers import LlamaConfig, LlamaForCausalLM
 

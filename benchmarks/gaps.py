@@ -18,9 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from llmcore_devtools.bench.load import departures
-from llmcore_devtools.bench.stats import percentile
-from llmcore_devtools.bench.workloads import Lengths, read_lengths
 from llmcore.bridge import Submit
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
@@ -29,6 +26,9 @@ from llmcore.kv.group import KVGroup
 from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
+from llmcore_devtools.bench.load import departures
+from llmcore_devtools.bench.stats import percentile
+from llmcore_devtools.bench.workloads import Lengths, read_lengths
 
 LENGTHS = Path(__file__).resolve().parent / "lengths" / "sharegpt_qwen3.csv"
 STEPS = (

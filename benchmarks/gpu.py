@@ -28,13 +28,13 @@ from typing import Any
 
 import gpu_floor
 from gpu_rows import ROWS, STARTS, Bench, Row
-from llmcore_devtools.bench.engine_runs import BenchEngine
-from llmcore_devtools.bench.machine import machine, versions
-from llmcore_devtools.bench.stats import Spread
 from llmcore.config import Config, resolve_config, with_plugins
 from llmcore.engine.model import pick_device
 from llmcore.plugins import build_registry, discover
 from llmcore.specs import DeviceInfo, OptionSpec
+from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.machine import machine, versions
+from llmcore_devtools.bench.stats import Spread
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from gpu_ceilings import copy
 from gpu_rows import Bench, Row
+from llmcore.sched.plan import StepPlan
 from llmcore_devtools.bench.engine_runs import BenchEngine
 from llmcore_devtools.bench.workloads import Lengths
-from llmcore.sched.plan import StepPlan
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

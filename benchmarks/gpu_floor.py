@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmcore_devtools.bench.engine_runs import BenchEngine
 from llmcore.config import Config
 from llmcore.engine.explain import dry_model
 from llmcore.engine.floor import decode_floor, seconds
@@ -17,6 +16,7 @@ from llmcore.modes import Pins
 from llmcore.plugins import build_registry, discover
 from llmcore.specs import DeviceInfo
 from llmcore.weights.source import open_checkpoint, read_model
+from llmcore_devtools.bench.engine_runs import BenchEngine
 
 COUNTER = Path(__file__).with_name("count_experts.py")
 PROMPT, STEPS = 512, 129

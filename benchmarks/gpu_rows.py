@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llmcore.engine.graphs import CAPTURED_AT
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 from llmcore_devtools.bench.stats import Spread
 from llmcore_devtools.bench.workloads import Lengths, chat
-from llmcore.engine.graphs import CAPTURED_AT
 
 
 @dataclass(frozen=True)

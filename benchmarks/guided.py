@@ -28,8 +28,8 @@ from llmcore.engine.sampling import RowSampler
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.sched.bound import Bound
-from llmcore_devtools import registry_of, write_fake_model
 from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools import registry_of, write_fake_model
 
 DEVICE = Path(__file__).parent / "timed_device.py"
 TARGET_MS = 3.0

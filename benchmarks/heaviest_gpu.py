@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 import torch
 from gpu import config_of
-from llmcore_devtools.bench.engine_runs import BenchEngine
-from llmcore_devtools.bench.workloads import Prompts
 from llmcore.bridge import Finish, SamplingParams, StepEvents, Submit
 from llmcore.budget import DEFAULT_TOTAL_LEN
 from llmcore.engine.graphs import MIXED_TOKENS, padded
 from llmcore.engine.model import pick_device
+from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.workloads import Prompts
 
 OWNER = 0
 GIB = 1 << 30

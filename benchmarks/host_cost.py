@@ -133,8 +133,8 @@ def pretend() -> None:
 def engine_of(model: str, length: int, *, prefix_cache: bool = False, **settings: Any) -> Iterator[Any]:
     """An engine of a narrow `model` for prompts of `length`, whose steps have up to CHUNK tokens unless `settings`
     say otherwise."""
-    from llmcore_devtools.bench.engine_runs import BenchEngine
     from llmcore.config import make_config
+    from llmcore_devtools.bench.engine_runs import BenchEngine
 
     given = _config(model)
     with tempfile.TemporaryDirectory() as folder:

@@ -32,9 +32,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmcore_server.supervisor import Pace
 from llmcore_devtools import fake_answer, sockets, write_fake_model
 from llmcore_devtools.server import ENGINE_MODULE, RunningServer, serving
+from llmcore_server.supervisor import Pace
 
 WORKER = "llmcore_server.http.worker"
 RETRY_SECONDS = 0.25

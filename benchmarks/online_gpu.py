@@ -29,8 +29,8 @@ from guided_gpu import with_tokenizer
 from llmcore_devtools.bench.client import DIALECTS, Target
 from llmcore_devtools.bench.load import figures, offer, payloads
 from llmcore_devtools.bench.workloads import Lengths, read_lengths
-from llmcore_server.supervisor import Pace
 from llmcore_devtools.server import serving
+from llmcore_server.supervisor import Pace
 
 LAYOUT = "{:>9}  {:>17}  {:>15}  {:>17}  {:>8}  {:>8}  {:>10}  {:>8}"
 START_SECONDS, RUN_SECONDS = 300.0, 150.0

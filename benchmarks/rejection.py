@@ -24,11 +24,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmcore_server.http.streaming.limits import raise_open_files
-from llmcore_server.supervisor import Pace
 from llmcore_devtools import sockets
 from llmcore_devtools.fake_files import write_fake_model
 from llmcore_devtools.server import serving
+from llmcore_server.http.streaming.limits import raise_open_files
+from llmcore_server.supervisor import Pace
 
 RUNNING = WAITING = 64
 TARGET_MS = 50.0

@@ -38,10 +38,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from llmcore_server import supervisor
 from llmcore_devtools import fake_answer, write_fake_model
 from llmcore_devtools.server import RunningServer, serving
 from llmcore_devtools.sockets import call, connect, read_reply, request
+from llmcore_server import supervisor
 from processes import Figures, Window, figures
 
 ABORTED, SHORT, REFUSED, FAULTY = 0.3, 0.2, 0.05, 0.01

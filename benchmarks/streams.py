@@ -28,9 +28,9 @@ from llmcore.config import Config, Model
 from llmcore.plugins import build_registry
 from llmcore.protocols import Tokenizer
 from llmcore.specs import TokenizerSpec
-from llmcore_server.supervisor import Pace
-from llmcore_devtools.server import RunningServer, serving
 from llmcore.text.source import open_tokenizer, prepare
+from llmcore_devtools.server import RunningServer, serving
+from llmcore_server.supervisor import Pace
 from processes import Window, figures
 
 HERE = Path(__file__).resolve().parent

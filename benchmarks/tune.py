@@ -30,11 +30,11 @@ from typing import Any
 import torch
 from llmcore.config import Config
 from llmcore.engine.model import pick_device
-from llmcore_devtools.kernels.compare import compare
 from llmcore.plugins import build_registry, discover, load
 from llmcore.registry import Registry
 from llmcore.resolve import bucket_text, why_not
 from llmcore.specs import KernelSpec, OpContext, OpSpec
+from llmcore_devtools.kernels.compare import compare
 from tune_cases import TUNABLE, Call, Kernel, Workload, contexts, kernels_of
 
 Timer = Callable[[Sequence[Call]], float]

@@ -28,13 +28,13 @@ from llmcore.ops import (
     size,
 )
 from llmcore.ops.attention_cases import AttnCase, Uploads, case
-from llmcore_devtools.kernels.compare import moved
 from llmcore.ops.sample import plain_rows
 from llmcore.plugins import load
 from llmcore.protocols import AttnLimits
 from llmcore.registry import Registry
 from llmcore.resolve import candidates_for
 from llmcore.specs import DeviceInfo, OpContext, OpSpec
+from llmcore_devtools.kernels.compare import moved
 
 Call = Callable[[], Any]
 Kernel = Any

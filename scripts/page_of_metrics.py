@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore_server.prometheus.tables import metrics
 from llmcore.counters import CAUSES
+from llmcore_server.prometheus.tables import metrics
 
 _HEAD = """# Metrics
 

@@ -6,12 +6,12 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from llmcore import api, layers
 import llmcore_devtools as testing
+from llmcore import api, layers
 from llmcore.api import sched, text
-from llmcore_server import api as http
 from llmcore.specs import OpSpec, Spec
 from llmcore_devtools import dialect, family, registry_of
+from llmcore_server import api as http
 
 INTRODUCTION = """# Objects
 

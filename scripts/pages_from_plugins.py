@@ -14,7 +14,7 @@ from llmcore.inspect import HookRow, hook_rows
 from llmcore.plugins import import_plugin
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.registry import CONTRIBUTIONS, Registry
-from llmcore.specs import KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
+from llmcore.specs import CommandSpec, KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -93,7 +93,7 @@ def official_plugins() -> str:
     found: dict[str, dict[str, Any]] = {}
 
     def has(plugin: PluginInfo) -> dict[str, Any]:
-        empty: dict[str, Any] = {"devices": [], "parsers": {}, "processors": [], "options": []}
+        empty: dict[str, Any] = {"devices": [], "parsers": {}, "processors": [], "options": [], "commands": []}
         return found.setdefault(plugin.dist, empty)
 
     for kernel, plugin in registry.specs(KernelSpec):
@@ -103,7 +103,7 @@ def official_plugins() -> str:
         marks = [[marks.texts, marks.without] for marks in parser.recognises]
         kinds = has(plugin)["parsers"]
         kinds[parser.kind] = [*kinds.get(parser.kind, ()), *(m for m in marks if m not in kinds.get(parser.kind, ()))]
-    for kind, key in ((LogitsProcessorSpec, "processors"), (OptionSpec, "options")):
+    for kind, key in ((LogitsProcessorSpec, "processors"), (OptionSpec, "options"), (CommandSpec, "commands")):
         for spec, plugin in registry.specs(kind):
             has(plugin)[key].append(spec.name)
     return json.dumps(found, indent=1, sort_keys=True) + "\n"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import click
 import pytest
-from llmcore.cli import COMMANDS, main
+from llmcore.cli import main, root
+from llmcore.cli.group import commands
 from llmcore.config import RETIRED, make_config, plugin_settings, resolve_config, settings
 from llmcore.config.foreign import FOREIGN, SHORT
 from llmcore.config.setting import absent_settings, canonical, names
@@ -60,7 +62,7 @@ def test_a_hint_names_only_what_there_is(name: str) -> None:
     for option in re.findall(r"--(\w+)", re.sub("`.*?`", "", instead)):
         assert option in OURS, option
     for command in re.findall(r"`llmcore (\w+)", instead):
-        assert command in COMMANDS
+        assert command in commands(click.Context(root))
 
 
 def test_short_spellings_are_known_options() -> None:

@@ -25,12 +25,12 @@ from llmcore.plugins import load
 from llmcore.registry import CONTRIBUTIONS, Registry
 from llmcore.resolve import candidates_for, resolve
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore.text.tokenizer import load_tokenizer
+from llmcore.weights.source import open_checkpoint
 from llmcore_devtools import check_plugin, registry_of
 from llmcore_devtools.conformance_observing import CONFIG, RECORD
 from llmcore_devtools.fake_bridge import FakeBridge, dialect_client, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import load_tokenizer
-from llmcore.weights.source import open_checkpoint
 from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from llmcore import machine
-from llmcore_server.child import last_words_of
 from llmcore.errors import ConfigError, PluginError
 from llmcore.machine import check_limits, memory_note, shortage_of
 from llmcore.text.convert import convert
+from llmcore_server.child import last_words_of
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from llmcore import official
+from llmcore.bridge import ModelFacts
 from llmcore.cli import main
 from llmcore.config import make_config
 from llmcore.official import kernels_that_help, official_plugins, parsers_that_help, processors_that_help
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, PluginInfo
-from llmcore_server.supervisor.texts import with_parsers
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore_server.messages import ModelFacts
+from llmcore_server.supervisor.texts import with_parsers
 
 ROOT = Path(__file__).resolve().parent.parent
 HERMES = '{% if tools %}<tool_call>{"name": 1, "arguments": 2}</tool_call>{% endif %}'

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from llmcore.bridge import Abort, SamplingParams, StepEvents, Submit
+from llmcore.bridge import Abort, ModelFacts, SamplingParams, StepEvents, Submit
 from llmcore.config import Config, Server, make_config
 from llmcore.errors import ConfigError
 from llmcore.protocols import RequestRecord
@@ -23,7 +23,6 @@ from llmcore_server.messages import (
     Finished,
     Heartbeat,
     Mailbox,
-    ModelFacts,
     Outlet,
     Shutdown,
     Snapshot,

@@ -194,6 +194,33 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return plain | {f"cache_{name}": value for name, value in self.cache.items()}
 
 
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine knows of the loaded model and the HTTP side needs. Lengths and sizes are in tokens.
+
+    `eos_ids`: the operator's, else those of the model's config.json and generation_config.json. `generation`: its
+    generation_config.json. `fingerprint`: of the resolved kernels. `report`: lines of the start-up summary, as (label,
+    text). `scores`: numbers that the model gives of a prompt, where it scores and produces nothing; else 0.
+    `embedding_size`: of its hidden states, 0 where it shows none.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_input_len: int
+    max_total_len: int
+    kv_tokens: int
+    max_running: int
+    eos_ids: tuple[int, ...] = ()
+    generation: dict[str, Any] = {}
+    fingerprint: str = ""
+    report: tuple[tuple[str, str], ...] = ()
+    scores: int = 0
+    embedding_size: int = 0
+
+    def end_ids(self, of_tokenizer: Sequence[int]) -> tuple[int, ...]:
+        """The ids that end an answer: `eos_ids`, or else the tokenizer's, as far as the model can produce them."""
+        return self.eos_ids or tuple(token for token in of_tokenizer if token < self.vocab_size)
+
+
 class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True):
     """What one step did for one worker. Row i belongs to (request[i], choice[i]) and has count[i] tokens.
 

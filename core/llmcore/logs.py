@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from llmcore.config import Reports
-from llmcore.errors import reraise_if_stopping
 from llmcore.counters import TALLIES
+from llmcore.errors import reraise_if_stopping
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -21,7 +21,7 @@ def official_plugins() -> Mapping[str, Mapping[str, Any]]:
     """Distribution -> the things that a server without it may lack, from generated package data.
 
     These are the types of `devices` that its kernels are for, `parsers` (kind -> marks of chat templates), and the
-    names of `processors` and `options`.
+    names of `processors`, `options` and `commands`.
     """
     found: Mapping[str, Mapping[str, Any]] = json.loads(
         files("llmcore").joinpath("official_plugins.json").read_text(encoding="utf-8")
@@ -62,6 +62,11 @@ def processors_that_help(present: Iterable[str]) -> list[str]:
 def plugin_with_option(name: str) -> str | None:
     """The distribution that is not installed and brings the option `name`."""
     return next((dist for dist, has in _absent() if name in has["options"]), None)
+
+
+def distribution_with_command(name: str) -> str | None:
+    """The distribution that is not installed and brings the command `name`."""
+    return next((dist for dist, has in _absent() if name in has["commands"]), None)
 
 
 def _absent() -> Iterator[tuple[str, Mapping[str, Any]]]:

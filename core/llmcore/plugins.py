@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,23 +33,21 @@ GROUP = "llmcore"
 
 CORE_DIST = "llmcore-engine"
 
+EXTRAS = ("server", "devtools")
+"""Extras of llmcore-engine whose distributions stay selected under `--plugins`, like built-ins."""
+
 BUILTINS: Mapping[str, str] = {
+    "commands": "llmcore.builtin.commands",
     "devices": "llmcore.builtin.devices",
     "estimators": "llmcore.builtin.estimators",
-    "fake-model": "llmcore_devtools.plugin",
     "fcfs": "llmcore.builtin.fcfs",
     "fp8_block": "llmcore.builtin.fp8_block",
     "kernels_cpu": "llmcore.builtin.kernels_cpu",
     "layouts": "llmcore.builtin.layouts",
-    "lightllm": "llmcore_lightllm",
-    "openai": "llmcore_openai",
     "ops": "llmcore.builtin.ops",
     "priority": "llmcore.builtin.priority",
-    "prometheus": "llmcore_server.prometheus",
     "radix": "llmcore.builtin.radix",
     "safetensors": "llmcore.builtin.safetensors",
-    "status": "llmcore_server.status",
-    "tgi": "llmcore_tgi",
     "tokenizers": "llmcore.builtin.tokenizers",
 }
 """Plugin name -> hook module of what ships inside."""
@@ -76,7 +75,8 @@ def discover(named: Sequence[str] | None) -> tuple[PluginInfo, ...]:
 def select(named: Sequence[str] | None) -> Selection:
     """The plugins that take part; `named` is the value of `--plugins`.
 
-    Names select: those plugins and the built-ins. `-name` leaves one out, built-ins included. A path to a .py file
+    Names select: those plugins, the built-ins, and the plugins of the distributions that an extra of EXTRAS requires.
+    `-name` leaves one out, built-ins included. A path to a .py file
     is a plugin too, called like the file. Without a selecting name everything installed takes part.
 
     `dist:name` chooses one of two plugins of one name, and `-dist:name` leaves one of them out. Without either,
@@ -103,10 +103,11 @@ def select(named: Sequence[str] | None) -> Selection:
     for info in candidates:
         by_name.setdefault(info.name, []).append(info)
     by_name |= {name: [info] for name, info in chosen.items()}
-    selected = {*wanted, *BUILTINS} & set(by_name) if wanted else set(by_name)
+    always = {info.name for info in candidates if _stays(info)}
+    selected = {*wanted, *always} & set(by_name) if wanted else set(by_name)
     taking_part, clashes = [], []
     for name in sorted(selected):
-        inside = [info for info in by_name[name] if info.dist == CORE_DIST]
+        inside = [info for info in by_name[name] if _stays(info)]
         free = inside or by_name[name]
         if len(free) == 1:
             taking_part += free
@@ -138,16 +139,36 @@ def _called(item: str, candidates: Sequence[PluginInfo]) -> list[PluginInfo]:
 def _clash(info: PluginInfo, alike: Sequence[PluginInfo], *, fatal: bool) -> Failure:
     """Why `info` takes no part: `alike` are all that have its name."""
     others = " and ".join(_origin(other) for other in alike if other != info)
-    built_in = any(other.dist == CORE_DIST for other in alike)
+    built_in = any(_stays(other) for other in alike)
     take = "to replace it" if built_in else "to choose this one"
     fix = f"{take}, give --plugins {info.dist}:{info.name}; to go without it, --plugins=-{info.dist}:{info.name}"
     whose = "the built-in plugin has this name too" if built_in else f"{others} has this name too"
     return Failure(info, "discovery", whose, fix, fatal)
 
 
+def _stays(info: PluginInfo) -> bool:
+    """Whether a plugin takes part whatever `--plugins` selects, unless it is left out or replaced by name."""
+    return info.dist == CORE_DIST or _canonical(info.dist) in _required_by_extras()
+
+
+@cache
+def _required_by_extras() -> frozenset[str]:
+    """The distributions that the extras in EXTRAS require, from the metadata of llmcore-engine."""
+    marker = re.compile(rf"([\w.-]+)[^;]*;.*extra == [\"'](?:{'|'.join(EXTRAS)})[\"']")
+    try:
+        found = map(marker.match, requires(CORE_DIST) or ())
+    except PackageNotFoundError:  # the sources are on the path and nothing is installed
+        return frozenset()
+    return frozenset(_canonical(match[1]) for match in found if match)
+
+
 def _same_dist(one: str, other: str) -> bool:
-    """Names of distributions are equal in any case, and with any of - _ . between their words."""
-    return re.sub(r"[-_.]+", "-", one).lower() == re.sub(r"[-_.]+", "-", other).lower()
+    return _canonical(one) == _canonical(other)
+
+
+def _canonical(dist: str) -> str:
+    """The name of a distribution in the one spelling of all that are equal (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", dist).lower()
 
 
 def build_registry(config: Config) -> Registry:
@@ -250,7 +271,7 @@ def _installed() -> Iterator[PluginInfo]:
             reraise_if_stopping(error)
             log.warning("the metadata of an installed distribution cannot be read: %s; repair it", text_of(error))
             continue
-        key = re.sub(r"[-_.]+", "-", dist or "").lower()
+        key = _canonical(dist or "")
         if key not in seen:
             seen.add(key)
             yield from (PluginInfo(point.name, dist or "", version or "", point.value) for point in points)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.bridge import Hint
-from llmcore.specs import DeviceInfo
 from llmcore.counters import ServerFigures
+from llmcore.specs import DeviceInfo
 
 if TYPE_CHECKING:
     import torch

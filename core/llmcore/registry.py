@@ -22,6 +22,7 @@ import pluggy
 
 from llmcore import hookspecs, specs
 from llmcore.config import Config, plugin_settings
+from llmcore.counters import TALLIES
 from llmcore.errors import (
     ConfigError,
     LlmcoreError,
@@ -35,7 +36,6 @@ from llmcore.machine import shortage_of
 from llmcore.models import LayerInfo
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
-from llmcore.counters import TALLIES
 from llmcore.well_formed import misfit
 
 log = logging.getLogger("llmcore.plugins")
@@ -72,6 +72,8 @@ MOST_ERROR = 1000
 """Characters of a plugin's error that are shown."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
+_COMMAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*( (--)?[A-Za-z0-9][A-Za-z0-9_-]*)?")
+"""A command, a command of a group, or an option that is one (specs.CommandSpec)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +200,7 @@ class Registry:
                 raise PluginError(f"returned a {type(spec).__name__}, needs {expected.__name__}")
             if wrong := misfit(spec):
                 raise PluginError(wrong)
-            if not _NAME.fullmatch(spec.name):
+            if not (_COMMAND if expected is specs.CommandSpec else _NAME).fullmatch(spec.name):
                 raise PluginError(f"{spec.name!r} is no name: letters, digits and _ . + / - only")
             if spec.api != API_VERSION:
                 older = info.dist if spec.api < API_VERSION else "llmcore-engine"

@@ -322,9 +322,16 @@ class OutputParserSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSpec(Spec):
-    """A subcommand of `llmcore`. `command`: a click.Command."""
+    """A subcommand of `llmcore`. `command`: a click.Command.
+
+    The name `bench serve` is the command `serve` of the group `bench`, whoever brings the group. The name
+    `kernels --check` is what `llmcore kernels --check` runs: (options, registry) -> None.
+    `heading`: where `llmcore --help` lists it. `prepare`: () -> None, called before `command` is imported.
+    """
 
     command: ImportString
+    heading: str = "From plugins"
+    prepare: ImportString | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 import msgspec
 from llmcore.api import DialectSpec, SamplingParams, hookimpl
-from llmcore_server.api import Generation, Job, Route, intake
 from llmcore.api.text import TextRules
+from llmcore_server.api import Generation, Job, Route, intake
 
 
 @hookimpl

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llmcore.errors import ConfigError
 from llmcore_devtools.bench.client import Answer
 from llmcore_devtools.bench.load import Window, departures, figures, gaps, latencies, parse_objectives
 from llmcore_devtools.bench.stats import Spread, distribution, meets, percentile
 from llmcore_devtools.bench.svg import Panel, chart, linear_ticks, log_ticks
-from llmcore.errors import ConfigError
 
 
 def test_percentiles_are_numpys() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore_devtools.bench.workloads import Prompts, chat, fixed, parse_workload, read_lengths
 from llmcore.errors import ConfigError
+from llmcore_devtools.bench.workloads import Prompts, chat, fixed, parse_workload, read_lengths
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

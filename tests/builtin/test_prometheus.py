@@ -6,10 +6,10 @@ import re
 from importlib.resources import files
 
 from llmcore.bridge import Load
+from llmcore.counters import COUNTS, GAP_SECONDS, ServerFigures
+from llmcore.protocols import RequestRecord
 from llmcore_server.prometheus.sink import PrometheusSink
 from llmcore_server.prometheus.tables import metrics
-from llmcore.protocols import RequestRecord
-from llmcore.counters import COUNTS, GAP_SECONDS, ServerFigures
 
 RECORD = RequestRecord(
     request_id="r",

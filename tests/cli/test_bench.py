@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore_devtools.bench.workloads import chat
 from llmcore.cli import main
-from llmcore_devtools.cli.bench import COMMANDS, command
 from llmcore_devtools import write_fake_model
+from llmcore_devtools.bench.workloads import chat
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 
@@ -50,13 +49,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     model = write_tokenizer(tmp_path_factory.mktemp("models") / "echo")
     with serving(model, engine_module=FAKE_ENGINE) as running:
         yield running
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_groups_lines_are_the_commands_own(name: str) -> None:
-    found = command.get_command(None, name)  # type: ignore[arg-type]
-    assert found is not None
-    assert (found.help or "").splitlines()[0] == COMMANDS[name].summary
 
 
 def test_latency_from_a_config_alone(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,8 +121,8 @@ def test_what_is_wrong_is_said_before_anything_runs(
 
 
 def test_a_prefix_is_found_only_where_the_cache_is_on(tmp_path: Path) -> None:
-    from llmcore_devtools.bench.engine_runs import BenchEngine
     from llmcore.config import make_config
+    from llmcore_devtools.bench.engine_runs import BenchEngine
 
     config = make_config(model_dir=str(write_fake_model(tmp_path)), max_total_token_num=512)
     for on in (False, True):

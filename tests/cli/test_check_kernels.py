@@ -14,13 +14,13 @@ from llmcore.cli.kernels import command
 from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm
 from llmcore.ops.attention import attend, shape_of
-from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
-from llmcore_devtools.kernels.compare import compare
-from llmcore_devtools.kernels.invariance import check_invariance
 from llmcore.plugins import load
 from llmcore.resolve import candidates_for
 from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.compare import compare
+from llmcore_devtools.kernels.invariance import check_invariance
 
 SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))
 

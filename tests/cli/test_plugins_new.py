@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from llmcore.cli import root
-from llmcore_devtools.cli.new_plugin import KINDS, names_of, package, renamed, split
 from llmcore.hookspecs import HOOKS
 from llmcore_devtools import registry_of
+from llmcore_devtools.cli.new_plugin import KINDS, names_of, package, renamed, split
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from llmcore_lightllm.routes import routes as lightllm_routes
-from llmcore_openai.routes import routes as openai_routes
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_lightllm.routes import routes as lightllm_routes
+from llmcore_openai.routes import routes as openai_routes
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 import pytest
 from llmcore.bridge import MOST_LOGPROBS_AT_ONCE
-from llmcore_tgi.routes import routes as tgi_routes
-from llmcore_server.http.logprobs import WHOLE_ANSWER, Places
-from llmcore_server.http.pieces import PIECE
+from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.fake_bridge import FakeTransport, dialect_client
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore_server.http.logprobs import WHOLE_ANSWER, Places
+from llmcore_server.http.pieces import PIECE
+from llmcore_tgi.routes import routes as tgi_routes
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MOST = WHOLE_ANSWER.most

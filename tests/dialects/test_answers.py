@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from llmcore_lightllm.routes import routes as lightllm_routes
-from llmcore_openai.routes import routes as openai_routes
-from llmcore_server.status.routes import make as status_routes
-from llmcore_tgi.routes import routes as tgi_routes
-from llmcore_server.http.errors import ErrorAnswer
-from llmcore_server.http.front import Route
+from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.fake_bridge import dialect_client
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore_lightllm.routes import routes as lightllm_routes
+from llmcore_openai.routes import routes as openai_routes
+from llmcore_server.http.errors import ErrorAnswer
+from llmcore_server.http.front import Route
+from llmcore_server.status.routes import make as status_routes
+from llmcore_tgi.routes import routes as tgi_routes
 
 MakeSide = Callable[..., Side]
 USER = [{"role": "user", "content": "hi"}]

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from llmcore_tgi.routes import routes as tgi_routes
 from llmcore.config import Config, Requests
 from llmcore.errors import RequestError
+from llmcore.text.tokenizer import FastTokenizer
+from llmcore_devtools.dialect import Side
 from llmcore_server.http import intake
 from llmcore_server.http.intake import CHARACTERS_PER_TOKEN, LEAST_CHARACTERS
-from llmcore_devtools.dialect import Side
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore_tgi.routes import routes as tgi_routes
 
 MakeSide = Callable[..., Side]
 

@@ -10,14 +10,14 @@ import falcon.testing
 import msgspec
 import pytest
 from llmcore.config import make_config
+from llmcore.plugins import build_registry
+from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http import openapi
 from llmcore_server.http.app import build_app
 from llmcore_server.http.front import Route
 from llmcore_server.http.worker import dialect_routes
-from llmcore.plugins import build_registry
-from llmcore_devtools.fake_bridge import FakeBridge, fake_front
-from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import load_tokenizer
 
 WITHOUT_BODY = {"/health", "/healthz", "/liveness", "/ping", "/readiness", "/get_model_name"}
 

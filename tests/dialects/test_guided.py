@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from llmcore.api.text import ParserContext
-from llmcore_openai.routes import routes
-from llmcore_tgi.routes import routes as tgi_routes
 from llmcore.config import Config
 from llmcore.plugins import load
 from llmcore.specs import OutputParserSpec
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_openai.routes import routes
+from llmcore_tgi.routes import routes as tgi_routes
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 10**12}}}

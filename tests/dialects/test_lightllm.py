@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from llmcore.api import ConfigError, LengthDecay
-from llmcore_lightllm.routes import routes
+from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
 from llmcore_devtools.tokenizer import EOS
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore_lightllm.routes import routes
 
 MakeSide = Callable[..., Side]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from llmcore.errors import RequestError
+from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import EOS
-from llmcore.text.tokenizer import FastTokenizer
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]

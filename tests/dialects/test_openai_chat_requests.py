@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore_openai.routes import routes
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore.text.bad_words import NEVER, sequences_of
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
+from llmcore_openai.routes import routes
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]

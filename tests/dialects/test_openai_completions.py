@@ -6,11 +6,11 @@ from typing import Any
 
 import orjson
 import pytest
-from llmcore_openai import prompt_logprobs
-from llmcore_openai.routes import routes as openai_routes
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_openai import prompt_logprobs
+from llmcore_openai.routes import routes as openai_routes
 
 PATH = "/v1/completions"
 

@@ -10,13 +10,13 @@ import numpy as np
 import orjson
 import pytest
 from llmcore.api.text import Event, ParserContext, TextDelta
-from llmcore_openai.answers import ChatAnswer, ChatChunk
-from llmcore_openai.routes import routes
 from llmcore.specs import OutputParserSpec
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_openai.answers import ChatAnswer, ChatChunk
+from llmcore_openai.routes import routes
 
 from tests.dialects.test_answers import fits
 

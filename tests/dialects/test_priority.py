@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from llmcore.api import RequestError, SamplingParams
-from llmcore_server.api import intake
 from llmcore_devtools.dialect import Side
+from llmcore_server.api import intake
 
 MakeSide = Callable[..., Side]
 

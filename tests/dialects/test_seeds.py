@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llmcore_tgi.routes import routes as tgi_routes
 from llmcore.config import Config
-from llmcore_devtools.dialect import Side
 from llmcore.text.tokenizer import FastTokenizer
+from llmcore_devtools.dialect import Side
+from llmcore_tgi.routes import routes as tgi_routes
 
 Post = Callable[[Any], tuple[int, list[int]]]
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from llmcore_lightllm.routes import routes as lightllm_routes
-from llmcore_tgi.requests import REFUSED, GenerateRequest, Parameters
-from llmcore_tgi.routes import routes
 from llmcore.config import Config
 from llmcore.errors import RequestError
+from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.fake_bridge import FakeBridge, dialect_client, fake_front
 from llmcore_devtools.tokenizer import EOS
-from llmcore.text.tokenizer import FastTokenizer
+from llmcore_lightllm.routes import routes as lightllm_routes
+from llmcore_tgi.requests import REFUSED, GenerateRequest, Parameters
+from llmcore_tgi.routes import routes
 
 from tests.dialects.test_bad_input import cases, put, refused
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, TextGenerationError, ValidationError
+from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools.server import RunningServer, serving
 from llmcore_devtools.sockets import call
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import load_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PROMPT = "abcdefgh"

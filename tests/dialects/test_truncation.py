@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore_tgi.routes import routes as tgi_routes
 from llmcore.config import Config, Requests
-from llmcore_server.http.intake import truncated
-from llmcore_devtools.dialect import Side
 from llmcore.text.tokenizer import FastTokenizer
+from llmcore_devtools.dialect import Side
+from llmcore_server.http.intake import truncated
+from llmcore_tgi.routes import routes as tgi_routes
 
 MakeSide = Callable[..., Side]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from llmcore_server.limits import NO_BOUND, UNBOUNDED, Bounds, bounds
 from llmcore.bridge import BeamSearch, Submit
 from llmcore.config import make_config
-from llmcore_server.engine import admission
-from llmcore_server.engine.admission import RETRY_SECONDS, Admission
 from llmcore.errors import RequestError
 from llmcore.sched.crowd import Crowd
+from llmcore_server.engine import admission
+from llmcore_server.engine.admission import RETRY_SECONDS, Admission
+from llmcore_server.limits import NO_BOUND, UNBOUNDED, Bounds, bounds
 from llmcore_server.messages import Intake
 
 LIMITS = Bounds(waiting=4, tokens=100, per_key=3, open=12)

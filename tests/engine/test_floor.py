@@ -9,8 +9,8 @@ from llmcore.engine.explain import dry_model
 from llmcore.engine.floor import decode_floor, seconds
 from llmcore.modes import Pins
 from llmcore.specs import DeviceInfo
-from llmcore_devtools.family import registry_for_tests
 from llmcore.weights.source import open_checkpoint, read_model
+from llmcore_devtools.family import registry_for_tests
 
 LLAMA_8B = Path(__file__).parents[2] / "benchmarks" / "configs" / "llama-3.1-8b"
 

@@ -13,8 +13,8 @@ import pytest
 from llmcore.bridge import ChoiceEvent, Finish, SamplingParams, Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
-from llmcore_devtools import fake_answer, write_fake_model
 from llmcore.text.stream import ChoiceText
+from llmcore_devtools import fake_answer, write_fake_model
 
 MakeLLM = Callable[..., LLM]
 

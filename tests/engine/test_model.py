@@ -33,8 +33,8 @@ def test_eos_ids_of_the_checkpoint_outside_the_vocabulary_are_left_out(tmp_path:
 def test_without_eos_ids_of_its_own_a_model_ends_where_its_tokenizer_says(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
     facts = msgspec.structs.replace(llm.facts, eos_ids=())
-    assert facts.end_ids(llm.tokenizer) == llm.tokenizer.eos_ids != ()
-    assert msgspec.structs.replace(facts, vocab_size=9).end_ids(llm.tokenizer) == ()
+    assert facts.end_ids(llm.tokenizer.eos_ids) == llm.tokenizer.eos_ids != ()
+    assert msgspec.structs.replace(facts, vocab_size=9).end_ids(llm.tokenizer.eos_ids) == ()
 
 
 def test_settings_of_a_server_have_no_effect_in_process(make_llm: Callable[..., LLM]) -> None:

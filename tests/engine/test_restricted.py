@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from llmcore.bridge import LengthDecay
 from llmcore.engine.llm import LLM
-from llmcore_devtools import fake_answer
 from llmcore.text.bad_words import sequences_of
+from llmcore_devtools import fake_answer
 from steered import GREEDY, together
 
 MakeLLM = Callable[..., LLM]

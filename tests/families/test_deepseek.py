@@ -16,6 +16,8 @@ from llmcore.api import ConfigError
 from llmcore.layers import latent
 from llmcore.layers.latent import LatentSizes
 from llmcore.plugins import load
+from llmcore.weights.source import read_model
+from llmcore_deepseek.config import DeepseekConfig
 from llmcore_devtools.family import (
     SMALL,
     SMALL_LATENT,
@@ -26,8 +28,6 @@ from llmcore_devtools.family import (
     registry_for_tests,
     small_model,
 )
-from llmcore.weights.source import read_model
-from llmcore_deepseek.config import DeepseekConfig
 from safetensors.torch import load_file, save_file
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 

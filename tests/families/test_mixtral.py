@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from llmcore.errors import ConfigError
+from llmcore.weights.source import read_model
 from llmcore_devtools.family import (
     SMALL,
     LoadedModel,
@@ -17,7 +18,6 @@ from llmcore_devtools.family import (
     registry_for_tests,
     small_model,
 )
-from llmcore.weights.source import read_model
 from safetensors.torch import load_file, save_file
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "mixtral.py"

@@ -11,8 +11,8 @@ from llmcore.errors import ConfigError
 from llmcore.layers import Build, Mesh
 from llmcore.plugins import load
 from llmcore.specs import DeviceInfo
-from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
 from llmcore.weights.source import read_model
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "olmo2.py"
 ARCHITECTURE = "Olmo2ForCausalLM"

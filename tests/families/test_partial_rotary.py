@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from llmcore.errors import ConfigError
 from llmcore.specs import ModelSpec
-from llmcore_devtools.family import SMALL, SMALL_LATENT, assert_family_matches_transformers, registry_for_tests
 from llmcore.weights.source import read_model
+from llmcore_devtools.family import SMALL, SMALL_LATENT, assert_family_matches_transformers, registry_for_tests
 
 READERS = ("GlmForCausalLM", "Glm4ForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 OTHERS = tuple(

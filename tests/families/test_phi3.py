@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
+from llmcore.weights.source import read_model
 from llmcore_devtools.family import (
     SMALL,
     assert_family_matches_transformers,
@@ -17,7 +18,6 @@ from llmcore_devtools.family import (
     small_model,
 )
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.weights.source import read_model
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "phi3.py"
 ARCHITECTURE = "Phi3ForCausalLM"

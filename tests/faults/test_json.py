@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from bad_input import CHAT, COMPLETION, NATIVE, NOT_JSON, STRANGE, cases, put, refused
 from harness import House
+from llmcore_devtools import sockets
 from llmcore_lightllm.requests import REFUSED as NATIVE_REFUSED
 from llmcore_lightllm.requests import GenerateRequest, Parameters
 from llmcore_openai.requests import REFUSED, ChatRequest, CompletionRequest, StreamOptions
-from llmcore_devtools import sockets
 
 BODIES: dict[str, tuple[dict[str, Any], type]] = {
     "/v1/chat/completions": ({**CHAT, "max_tokens": 1}, ChatRequest),

@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import falcon
 import falcon.testing
 import pytest
-from llmcore_server.limits import NO_BOUND, Bounds
 from llmcore.bridge import Submit
 from llmcore.config import Access, Admission, Config
 from llmcore.errors import RequestError
+from llmcore.text.stream import TextRules
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, FakeTransport, fake_front
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http import deadlines as module
 from llmcore_server.http.access import Door
 from llmcore_server.http.admission import Doorman, Gate
@@ -23,10 +26,7 @@ from llmcore_server.http.front import Route
 from llmcore_server.http.generation import Generation, Job
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.terms import NO_KEY, Terms
-from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, FakeTransport, fake_front
-from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.stream import TextRules
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_server.limits import NO_BOUND, Bounds
 from llmcore_server.messages import Intake
 
 LIMITS = Bounds(waiting=4, tokens=100, per_key=3, open=6)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import zmq
-from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, StepEvents, Submit
+from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, ModelFacts, StepEvents, Submit
 from llmcore.config import Config
 from llmcore.errors import RequestError
 from llmcore_server.http.bridge import WireBridge, merge
@@ -18,7 +18,6 @@ from llmcore_server.messages import (
     Heartbeat,
     Hello,
     Mailbox,
-    ModelFacts,
     Outlet,
     Shutdown,
     State,

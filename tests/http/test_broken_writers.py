@@ -11,6 +11,11 @@ import falcon
 import pytest
 from llmcore.bridge import Submit
 from llmcore.errors import RequestError
+from llmcore.text.stream import TextRules
+from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools import sockets as raw
+from llmcore_devtools.fake_bridge import FakeBridge, FakeTransport, fake_front
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.bodies import Bounds
 from llmcore_server.http.entry import ANYBODY, Entry
 from llmcore_server.http.errors import EncodeError, openai_error
@@ -18,11 +23,6 @@ from llmcore_server.http.generation import Generation, Job
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming.server import HttpServer
 from llmcore_server.http.strict import Head
-from llmcore_devtools import sockets as raw
-from llmcore_devtools.fake_bridge import FakeBridge, FakeTransport, fake_front
-from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.stream import TextRules
-from llmcore.text.tokenizer import load_tokenizer
 from served import last_word, serving
 
 

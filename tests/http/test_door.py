@@ -14,9 +14,10 @@ from typing import Any
 import falcon
 import orjson
 import pytest
-from llmcore_server.limits import Bounds
 from llmcore.config import Access
+from llmcore.counters import TALLIES
 from llmcore.errors import RequestError
+from llmcore_devtools import sockets as raw
 from llmcore_server.http.access import HostNames, SameOrigin
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.app import build_app
@@ -24,8 +25,7 @@ from llmcore_server.http.front import Route
 from llmcore_server.http.peer import network
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming import HttpServer, Limits, detach
-from llmcore.counters import TALLIES
-from llmcore_devtools import sockets as raw
+from llmcore_server.limits import Bounds
 from llmcore_server.messages import Intake
 from served import PATIENCE, last_word, until
 

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools import sockets as raw
+from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_lightllm.routes import routes as lightllm
 from llmcore_openai.routes import routes as openai
 from llmcore_server.http.app import build_app
@@ -21,10 +25,6 @@ from llmcore_server.http.generation import Generation
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming import HttpServer
 from llmcore_server.http.streaming.tasks import StreamTask
-from llmcore_devtools import sockets as raw
-from llmcore_devtools.fake_bridge import FakeBridge, fake_front
-from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import load_tokenizer
 from served import PATIENCE, until
 
 MADE = (Choice, Generation, Reply, StreamTask)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools import fake_answer, write_fake_model
 from llmcore_devtools.server import RunningServer, serving
 from llmcore_devtools.sockets import call
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")

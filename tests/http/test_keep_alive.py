@@ -14,13 +14,13 @@ import llmcore_server.http.keep_alive
 import llmcore_server.http.reply
 import openai
 import pytest
-from llmcore_server.http.deadlines import Deadlines
-from llmcore_server.http.keep_alive import COMMENT, KeepAlive
-from llmcore_server.http.reply import Reply
 from llmcore_devtools import sockets
 from llmcore_devtools.fake_bridge import FakeTransport
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
+from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.keep_alive import COMMENT, KeepAlive
+from llmcore_server.http.reply import Reply
 
 SLOW = 0.35
 """Seconds of a step."""

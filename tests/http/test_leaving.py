@@ -8,8 +8,8 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from llmcore_server.http.streaming import Limits
 from llmcore_devtools import sockets as raw
+from llmcore_server.http.streaming import Limits
 from served import POST, serving, soon, until
 
 GET = raw.request("GET", "/plain")

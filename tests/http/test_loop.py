@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from llmcore_server.http.outbox import Outbox
-from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop
 from llmcore_devtools import sockets as raw
+from llmcore_server.http.send_batch import SendBatch
+from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop
 from served import POST, Served, until
 
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    loop = Loop(Outbox())
+    loop = Loop(SendBatch())
     yield loop
     loop.close()
 
@@ -84,7 +84,7 @@ def test_no_call_is_lost(loop: Loop) -> None:
 
 
 def test_a_call_wakes_it_and_after_the_end_it_does_nothing() -> None:
-    loop = Loop(Outbox())
+    loop = Loop(SendBatch())
     timer = threading.Timer(0.1, lambda: loop.call(lambda: None))
     timer.start()
     start = time.monotonic()

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 import pytest
-from llmcore_server.http.pieces import PIECE, Listed, listed, pieces
 from llmcore_devtools import sockets as raw
+from llmcore_server.http.pieces import PIECE, Listed, listed, pieces
 from served import POST, serving, until
 
 WHOLE = 24 << 20

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import falcon
 import pytest
 from llmcore.errors import ConfigError
+from llmcore_devtools import sockets as raw
 from llmcore_server.http.errors import openai_error
 from llmcore_server.http.streaming import HttpServer, channel, raise_open_files
-from llmcore_devtools import sockets as raw
 from served import PATIENCE, POST, Served, soon, until
 
 

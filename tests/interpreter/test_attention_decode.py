@@ -11,9 +11,9 @@ import pytest
 import torch
 from llmcore.models import AttnSpec
 from llmcore.ops import attention, attention_cases, attn_gqa_decode
-from llmcore_devtools.kernels.compare import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.attention.scratch import reserve

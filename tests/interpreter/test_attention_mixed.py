@@ -12,9 +12,9 @@ import torch
 from llmcore.models import AttnSpec
 from llmcore.ops import attention, attention_cases, attn_gqa_mixed
 from llmcore.ops.attention_cases import AttnCase, Uploads
-from llmcore_devtools.kernels.compare import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import unified
 from llmcore_triton.attention.grouped import Grouped
 from llmcore_triton.attention.listed import Config

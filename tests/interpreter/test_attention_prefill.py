@@ -12,9 +12,9 @@ from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_prefill
 from llmcore.ops.attention import shape_of
 from llmcore.ops.attention_cases import AttnCase, Uploads, case, reference
-from llmcore_devtools.kernels.compare import check
 from llmcore.protocols import AttnLimits, AttnRows
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import prefill
 from llmcore_triton.attention.prefill_work import tiles_of
 

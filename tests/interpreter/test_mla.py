@@ -21,9 +21,9 @@ from llmcore.ops import (
     head_linear,
     latent_rope_kv_write,
 )
-from llmcore_devtools.kernels.compare import check
 from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import listed
 from llmcore_triton.attention.listed import Config
 from llmcore_triton.mla import decode, head_linear_cublas, merge, unified, varlen

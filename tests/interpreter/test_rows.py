@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from llmcore.ops import DTYPES
-from llmcore_devtools.kernels.compare import check
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore_devtools.kernels.compare import check
 from llmcore_triton.specs.rows import LONGEST, kernels
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)

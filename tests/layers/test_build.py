@@ -15,10 +15,10 @@ from llmcore.modes import Pins
 from llmcore.ops import add_rms_norm
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, PluginInfo
-from llmcore_devtools import registry_of
-from llmcore_devtools.family import LoadedModel, Row, registry_for_tests, small_model
 from llmcore.weights.load import dummy_weights
 from llmcore.weights.map import Shard
+from llmcore_devtools import registry_of
+from llmcore_devtools.family import LoadedModel, Row, registry_for_tests, small_model
 
 CONFIG = ModelConfig(
     architecture="Test",

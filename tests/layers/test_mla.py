@@ -19,9 +19,9 @@ from llmcore.ops.attention_cases import Uploads
 from llmcore.protocols import AttnLimits, AttnRows
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
+from llmcore.weights.load import finish, load_weights
 from llmcore_devtools import registry_of
 from llmcore_devtools.family import registry_for_tests
-from llmcore.weights.load import finish, load_weights
 from torch import nn
 
 from tests.weights.test_load import Held

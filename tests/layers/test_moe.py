@@ -15,9 +15,9 @@ from llmcore.layers import Bucketed, Build, Mesh, MoE, Rows, expert_names
 from llmcore.modes import Pins
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
-from llmcore_devtools.family import registry_for_tests
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.source import open_checkpoint
+from llmcore_devtools.family import registry_for_tests
 from safetensors.torch import save_file
 from torch import nn
 

@@ -10,10 +10,10 @@ from llmcore.builtin.cpu import attention_prefill
 from llmcore.builtin.kernels_cpu import register_kernels
 from llmcore.builtin.ops import register_ops
 from llmcore.models import AttnSpec
-from llmcore_devtools.kernels.compare import check
 from llmcore.plugins import load
 from llmcore.resolve import why_not
 from llmcore.specs import DeviceInfo, OpContext
+from llmcore_devtools.kernels.compare import check
 
 CPU = DeviceInfo("cpu")
 OPS = {spec.name: spec for spec in register_ops() if spec.name != "sample"}

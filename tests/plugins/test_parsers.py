@@ -18,8 +18,8 @@ from llmcore.api.text import (
     ToolCallEnded,
     joined,
 )
-from llmcore_devtools.conformance_parsing import parsed
 from llmcore.text.parsing import Chained
+from llmcore_devtools.conformance_parsing import parsed
 from llmcore_parsers.brackets import Brackets
 from llmcore_parsers.qwen import QwenToolParser
 from llmcore_parsers.think import ThinkParser

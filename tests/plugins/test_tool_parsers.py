@@ -19,8 +19,8 @@ from llmcore.api.text import (
     ToolCallDelta,
     ToolCallEnded,
 )
-from llmcore_devtools.conformance_parsing import parsed
 from llmcore.text.parsing import Chained
+from llmcore_devtools.conformance_parsing import parsed
 from llmcore_parsers.deepseek_v3 import CALL, CALL_END, CALLS, CALLS_END, SEPARATOR, DeepSeekV3ToolParser
 from llmcore_parsers.deepseek_v31 import DeepSeekV31ToolParser
 from llmcore_parsers.llama3 import Llama3ToolParser

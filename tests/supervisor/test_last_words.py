@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from llmcore_server.child import MAX_WORDS
 from llmcore.config import Config
-from llmcore_server.supervisor.child import Child
+from llmcore_server.child import MAX_WORDS
 from llmcore_server.messages import Addresses, EngineLaunch, LastWords
+from llmcore_server.supervisor.child import Child
 
 ENDS = """
 import os

@@ -13,11 +13,11 @@ from llmcore.bridge import Load
 from llmcore.errors import ConfigError
 from llmcore.protocols import MetricSink
 from llmcore.registry import Registry
+from llmcore_server.messages import Snapshot
 from llmcore_server.supervisor import listener
 from llmcore_server.supervisor.figures import Sinks, ThroughputLog
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.watchdog import LOADING_SECONDS, START_SECONDS, Clock, Silence, Watchdog
-from llmcore_server.messages import Snapshot
 
 
 def snapshot(steps: int, *, running: int = 1, paused: bool = False) -> Snapshot:

@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from llmcore_server.supervisor import watchdog
 from llmcore_devtools import sockets, write_fake_model
 from llmcore_devtools.server import ENGINE_MODULE, FAKE_ENGINE, RunningServer, ServerFailed, serving
 from llmcore_devtools.tokenizer import write_tokenizer
+from llmcore_server.supervisor import watchdog
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
-WORKER, TERMINATOR, ADMIN = "llmcore_server.http.worker", "llmcore_server.http.tls", "llmcore_server.http.admin.process"
+WORKER, TERMINATOR, ADMIN = (
+    "llmcore_server.http.worker",
+    "llmcore_server.http.tls",
+    "llmcore_server.http.admin.process",
+)
 
 PATIENCE = ("START_SECONDS", "LOADING_SECONDS")
 """The watchdog's constants that `hurried` makes shorter."""

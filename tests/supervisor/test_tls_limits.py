@@ -18,11 +18,11 @@ import orjson
 import pytest
 from llmcore.config import Config, Server
 from llmcore.errors import ConfigError
-from llmcore_server.http import tls
-from llmcore_server.http.peer import announced
 from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
+from llmcore_server.http import tls
+from llmcore_server.http.peer import announced
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
 

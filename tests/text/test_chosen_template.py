@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from llmcore.errors import ConfigError, RequestError
 from llmcore.specs import OutputParserSpec
-from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text.chosen_template import ChosenTemplate, Templated, choose_template
 from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
 
 FRAMES = {
     "system": "<s>",

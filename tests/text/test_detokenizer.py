@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmcore_devtools.tokenizer import SPECIAL, write_sentencepiece_like, write_tokenizer
 from llmcore.text.detokenizer import BytesDetokenizer, WindowDetokenizer, detokenizer
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_devtools.tokenizer import SPECIAL, write_sentencepiece_like, write_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(codec="utf-8"), max_size=40) | st.text("the stopé😀€ \n", max_size=60)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.specs import OutputParserSpec
-from llmcore_devtools.tokenizer import BOS, PAD, write_sentencepiece_like, write_tokenizer
 from llmcore.text.detokenizer import WindowDetokenizer, detokenizer
 from llmcore.text.events import (
     Event,
@@ -27,6 +26,7 @@ from llmcore.text.parser_choice import check_parsers
 from llmcore.text.parsing import Chained, ParserContext, open_parsers
 from llmcore.text.tags import before_tag, held_back
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_devtools.tokenizer import BOS, PAD, write_sentencepiece_like, write_tokenizer
 
 
 class Upper:

@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 from llmcore.plugins import load
 from llmcore.specs import OutputParserSpec
-from llmcore_devtools import registry_of
-from llmcore_devtools.conformance_parsing import ParserSample
 from llmcore.text.events import (
     Event,
     ReasoningDelta,
@@ -20,6 +18,8 @@ from llmcore.text.events import (
     joined,
 )
 from llmcore.text.parsing import ActiveParser, OutputParser, ParserContext, RequestParsing
+from llmcore_devtools import registry_of
+from llmcore_devtools.conformance_parsing import ParserSample
 
 SPECS = {spec.name: spec for spec, _ in registry_of("parsers").specs(OutputParserSpec) if spec.recognises}
 THINK = "deepseek_r1"

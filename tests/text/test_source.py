@@ -8,10 +8,10 @@ from llmcore.builtin.tokenizers import register_tokenizers
 from llmcore.config import Model
 from llmcore.errors import ConfigError
 from llmcore.specs import TokenizerSpec
-from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore.text import convert, source
 from llmcore.text.slow import load_slow
 from llmcore.text.tokenizer import FastTokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
 
 BUILTIN = list(register_tokenizers())
 

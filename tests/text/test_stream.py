@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llmcore.bridge import ChoiceEvent, Finish
-from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 from llmcore.errors import ConfigError, RequestError
-from llmcore_devtools.tokenizer import EOS, SPECIAL, write_sentencepiece_like, write_tokenizer
 from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools.tokenizer import EOS, SPECIAL, write_sentencepiece_like, write_tokenizer
 
 
 def test_facts(tmp_path: Path) -> None:

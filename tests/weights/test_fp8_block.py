@@ -13,11 +13,11 @@ from llmcore.api import ConfigError
 from llmcore.builtin.fp8_block import reads
 from llmcore.builtin.fp8_checkpoint import dequantized, make
 from llmcore.cli import main
+from llmcore.weights.quant import find_quantization, unquantized
+from llmcore.weights.source import open_checkpoint, read_model
 from llmcore_devtools import check_plugin
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import LoadedModel, assert_same, oracle, registry_for_tests, small_model
-from llmcore.weights.quant import find_quantization, unquantized
-from llmcore.weights.source import open_checkpoint, read_model
 from safetensors.torch import load_file, save_file
 
 BLOCK = (16, 32)

@@ -19,9 +19,9 @@ from llmcore.layers.build import Build
 from llmcore.layers.mesh import Mesh
 from llmcore.models import ModelConfig
 from llmcore.specs import DeviceInfo
-from llmcore_devtools.family import LoadedModel, registry_for_tests, small_model
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights
 from llmcore.weights.map import Placement, Shard, WeightMap
+from llmcore_devtools.family import LoadedModel, registry_for_tests, small_model
 from safetensors.torch import save_file
 from torch import nn
 

@@ -15,9 +15,9 @@ from llmcore.config import make_config
 from llmcore.engine.model import load_model, pick_device
 from llmcore.layers import Build, LinearShape
 from llmcore.registry import Registry
+from llmcore.weights.quant import describe, find_quantization
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import LoadedModel, oracle, registry_for_tests, small_model
-from llmcore.weights.quant import describe, find_quantization
 from safetensors.torch import load_file, save_file
 
 OWNER = PluginInfo("mine", "mine", "1", "mine")

@@ -11,6 +11,7 @@ from llmcore.bridge import (
     SamplingParams,
     Submit,
 )
+from llmcore.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
 from llmcore.hookspecs import hookimpl
 from llmcore.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
@@ -63,7 +64,6 @@ from llmcore.specs import (
     WeightLoaderSpec,
     bucket_of,
 )
-from llmcore.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
 from llmcore.weights.dtypes import read_dtype
 from llmcore.weights.map import Placement, Shard, WeightMap
 

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from llmcore_devtools.cli import bench_kernels
-from llmcore_devtools.cli import check_kernels
-from llmcore_devtools.cli.check_kernels import Asked
+from llmcore.cli.group import loaded
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
 from llmcore.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
 from llmcore.modes import apply_modes
 from llmcore.registry import Registry
 from llmcore.specs import OpSpec
 from llmcore.weights.dtypes import data_type
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command's options."""
+
+    op: str | None
+    explain: bool
+    device: str | None
+    model: str | None
+    dtype: str | None
+    layout: str
+    mode: tuple[str, ...]
+    kernel: tuple[str, ...]
+    deterministic: bool
+    check: bool
+    bench: bool
+    seed: int | None
+    jobs: int | None
+    worker: bool
+    plugins: tuple[str, ...]
+    as_json: bool
 
 
 @click.command("kernels")
@@ -35,7 +56,8 @@ from llmcore.weights.dtypes import data_type
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="--check: processes (default: as fits the device).")
 @click.option("--worker", is_flag=True, hidden=True, help="--check: takes what to check from its input.")
 @listing
-def command(**given: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, **given: Any) -> None:
     """List kernels, explain which one is chosen, check and time them.
 
     OP: only those of one op. Without --model no shapes are known: a kernel made for certain ones shows which.
@@ -46,10 +68,8 @@ def command(**given: Any) -> None:
     if not asked.check and (asked.jobs or asked.seed is not None):
         raise click.UsageError("--jobs and --seed are for --check")
     registry = registry_for(asked.plugins)
-    if asked.bench:
-        bench_kernels.run(asked, registry)
-    elif asked.check:
-        check_kernels.run(asked, registry)
+    if asked.bench or asked.check:
+        loaded(ctx, f"kernels --{'bench' if asked.bench else 'check'}")(asked, registry)
     elif asked.explain or asked.model is not None:
         _explain(_choices(asked, registry), asked)
     else:

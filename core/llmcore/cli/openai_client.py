@@ -10,6 +10,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from llmcore_devtools.bench.client import server_address
+
 from llmcore.errors import LlmcoreError
 
 Message = dict[str, str]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from llmcore_devtools.cli.new_plugin import new
+from llmcore.cli.group import PluginGroup
 from llmcore.cli.tables import listing, registry_for, show_json, show_table
 from llmcore.inspect import PluginRow, plugin_rows
 
 
-@click.group("plugins", invoke_without_command=True)
+@click.group("plugins", cls=PluginGroup, below="plugins", invoke_without_command=True)
 @click.option("--hook", metavar="HOOK", help="Only plugins that implement this hook.")
 @listing
 @click.pass_context
@@ -32,9 +32,6 @@ def command(ctx: click.Context, hook: str | None, plugins: tuple[str, ...], as_j
             for note in row.notes:
                 click.echo(f"{row.name}: {note}", err=True)
     ctx.exit(any(failure.fatal for failure in registry.failures))
-
-
-command.add_command(new)
 
 
 def _line(row: PluginRow) -> tuple[str, str, str, str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from llmcore.bridge import ModelFacts
 from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.config import Config, Kernels
 from llmcore.engine.engine import Engine
@@ -36,7 +37,6 @@ from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
 from llmcore.sched.scheduler import Scheduler
 from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
-from llmcore_server.messages import ModelFacts
 
 logger = logging.getLogger(__name__)
 

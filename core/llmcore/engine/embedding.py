@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import SamplingParams, Submit
+from llmcore.bridge import ModelFacts, SamplingParams, Submit
 from llmcore.errors import RequestError
-from llmcore_server.messages import ModelFacts
 
 POOLINGS = ("last", "mean")
 """Of which of a prompt's tokens a hidden state may be: `Submit.pool`."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Load, StepEvents, Submit
+from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Load, ModelFacts, StepEvents, Submit
 from llmcore.engine.embedding import check_pool
 from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
@@ -30,7 +30,6 @@ from llmcore.sched.crowd import Crowd
 from llmcore.sched.events import Reason
 from llmcore.sched.plan import StepPlan
 from llmcore.sched.scheduler import Scheduler
-from llmcore_server.messages import ModelFacts
 
 logger = logging.getLogger(__name__)
 

@@ -224,7 +224,7 @@ class LLM:
 
     def _rules(self, limits: Limits, stop: str | Sequence[str]) -> TextRules:
         stop = [*([stop] if isinstance(stop, str) else stop), *getattr(self.tokenizer, "stop_words", ())]
-        eos = () if limits.ignore_eos else self.facts.end_ids(self.tokenizer)
+        eos = () if limits.ignore_eos else self.facts.end_ids(self.tokenizer.eos_ids)
         return TextRules(
             stops=StopStrings(stop) if stop else None,
             stop_ids=frozenset((*eos, *limits.stop_token_ids)),

@@ -15,6 +15,7 @@ import numpy as np
 
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config, check_model_dir
+from llmcore.counters import TALLIES
 from llmcore.engine.threads import Threads, apart
 from llmcore.errors import (
     ConfigError,
@@ -32,7 +33,6 @@ from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.sched.bound import Bound
 from llmcore.specs import TokenizerSpec
-from llmcore.counters import TALLIES
 from llmcore.text.bad_words import PROCESSOR as BAD_WORDS
 from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from llmcore.bridge import Load, StepEvents, Submit
+from llmcore.counters import TALLIES
 from llmcore.errors import RequestError, reraise_if_stopping, text_of
 from llmcore.kv.group import KVGroup
 from llmcore.kv.space import KVSpace
@@ -35,7 +36,6 @@ from llmcore.sched.table import RESERVED, RUNNING, RequestTable
 from llmcore.sched.trials import Trials
 from llmcore.sched.validate import PATIENCE, fault, oldest_first
 from llmcore.sched.view import StepView
-from llmcore.counters import TALLIES
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llmcore_server.child import die_with_parent
+from llmcore.child import die_with_parent
 from llmcore.errors import ConfigError
 from llmcore.machine import memory_note, shortage_of
 from llmcore.plugins import load

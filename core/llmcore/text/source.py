@@ -12,10 +12,10 @@ from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec, TokenizerSpec
+from llmcore.text.byte_tokenizer import write_stand_in
 from llmcore.text.chosen_template import Templated, choose_template
 from llmcore.text.companions import read_companions
 from llmcore.text.convert import convert
-from llmcore.text.byte_tokenizer import write_stand_in
 
 log = logging.getLogger(__name__)
 

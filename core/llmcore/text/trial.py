@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 from jinja2.exceptions import SecurityError
 
-from llmcore_server.child import die_with_parent
+from llmcore.child import die_with_parent
 from llmcore.errors import ConfigError, RequestError
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.render_budget import OverBudget

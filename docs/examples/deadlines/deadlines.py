@@ -5,9 +5,9 @@ import time
 
 import msgspec
 from llmcore.api import DialectSpec, SamplingParams, SchedulerSpec, hookimpl
-from llmcore_server.api import Generation, Job, Route, intake
 from llmcore.api.sched import Share
 from llmcore.api.text import TextRules
+from llmcore_server.api import Generation, Job, Route, intake
 
 
 @hookimpl

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmcore.config import Config, Plugins
 from llmcore.plugins import build_registry, load
 from llmcore.registry import Registry
+
 from llmcore_devtools.conformance import CHECKS, Nonconformance, check_plugin
 
 if TYPE_CHECKING:

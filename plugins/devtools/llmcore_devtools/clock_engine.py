@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
-
+from llmcore.bridge import Abort, Finish, FinishChoice, Load, ModelFacts, StepEvents, Submit
 from llmcore_server import child
-from llmcore.bridge import Abort, Finish, FinishChoice, Load, StepEvents, Submit
 from llmcore_server.messages import (
     EngineLaunch,
     EngineReady,
     Hello,
     Mailbox,
-    ModelFacts,
     Outlet,
     Progress,
     Shutdown,

@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-
 from llmcore import specs
 from llmcore.layers.layout import Layout
 from llmcore.models import KVGroupSpec
 from llmcore.ops import Shape
-from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
-from llmcore_devtools.kernels.compare import check
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device, QuantMethod
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, describe, why_not
 from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, OpContext, OpSpec
+from llmcore.weights.source import open_checkpoint
+
 from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, contributed, loaded
 from llmcore_devtools.conformance_contributions import check_checkpoint
 from llmcore_devtools.conformance_observing import CONFIG
-from llmcore.weights.source import open_checkpoint
+from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.compare import check
 
 CPU = DeviceInfo("cpu")
 DTYPES: tuple[DType, ...] = get_args(DType)

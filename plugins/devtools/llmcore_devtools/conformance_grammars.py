@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from llmcore.config import Config
-from llmcore_server.http.guided import NAME
 from llmcore.plugins import collect, load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext
 from llmcore.protocols import Tokenizer
-from llmcore_devtools.conformance import all_problems
-from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.events import TextDelta, ToolCallBegun, ToolCallDelta, joined
 from llmcore.text.parsing import MakeParser, ParserContext
 from llmcore.text.tokenizer import load_tokenizer
+from llmcore_server.http.guided import NAME
+
+from llmcore_devtools.conformance import all_problems
+from llmcore_devtools.tokenizer import EOS, write_tokenizer
 
 TOOLS: dict[str, Any] = {
     "weather": {

@@ -9,6 +9,7 @@ from typing import Any
 from llmcore.config import Config
 from llmcore.models import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
 from llmcore.registry import Registry
+
 from llmcore_devtools.conformance import all_problems
 from llmcore_devtools.conformance_contributions import RECORD
 
@@ -47,7 +48,6 @@ def check_on_shutdown(registry: Registry, plugin: str, samples: Sequence[Path] =
 def check_build_layer(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """A wrapped layer is a module with the same result type and shape, and its weights keep their count."""
     import torch
-
     from llmcore.layers import Rows
 
     caller = registry.caller("build_layer", plugin)

@@ -12,9 +12,6 @@ from typing import Any
 from llmcore.plugins import load
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec
-from llmcore_devtools.conformance import all_problems, contributed, loaded
-from llmcore_devtools.conformance_contributions import TEXTS
-from llmcore_devtools.conformance_grammars import check_call_grammar
 from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.events import (
     Event,
@@ -27,6 +24,10 @@ from llmcore.text.events import (
 )
 from llmcore.text.parsing import MakeParser, ParserContext
 from llmcore.text.templates import ChatTemplate
+
+from llmcore_devtools.conformance import all_problems, contributed, loaded
+from llmcore_devtools.conformance_contributions import TEXTS
+from llmcore_devtools.conformance_grammars import check_call_grammar
 
 _CUTTINGS = 20
 _TOOL: dict[str, Any] = {

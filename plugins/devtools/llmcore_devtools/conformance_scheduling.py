@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-
 from llmcore import specs
 from llmcore.plugins import load
 from llmcore.protocols import (
@@ -24,6 +23,7 @@ from llmcore.protocols import (
 from llmcore.registry import Registry
 from llmcore.sched.validate import fault
 from llmcore.sched.view import StepView
+
 from llmcore_devtools.conformance import all_problems, contributed, loaded
 from llmcore_devtools.simulator import Scenario, simulate
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec, ProcessorContext, words_of
 from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
 from llmcore.specs import TokenizerSpec
+from llmcore.text.source import open_tokenizer
+
 from llmcore_devtools.conformance import all_problems, contributed, loaded
 from llmcore_devtools.tokenizer import EOS, write_tokenizer
-from llmcore.text.source import open_tokenizer
 
 VOCAB = 300
 """More than the tokenizer has, as many models do, and no multiple of 32."""

@@ -14,17 +14,16 @@ from typing import Any
 import falcon
 import falcon.testing
 import numpy as np
-
-from llmcore.bridge import ChoiceEvent, Finish, Load, Sink, Submit
+from llmcore.bridge import ChoiceEvent, Finish, Load, ModelFacts, Sink, Submit
 from llmcore.config import Config, Model
 from llmcore.errors import RequestError
-from llmcore_server.http.app import build_app
-from llmcore_server.http.front import Front, Route
-from llmcore_server.http.reply import Reply
 from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.specs import OutputParserSpec
 from llmcore.text.parsing import OutputParsers, open_parser
-from llmcore_server.messages import ModelFacts, State
+from llmcore_server.http.app import build_app
+from llmcore_server.http.front import Front, Route
+from llmcore_server.http.reply import Reply
+from llmcore_server.messages import State
 
 Answer = Callable[[Sequence[int], int], Sequence[int]]
 """(prompt, choice) -> the ids that choice would get if nothing stopped it."""

@@ -17,16 +17,14 @@ from array import array
 from dataclasses import dataclass, field
 
 import zmq
-
-from llmcore_server import child
-from llmcore.bridge import Abort, Finish, FinishChoice, Load, StepEvents, Submit
+from llmcore.bridge import Abort, Finish, FinishChoice, Load, ModelFacts, StepEvents, Submit
 from llmcore.errors import ConfigError
+from llmcore_server import child
 from llmcore_server.messages import (
     EngineLaunch,
     EngineReady,
     Hello,
     Mailbox,
-    ModelFacts,
     Outlet,
     Probe,
     Progress,

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 
 import torch
+from llmcore.layers import Build, Hidden, Step
 from torch import Tensor, nn
 
-from llmcore.layers import Build, Hidden, Step
 from llmcore_devtools.fake_config import GROUP, FakeConfig
 from llmcore_devtools.fake_files import ANSWERS, MODULUS, mix
 from llmcore_devtools.fault_steps import StepFaults, echoing

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-
 from llmcore.config import Config
 from llmcore.errors import reraise_if_stopping, text_of
 from llmcore.layers.build import Build
@@ -28,10 +27,11 @@ from llmcore.plugins import build_registry, discover, load
 from llmcore.protocols import AttnLimits, AttnRows, Device
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
-from llmcore_devtools.layer_states import first_difference, our_decoded_states, our_states, their_states
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.quant import find_quantization, linear_method_of, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
+
+from llmcore_devtools.layer_states import first_difference, our_decoded_states, our_states, their_states
 
 SMALL: Mapping[str, Any] = {
     "vocab_size": 131,

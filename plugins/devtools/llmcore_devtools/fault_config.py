@@ -8,6 +8,7 @@ from llmcore import __version__
 from llmcore.config import Config, with_plugins
 from llmcore.plugins import CORE_DIST, discover
 from llmcore.specs import PluginInfo
+
 from llmcore_devtools.faults import NAME
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import orjson
-
 from llmcore.api import (
     ConfigError,
     DeviceSpec,
@@ -25,6 +24,7 @@ from llmcore.api import (
     hookimpl,
 )
 from llmcore.config import Config
+
 from llmcore_devtools.fault_names import HOOK_REQUEST_ID, Panic
 
 NAME = "faults"

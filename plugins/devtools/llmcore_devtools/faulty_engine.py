@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
-
 from llmcore.layers.sampling import Sampled, Sampler, SampleRows
 from llmcore.plugins import load
 from llmcore.processors import ProcessorContext, words_of
 from llmcore.protocols import Device, Int32, Int64, KVManager
 from llmcore.specs import OpContext
+from torch import Tensor
+
 from llmcore_devtools.fault_names import SLOW_SECONDS, Panic
 from llmcore_devtools.fault_steps import ILLEGAL_MARK, SAMPLE_MARK, DeviceFault
 from llmcore_devtools.faults import TOKENS

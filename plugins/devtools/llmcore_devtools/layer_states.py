@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-
 from llmcore.layers.step import Step
+from torch import nn
 
 if TYPE_CHECKING:
     from llmcore_devtools.family import LoadedModel

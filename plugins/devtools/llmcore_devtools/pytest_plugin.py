@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from llmcore.registry import Registry
 
 if TYPE_CHECKING:

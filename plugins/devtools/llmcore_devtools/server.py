@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from llmcore_server.child import die_with_parent
+from llmcore.child import die_with_parent
 from llmcore.config import Config, child_environment, make_config
 from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.logs import log_to_stderr
 from llmcore_server.supervisor import Notices, Pace, serve
 from llmcore_server.supervisor.supervisor import ENGINE_MODULE
+
 from llmcore_devtools.fault_config import with_faults
 
 FAKE_ENGINE = "llmcore_devtools.fake_engine"

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import Int32, Int64
 from llmcore.sched.plan import StepPlan, StepResult
+from numpy.typing import NDArray
 
 BAD = -1
 """KV that is not finite; whoever reads it computes nothing finite."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
 from llmcore.bridge import Submit
+
 from llmcore_devtools.simulated_device import START, extend, logprobs
 
 Found = tuple[np.float32, list[int]]

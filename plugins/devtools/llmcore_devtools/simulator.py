@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-
 from llmcore.bridge import BeamSearch, Finish, StepEvents, Submit, explode
 from llmcore.kv.group import KVGroup
 from llmcore.plugins import load
@@ -22,6 +21,7 @@ from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
 from llmcore.sched.state import Totals
 from llmcore.sched.trials import TRIALS
+
 from llmcore_devtools.simulated_device import SimulatedDevice, answer
 from llmcore_devtools.simulated_search import searched
 

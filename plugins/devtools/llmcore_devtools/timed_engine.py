@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 
 import zmq
-
 from llmcore.bridge import Abort
 from llmcore.engine.engine import Engine, Events
 from llmcore_server.engine.process import EngineProcess, main

@@ -5,9 +5,8 @@ A member that is UNSET here is left out of an answer where it does not apply.
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType
-
 from llmcore_server.api import ErrorMembers
+from msgspec import UNSET, Struct, UnsetType
 
 
 class Token(Struct):

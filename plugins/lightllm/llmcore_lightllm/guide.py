@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcore.api import LogitsProcessor, RequestError
 from llmcore_server.api import Front, guided, typed
+
 from llmcore_lightllm.requests import Parameters
 
 _KINDS = {"regular_constraint": "regex", "guided_grammar": "grammar", "guided_json": "json"}

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
-
 from llmcore_server.api import TypedGrammar
+from msgspec import Meta, Struct
 
 Flag = bool | None
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)] | None

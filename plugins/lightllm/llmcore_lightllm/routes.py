@@ -9,10 +9,10 @@ from typing import Any
 import falcon
 import msgspec
 import orjson
-
 from llmcore.api import ConfigError, LengthDecay, RequestError, SamplingParams
-from llmcore_server.api import BEAM_SEARCH, Front, Generation, Job, Route, fitting, intake, room_for_logprobs
 from llmcore.api.text import TextRules
+from llmcore_server.api import BEAM_SEARCH, Front, Generation, Job, Route, fitting, intake, room_for_logprobs
+
 from llmcore_lightllm import answers
 from llmcore_lightllm.guide import guide
 from llmcore_lightllm.requests import (

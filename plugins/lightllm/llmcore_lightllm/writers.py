@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
 from llmcore_server.api import (
     FINISH_REASONS,

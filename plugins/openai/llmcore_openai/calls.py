@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llmcore.api import LogitsProcessor, RequestError
-from llmcore_server.api import Front, check, guided
 from llmcore.api.text import CallGrammar, ParserContext, RequestParsing
+from llmcore_server.api import Front, check, guided
+
 from llmcore_openai.guide import guide, whitespace
 from llmcore_openai.requests import ChatRequest, ToolChoice
 

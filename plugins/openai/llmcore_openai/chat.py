@@ -8,10 +8,10 @@ from typing import Any
 
 import falcon
 import orjson
-
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting
 from llmcore.api.text import Event, ParserContext
+from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting
+
 from llmcore_openai import sampling
 from llmcore_openai.calls import chat_guide, check_begun, choice_of
 from llmcore_openai.logprobs import TokenNames, chat_entries

@@ -7,10 +7,10 @@ from typing import Any
 
 import falcon
 import orjson
-
 from llmcore.api import ChoiceEvent, RequestError, Submit
-from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting, intake
 from llmcore.api.text import Event
+from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting, intake
+
 from llmcore_openai import sampling
 from llmcore_openai.guide import guide
 from llmcore_openai.logprobs import Columns, TokenNames, completion_columns, joined

@@ -12,11 +12,11 @@ from typing import Any
 import falcon
 import msgspec
 import numpy as np
+from llmcore.api import ChoiceEvent, RequestError, SamplingParams
+from llmcore.api.text import TextRules
+from llmcore_server.api import Choice, Front, Generation, Job, Usage, intake, listed, pieces
 from numpy.typing import NDArray
 
-from llmcore.api import ChoiceEvent, RequestError, SamplingParams
-from llmcore_server.api import Choice, Front, Generation, Job, Usage, intake, listed, pieces
-from llmcore.api.text import TextRules
 from llmcore_openai import sampling
 from llmcore_openai.embedding_requests import CompareRequest, Document, EmbeddingRequest, Pooled, RerankRequest
 from llmcore_openai.pooling import read_pooling

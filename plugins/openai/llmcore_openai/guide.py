@@ -9,6 +9,7 @@ from typing import Any
 
 from llmcore.api import LogitsProcessor, RequestError
 from llmcore_server.api import Asked, Front, TypedGrammar, guided, typed
+
 from llmcore_openai.requests import ResponseFormat, Sampled, StructuredOutputs
 
 _JSON = ("json", "json_object")

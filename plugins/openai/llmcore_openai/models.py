@@ -7,8 +7,8 @@ from typing import Any
 
 import falcon
 import orjson
-
 from llmcore_server.api import Front
+
 from llmcore_openai.sampling import check_model
 
 

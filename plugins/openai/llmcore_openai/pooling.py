@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-
 from llmcore.api import ConfigError
 
 _KINDS = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}

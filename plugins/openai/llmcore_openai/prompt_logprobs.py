@@ -8,6 +8,7 @@ from typing import Any
 
 from llmcore.api import MOST_LOGPROBS_AT_ONCE, ChoiceEvent, RequestError, Tokenizer
 from llmcore_server.api import Best, Places, clamped, listed
+
 from llmcore_openai.logprobs import TokenNames
 
 MOST_SHOWN = 4 * MOST_LOGPROBS_AT_ONCE

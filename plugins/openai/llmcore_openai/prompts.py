@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore_server.api import Front, Places, intake
 from llmcore.api.text import ChoiceText, TextRules
+from llmcore_server.api import Front, Places, intake
+
 from llmcore_openai.logprobs import Columns, TokenNames, completion_columns, joined
 
 Prompt = str | list[int]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-
 from llmcore.api import RequestError
-from llmcore_server.api import Front
 from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
+from llmcore_server.api import Front
+
 from llmcore_openai.requests import ChatRequest, Message, Part
 from llmcore_openai.tools import check_tools, offered_tools, with_short_ids
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
-
 from llmcore_server.api import TypedGrammar
+from msgspec import Meta, Struct
 
 Text = Annotated[str, Meta(max_length=512)]
 Flag = bool | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmcore_server.api import Front, Route
+
 from llmcore_openai import answers
 from llmcore_openai.chat import ChatCompletions
 from llmcore_openai.completions import Completions

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
-
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
-from llmcore_server.api import BEAM_SEARCH, Front, intake, room_for_logprobs
 from llmcore.api.text import TextRules
+from llmcore_server.api import BEAM_SEARCH, Front, intake, room_for_logprobs
+
 from llmcore_openai.requests import PENALTIES, REFUSED, Sampled
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import falcon
 import orjson
-from msgspec import Meta, Struct
-
 from llmcore.api import RequestError
 from llmcore_server.api import Front, intake
+from msgspec import Meta, Struct
+
 from llmcore_openai import sampling
 from llmcore_openai.rendering import prompt_of, variables_of
 from llmcore_openai.requests import ChatRequest, Flag, Message, Text, TokenId, Tool

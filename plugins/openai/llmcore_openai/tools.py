@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import orjson
-
 from llmcore.api import RequestError
 from llmcore.api.text import Event, OutputParsers, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, joined
+
 from llmcore_openai.calls import choice_of
 from llmcore_openai.requests import ChatRequest, Tool
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
-
 from llmcore.api import ChoiceEvent, Finish, RequestError
+from llmcore.api.text import Event
 from llmcore_server.api import (
     Choice,
     Front,
@@ -22,7 +22,7 @@ from llmcore_server.api import (
     pieces,
     retry_headers,
 )
-from llmcore.api.text import Event
+
 from llmcore_openai.logprobs import Pending
 from llmcore_openai.requests import StreamOptions
 from llmcore_openai.token_ids import TokenIds

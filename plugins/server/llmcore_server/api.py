@@ -4,10 +4,19 @@ A dialect's `make(front)` yields `Route`s. A resource reads its body with `front
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
 """
 
+from llmcore.bridge import ModelFacts
+
 from llmcore_server.http import intake
 from llmcore_server.http.body import check
 from llmcore_server.http.choice import Choice
-from llmcore_server.http.errors import EncodeError, ErrorAnswer, ErrorMembers, as_request_error, openai_error, retry_headers
+from llmcore_server.http.errors import (
+    EncodeError,
+    ErrorAnswer,
+    ErrorMembers,
+    as_request_error,
+    openai_error,
+    retry_headers,
+)
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
 from llmcore_server.http.guided import Asked, TypedGrammar, fitting, guided, typed
@@ -23,7 +32,7 @@ from llmcore_server.http.logprobs import (
 )
 from llmcore_server.http.pieces import Listed, listed, pieces
 from llmcore_server.http.reply import Reply
-from llmcore_server.messages import ModelFacts, State
+from llmcore_server.messages import State
 
 __all__ = [
     "BEAM_SEARCH",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -11,10 +10,21 @@ import sys
 import traceback
 from typing import TextIO, TypeVar
 
+from llmcore.child import die_with_parent
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
 from llmcore.logs import log_to_stderr
 from llmcore.machine import shortage_of
-from llmcore_server.messages import AdminLaunch, EngineLaunch, LastWords, Launch, TlsLaunch, WorkerLaunch, decode_launch, encode
+
+from llmcore_server.messages import (
+    AdminLaunch,
+    EngineLaunch,
+    LastWords,
+    Launch,
+    TlsLaunch,
+    WorkerLaunch,
+    decode_launch,
+    encode,
+)
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
@@ -27,8 +37,6 @@ STOP = signal.SIGUSR2
 
 MAX_WORDS = 10_000
 """Characters of `LastWords.message`: a plugin's exception may hold megabytes."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def begin(kind: type[L]) -> L:
@@ -62,13 +70,6 @@ def _open_log(launch: Launch) -> TextIO:
         return open(launch.log, "a", encoding="utf-8", errors="backslashreplace")
     except OSError:
         return open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when the thread of process `parent` that started it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it had ended before the line above
 
 
 def raise_on_stop() -> None:

@@ -19,12 +19,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
-
 from llmcore import __version__
-from llmcore.bridge import Abort, FinishChoice, Load, StepEvents, Submit
+from llmcore.bridge import Abort, FinishChoice, Load, ModelFacts, StepEvents, Submit
 from llmcore.config import Config
 from llmcore.errors import ConfigError
-from llmcore.protocols import RequestRecord, Tokenizer
+from llmcore.protocols import RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -43,33 +42,6 @@ class Addresses(msgspec.Struct, frozen=True):
 
     engine: str
     control: str
-
-
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine knows of the loaded model and the HTTP side needs. Lengths and sizes are in tokens.
-
-    `eos_ids`: the operator's, else those of the model's config.json and generation_config.json. `generation`: its
-    generation_config.json. `fingerprint`: of the resolved kernels. `report`: lines of the start-up summary, as (label,
-    text). `scores`: numbers that the model gives of a prompt, where it scores and produces nothing; else 0.
-    `embedding_size`: of its hidden states, 0 where it shows none.
-    """
-
-    architecture: str
-    vocab_size: int
-    max_input_len: int
-    max_total_len: int
-    kv_tokens: int
-    max_running: int
-    eos_ids: tuple[int, ...] = ()
-    generation: dict[str, Any] = {}
-    fingerprint: str = ""
-    report: tuple[tuple[str, str], ...] = ()
-    scores: int = 0
-    embedding_size: int = 0
-
-    def end_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The ids that end an answer: `eos_ids`, or else the tokenizer's, as far as the model can produce them."""
-        return self.eos_ids or tuple(token for token in tokenizer.eos_ids if token < self.vocab_size)
 
 
 # --- launch structs: what a child reads from its descriptor ----------------------------------------------------------

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import click
-
 from llmcore import __version__
+from llmcore.bridge import ModelFacts
 from llmcore.cli.display import Stages, show_summary
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import Reports, check_model_dir
 from llmcore.logs import fields, log_to_stderr
-from llmcore_server.supervisor import Notices, serve
 from llmcore.weights.source import find_loader
-from llmcore_server.messages import ModelFacts
+
+from llmcore_server.supervisor import Notices, serve
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-
-from llmcore.bridge import Load
+from llmcore.bridge import Load, ModelFacts
 from llmcore.counters import Counted, ServerFigures
-from llmcore_server.messages import ModelFacts, ServerFacts
+
+from llmcore_server.messages import ServerFacts
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):

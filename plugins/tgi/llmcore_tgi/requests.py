@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
-
 from llmcore_server.api import TypedGrammar
+from msgspec import Meta, Struct
 
 MAX_BEST_OF = 8
 MAX_STOPS = 32

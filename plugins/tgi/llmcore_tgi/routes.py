@@ -9,8 +9,8 @@ from importlib.metadata import version
 import falcon
 import msgspec
 import orjson
-
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
+from llmcore.api.text import TextRules
 from llmcore_server.api import (
     Front,
     Generation,
@@ -23,7 +23,7 @@ from llmcore_server.api import (
     room_for_logprobs,
     typed,
 )
-from llmcore.api.text import TextRules
+
 from llmcore_tgi import answers
 from llmcore_tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
 from llmcore_tgi.writers import Shape, StreamWriter, WholeWriter, encode_error

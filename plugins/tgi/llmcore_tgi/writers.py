@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import orjson
-
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
 from llmcore_server.api import Best, Choice, Generation, Places, clamped, listed, pieces, retry_headers
 

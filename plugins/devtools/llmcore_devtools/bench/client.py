@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-
 from llmcore.errors import ConfigError
 
 _LONGEST_HEAD = 1 << 16

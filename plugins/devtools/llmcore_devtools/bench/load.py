@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from llmcore.errors import ConfigError
+
 from llmcore_devtools.bench.client import Answer, Target, ask
 from llmcore_devtools.bench.stats import distribution, meets
 from llmcore_devtools.bench.workloads import Lengths, Prompts
-from llmcore.errors import ConfigError
 
 OBJECTIVES = ("ttft", "tpot", "gap", "e2e")
 """ms of one answer: to the first token; per further token; the longest time between two arrivals of tokens; to the

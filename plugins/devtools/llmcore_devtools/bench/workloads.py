@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from llmcore.errors import ConfigError
 
 Lengths = tuple[int, int]

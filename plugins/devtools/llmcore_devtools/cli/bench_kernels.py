@@ -10,18 +10,20 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
-
-from llmcore_devtools.cli.check_kernels import Asked, asked_shapes
+from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.modes import apply_modes
 from llmcore.registry import Registry
 from llmcore.specs import OpContext, OpSpec
 from llmcore.weights.dtypes import data_type
 
+from llmcore_devtools.cli.check_kernels import asked_shapes
+
 if TYPE_CHECKING:
-    from llmcore_devtools.kernels.bench import BenchRow, Ceilings
     from llmcore.ops import Shape
     from llmcore.protocols import Device
+
+    from llmcore_devtools.kernels.bench import BenchRow, Ceilings
 
 SHAPES_EACH = 5
 """Shapes of every op where neither an op nor a model was asked for: one decoder's linears are as many."""
@@ -32,8 +34,9 @@ SMALL = 3
 
 def run(asked: Asked, registry: Registry) -> None:
     """Time, print a table or JSON, and exit with 1 where a kernel failed."""
-    from llmcore_devtools.kernels import bench
     from llmcore.engine.model import pick_device
+
+    from llmcore_devtools.kernels import bench
 
     if asked.op is not None:
         registry.find(OpSpec, asked.op)

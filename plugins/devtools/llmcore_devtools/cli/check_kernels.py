@@ -11,12 +11,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
+from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.errors import ConfigError
 from llmcore.modes import apply_modes
@@ -25,9 +25,10 @@ from llmcore.specs import DType, OpSpec
 from llmcore.weights.dtypes import data_type
 
 if TYPE_CHECKING:
-    from llmcore_devtools.kernels.check import Unit
     from llmcore.ops import Shape
     from llmcore.protocols import Device
+
+    from llmcore_devtools.kernels.check import Unit
 
 DTYPES: tuple[DType, ...] = ("f32", "f16", "bf16")
 
@@ -36,28 +37,6 @@ JOBS = 12
 
 Row = dict[str, Any]
 """An engine.check_kernels.CheckRow."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The command's options."""
-
-    op: str | None
-    explain: bool
-    device: str | None
-    model: str | None
-    dtype: str | None
-    layout: str
-    mode: tuple[str, ...]
-    kernel: tuple[str, ...]
-    deterministic: bool
-    check: bool
-    bench: bool
-    seed: int | None
-    jobs: int | None
-    worker: bool
-    plugins: tuple[str, ...]
-    as_json: bool
 
 
 def run(asked: Asked, registry: Registry) -> None:
@@ -115,6 +94,7 @@ def _work(asked: Asked, registry: Registry, device: Device, seed: int) -> None:
 def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
     """By op: the model's shapes, or on an accelerator those of common models."""
     from llmcore.engine.explain import resolutions_of
+
     from llmcore_devtools.kernels.real_shapes import real_shapes
 
     if asked.model is None:

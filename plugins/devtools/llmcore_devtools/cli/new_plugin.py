@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 
 import click
-
 from llmcore import __version__
 from llmcore.errors import ConfigError
 from llmcore.hookspecs import HOOKS

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-
 from llmcore.cli.options import Resolved, SettingsCommand
-from llmcore_server.serve import notices
 from llmcore.errors import ConfigError
 from llmcore.logs import log_to_stderr
+from llmcore_server.serve import notices
 from llmcore_server.supervisor import serve
+
 from llmcore_devtools.fake_files import write_fake_model
 from llmcore_devtools.fault_config import with_faults
 from llmcore_devtools.server import BRISK

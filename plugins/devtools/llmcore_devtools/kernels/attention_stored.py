@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-
 from llmcore.models import KVGroupSpec
 from llmcore.ops.attention import spec_of, token_slots
 from llmcore.ops.attention_cases import AttnCase

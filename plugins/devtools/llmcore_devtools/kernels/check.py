@@ -18,17 +18,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-
 from llmcore.errors import reraise_if_stopping
 from llmcore.ops import Shape, drawing
-from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
-from llmcore_devtools.kernels.compare import compare
-from llmcore_devtools.kernels.invariance import check_invariance
 from llmcore.plugins import load
 from llmcore.protocols import Device
 from llmcore.registry import Registry
 from llmcore.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 from llmcore.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
+
+from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.compare import compare
+from llmcore_devtools.kernels.invariance import check_invariance
 
 Shapes = Callable[[str], Sequence[Shape]]
 """The shapes to check an op in besides its own."""

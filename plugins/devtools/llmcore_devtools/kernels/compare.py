@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
-
 from llmcore.ops import Bound, Op, OpModule
 from llmcore.ops.attention_cases import AttnCase, Uploads, reference
 from llmcore.protocols import AttentionKernel, AttnLimits

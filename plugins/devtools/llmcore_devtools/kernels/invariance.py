@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from llmcore.ops.attention_cases import AttnCase, Uploads
-from llmcore_devtools.kernels.compare import moved
 from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows
+
+from llmcore_devtools.kernels.compare import moved
 
 ROW_ARGUMENTS: Mapping[str, int] = {
     "linear": 1,

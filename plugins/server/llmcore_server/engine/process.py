@@ -11,19 +11,18 @@ import time
 from types import FrameType
 
 import zmq
-
-from llmcore_server import child
-from llmcore_server.limits import bounds
 from llmcore.bridge import Abort, FinishChoice, Submit
-from llmcore_server.engine.admission import Admission
+from llmcore.counters import TALLIES, ServerFigures
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import DeviceLost, Engine, Events
 from llmcore.engine.refusals import refusal
-from llmcore_server.engine.workers import Workers
 from llmcore.errors import RequestError, Stopped
-from llmcore_server.server_status import rows
 from llmcore.plugins import build_registry
-from llmcore.counters import TALLIES, ServerFigures
+
+from llmcore_server import child
+from llmcore_server.engine.admission import Admission
+from llmcore_server.engine.workers import Workers
+from llmcore_server.limits import bounds
 from llmcore_server.messages import (
     SUPERVISOR,
     EngineLaunch,
@@ -41,6 +40,7 @@ from llmcore_server.messages import (
     ToSupervisor,
     WorkerGone,
 )
+from llmcore_server.server_status import rows
 
 logger = logging.getLogger(__name__)
 

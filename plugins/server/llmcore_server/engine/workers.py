@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import zmq
-
 from llmcore.bridge import Finish, StepEvents, Submit
+
 from llmcore_server.messages import HEARTBEAT_SECONDS, Intake, Outlet
 
 logger = logging.getLogger(__name__)

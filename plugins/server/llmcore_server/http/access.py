@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from llmcore.config import Access, Config, is_loopback
 from llmcore.errors import RequestError
+
 from llmcore_server.http.entry import ANYBODY, Entry, Headers
 from llmcore_server.http.terms import NO_KEY
 

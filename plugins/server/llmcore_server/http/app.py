@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import falcon
 from falcon.routing import CompiledRouter
-
 from llmcore.config import Access
 from llmcore.errors import ConfigError, reraise_if_stopping, text_of
+
 from llmcore_server.http.access import OPEN_PATHS, Door, SameOrigin
 from llmcore_server.http.admission import Arrivals, Doorman, Gate
 from llmcore_server.http.entry import ENTRY, Admit, Entry

@@ -17,7 +17,6 @@ import falcon
 import msgspec
 import numpy as np
 import orjson
-
 from llmcore.decode_struct import convert
 from llmcore.errors import RequestError
 

@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import zmq
-
-from llmcore_server.limits import bounds
 from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.counters import TALLIES, ServerFigures
 from llmcore.errors import RequestError
-from llmcore_server.http.admission import Gate
-from llmcore_server.http.deadlines import Deadlines
-from llmcore_server.http.outbox import Outbox
-from llmcore_server.server_status import rows
 from llmcore.protocols import RequestRecord
 from llmcore.subscribers import Subscribers
-from llmcore.counters import TALLIES, ServerFigures
+
+from llmcore_server.http.admission import Gate
+from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.send_batch import SendBatch
+from llmcore_server.limits import bounds
 from llmcore_server.messages import (
     HEARTBEAT_SECONDS,
     Alive,
@@ -44,6 +43,7 @@ from llmcore_server.messages import (
     WorkerLaunch,
     WorkerReady,
 )
+from llmcore_server.server_status import rows
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class WireBridge:
         limits = bounds(launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
         self.gate = Gate(limits, self._unready)
         self.deadlines = Deadlines()
-        self.outbox = Outbox()
+        self.send_batch = SendBatch()
         self._informed = threading.Event()
         self.state = State(ready=True)
         self._to_engine(Hello(launch.mailbox))
@@ -205,7 +205,7 @@ class WireBridge:
                 case Shutdown():
                     self._on_shutdown(message.grace)
         if steps:
-            with self.outbox:
+            with self.send_batch:
                 for request, event in merge(steps):
                     self._requests.deliver(request, event)
             self._seen = steps[-1].stamp

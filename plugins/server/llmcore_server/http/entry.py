@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from llmcore.errors import RequestError
+
 from llmcore_server.http.terms import NO_KEY
 
 Headers = tuple[tuple[str, str], ...]

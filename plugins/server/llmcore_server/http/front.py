@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import falcon
-
-from llmcore.bridge import Bridge
+from llmcore.bridge import Bridge, ModelFacts
 from llmcore.config import Config
 from llmcore.errors import reraise_if_stopping
+from llmcore.protocols import RequestRecord, Tokenizer
+from llmcore.text.parsing import OutputParsers
+
 from llmcore_server.http import body, streaming
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.deadlines import Deadlines
@@ -21,9 +23,7 @@ from llmcore_server.http.errors import EncodeError, openai_error
 from llmcore_server.http.info import model_names, server_info
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.terms import read_terms
-from llmcore.protocols import RequestRecord, Tokenizer
-from llmcore.text.parsing import OutputParsers
-from llmcore_server.messages import ModelFacts, State
+from llmcore_server.messages import State
 
 T = TypeVar("T")
 

@@ -18,20 +18,20 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-
 from llmcore.bridge import ChoiceEvent, Finish, Submit
+from llmcore.counters import TALLIES
 from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.protocols import RequestRecord
+from llmcore.text.healing import Healing, heal
+from llmcore.text.parsing import RequestParsing
+from llmcore.text.stream import ChoiceText, TextRules
+
 from llmcore_server.http.choice import Choice
 from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import count_error, http_error, openai_error
 from llmcore_server.http.front import Front
 from llmcore_server.http.keep_alive import KeepAlive
 from llmcore_server.http.reply import Reply
-from llmcore.protocols import RequestRecord
-from llmcore.counters import TALLIES
-from llmcore.text.healing import Healing, heal
-from llmcore.text.parsing import RequestParsing
-from llmcore.text.stream import ChoiceText, TextRules
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.errors import RequestError
+
 from llmcore_server.http.front import Front
 
 NAME = "guided"

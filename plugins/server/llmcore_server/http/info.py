@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import orjson
-
 from llmcore import __version__
-from llmcore.bridge import Load
+from llmcore.bridge import Load, ModelFacts
 from llmcore.config import Config, shown_settings
-from llmcore_server.messages import ModelFacts, ServerFacts
+
+from llmcore_server.messages import ServerFacts
 
 
 def server_info(

@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
 from llmcore.bridge import BeamSearch, Hint, SamplingParams, Submit
 from llmcore.errors import RequestError
-from llmcore_server.http.front import Front
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
+
+from llmcore_server.http.front import Front
 
 MAX_PROMPTS = 256
 """Most prompts in one HTTP request."""
@@ -212,7 +212,7 @@ def check_one_answer(n: int | None, *, stream: bool, param: str) -> None:
 
 def eos_ids(front: Front) -> tuple[int, ...]:
     """The ids that end an answer: `--eos_id`, or the model's, or those of its tokenizer that it can produce."""
-    return front.facts.end_ids(front.tokenizer)
+    return front.facts.end_ids(front.tokenizer.eos_ids)
 
 
 def split_stops(front: Front, stops: Sequence[str]) -> tuple[StopStrings | None, tuple[int, ...]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 
+from llmcore.counters import TALLIES
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
-from llmcore.counters import TALLIES
 
 MOST = 10_000
 """Records that may wait for a plugin that takes long; further ones are dropped and counted."""
@@ -18,7 +18,7 @@ LAST_SECONDS = 1.0
 _HOOK = "on_request_finished"
 
 
-class Aside:
+class Observers:
     """An observer of `Front` that calls the hook. For any thread."""
 
     def __init__(self, registry: Registry) -> None:

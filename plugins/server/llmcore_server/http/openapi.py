@@ -12,8 +12,8 @@ from typing import Any
 import falcon
 import msgspec
 import orjson
-
 from llmcore import __version__
+
 from llmcore_server.http.described import field_texts, structs
 from llmcore_server.http.errors import ErrorAnswer
 from llmcore_server.http.front import Route

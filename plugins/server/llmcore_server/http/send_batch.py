@@ -9,7 +9,7 @@ MOST = 16
 """So many are kept before they are sent: more are hardly cheaper, and all but the last wait for the others."""
 
 
-class Outbox:
+class SendBatch:
     """Keeps what is posted while somebody has it open (`with`), until there are `MOST` or one of them closes it;
     otherwise sends it at once.
 

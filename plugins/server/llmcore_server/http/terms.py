@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 
 import falcon
-
 from llmcore.errors import RequestError
 
 TIMEOUT_HEADER = "x-request-timeout"

@@ -15,11 +15,12 @@ import sys
 from collections import Counter
 
 import zmq
+from llmcore.config import Config
+from llmcore.counters import TALLIES, ServerFigures
+from llmcore.errors import RequestError
 
 from llmcore_server import child
-from llmcore.config import Config
 from llmcore_server.http.certificate import server_context
-from llmcore.errors import RequestError
 from llmcore_server.http.peer import announcement
 from llmcore_server.http.streaming.limits import (
     REFUSALS,
@@ -31,9 +32,8 @@ from llmcore_server.http.streaming.limits import (
     too_many_of_address,
 )
 from llmcore_server.http.streaming.refusal import Unread, refusal
-from llmcore_server.server_status import rows
-from llmcore.counters import TALLIES, ServerFigures
 from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
+from llmcore_server.server_status import rows
 
 HANDSHAKE_SECONDS = 10.0
 CHUNK = 1 << 16

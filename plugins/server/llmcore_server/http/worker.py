@@ -16,16 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from llmcore_server import child
 from llmcore.errors import Stopped
-from llmcore_server.http.access import fingerprint, server_guard
-from llmcore_server.http.app import build_app
-from llmcore_server.http.aside import Aside
-from llmcore_server.http.bridge import WireBridge
-from llmcore_server.http.front import Front, Route
-from llmcore_server.http.request_log import log_request
-from llmcore_server.http.streaming import HttpServer, Limits
-from llmcore_server.http.streaming.limits import connections
 from llmcore.plugins import build_registry, load
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.registry import Registry
@@ -33,6 +24,16 @@ from llmcore.specs import DialectSpec, OutputParserSpec, TokenizerSpec
 from llmcore.text.healing import check_healing
 from llmcore.text.parsing import open_parsers
 from llmcore.text.source import open_tokenizer
+
+from llmcore_server import child
+from llmcore_server.http.access import fingerprint, server_guard
+from llmcore_server.http.app import build_app
+from llmcore_server.http.bridge import WireBridge
+from llmcore_server.http.front import Front, Route
+from llmcore_server.http.observers import Observers
+from llmcore_server.http.request_log import log_request
+from llmcore_server.http.streaming import HttpServer, Limits
+from llmcore_server.http.streaming.limits import connections
 from llmcore_server.messages import WorkerLaunch
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     bridge = WireBridge(launch, on_shutdown=stop)
-    aside = Aside(registry)
+    observers = Observers(registry)
     front = Front(
         config=launch.config,
         bridge=bridge,
@@ -83,7 +84,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         state=lambda: bridge.state,
         parsers=open_parsers(parsers, model, tokenizer),
         processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
-        observers=(bridge.report, log_request, aside),
+        observers=(bridge.report, log_request, observers),
         key_names=tuple(fingerprint(key) for key in launch.config.access.api_keys),
         gate=bridge.gate,
         deadlines=bridge.deadlines,
@@ -97,7 +98,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         admit=app.admit,
         encoder=app.encoder,
         limits=Limits(per_address=launch.config.server.max_connections_per_address),
-        outbox=bridge.outbox,
+        send_batch=bridge.send_batch,
     )
     signal.signal(child.STOP, lambda *_: server.stop(launch.config.server.drain_timeout))
     deaf = threading.Event()
@@ -113,7 +114,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     finally:  # also when the main loop failed: the process, and every open connection, would outlive it with the hub
         bridge.stop()
         hub.join()
-        aside.close()
+        observers.close()
     return 1 if deaf.is_set() else 0
 
 

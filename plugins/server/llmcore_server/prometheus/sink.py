@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from llmcore.api import COUNTS, GAP_SECONDS, RequestRecord, ServerFigures
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from llmcore.api import COUNTS, GAP_SECONDS, RequestRecord, ServerFigures
 from llmcore_server.prometheus import tables
 from llmcore_server.prometheus.tables import PREFIX
 

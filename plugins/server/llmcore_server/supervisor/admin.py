@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 
 import zmq
-
 from llmcore.bridge import Load
 from llmcore.config import Config
 from llmcore.errors import ConfigError
+
+from llmcore_server.messages import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
 from llmcore_server.server_status import Overview, rows
 from llmcore_server.supervisor import listener as listening
 from llmcore_server.supervisor.child import Child
@@ -20,7 +21,6 @@ from llmcore_server.supervisor.figures import Sinks
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.single import Single
 from llmcore_server.supervisor.watchdog import Clock
-from llmcore_server.messages import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
 
 MODULE = "llmcore_server.http.admin.process"
 NAME = "admin-0"

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import zmq
-
 from llmcore.machine import shortage_of
 
 T = TypeVar("T")

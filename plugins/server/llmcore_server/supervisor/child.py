@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from llmcore.config import child_environment
 
 from llmcore_server.child import FROM_OUTSIDE
-from llmcore.config import child_environment
 from llmcore_server.messages import LastWords, Launch, encode_launch
 
 STACKS_SECONDS = 0.5

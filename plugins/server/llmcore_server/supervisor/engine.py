@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 
 import zmq
-
-from llmcore.bridge import Load
+from llmcore.bridge import Load, ModelFacts
 from llmcore.config import Config
-from llmcore_server.supervisor.child import Child
-from llmcore_server.supervisor.rundir import RunDirectory
-from llmcore_server.supervisor.watchdog import Clock, Watchdog
+
 from llmcore_server.messages import (
     SUPERVISOR,
     Addresses,
     EngineLaunch,
-    ModelFacts,
     Outlet,
     Probe,
     Shutdown,
@@ -23,6 +19,9 @@ from llmcore_server.messages import (
     ToEngine,
     WorkerGone,
 )
+from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.rundir import RunDirectory
+from llmcore_server.supervisor.watchdog import Clock, Watchdog
 
 NAME = "engine-0"
 

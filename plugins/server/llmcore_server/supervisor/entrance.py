@@ -6,16 +6,17 @@ import os
 import socket
 from pathlib import Path
 
-from llmcore_server.child import STOP
 from llmcore.config import Config
-from llmcore_server.http.certificate import server_context
 from llmcore.errors import ConfigError
+
+from llmcore_server.child import STOP
+from llmcore_server.http.certificate import server_context
+from llmcore_server.messages import Addresses, TlsLaunch
 from llmcore_server.supervisor import listener as listening
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.single import Single
 from llmcore_server.supervisor.watchdog import Clock
-from llmcore_server.messages import Addresses, TlsLaunch
 
 MODULE = "llmcore_server.http.tls"
 NAME = "tls-0"

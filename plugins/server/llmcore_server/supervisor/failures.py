@@ -6,6 +6,7 @@ import logging
 
 from llmcore.errors import ConfigError, LlmcoreError, ServerError, StartupError
 from llmcore.machine import memory_note
+
 from llmcore_server.supervisor.backoff import MOST_IN_VAIN
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.rundir import PREFIX, RunDirectory

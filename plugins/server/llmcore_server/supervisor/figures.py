@@ -8,15 +8,16 @@ from collections.abc import Callable
 
 from llmcore.bridge import Load
 from llmcore.config import Reports
+from llmcore.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
 from llmcore.errors import reraise_if_stopping, text_of
-from llmcore_server.server_status import counts
 from llmcore.plugins import made
 from llmcore.protocols import MetricSink, RequestRecord
 from llmcore.registry import Registry
 from llmcore.specs import MetricSinkSpec
-from llmcore_server.supervisor.push import Pusher
-from llmcore.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
+
 from llmcore_server.messages import Tallied
+from llmcore_server.server_status import counts
+from llmcore_server.supervisor.push import Pusher
 
 logger = logging.getLogger(__name__)
 

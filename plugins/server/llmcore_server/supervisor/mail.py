@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
-
-from llmcore_server.supervisor.processes import Processes
-from llmcore_server.supervisor.status import Status
+from llmcore.bridge import ModelFacts
 from llmcore.counters import TALLIES
+
 from llmcore_server.messages import (
     Alive,
     EngineGone,
     EngineReady,
     Finished,
     Mailbox,
-    ModelFacts,
     Probe,
     Progress,
     Snapshot,
@@ -24,6 +22,8 @@ from llmcore_server.messages import (
     ToSupervisor,
     WorkerReady,
 )
+from llmcore_server.supervisor.processes import Processes
+from llmcore_server.supervisor.status import Status
 
 GONE = EngineGone("the engine has stopped")
 

@@ -9,8 +9,10 @@ import time
 
 import msgspec
 import zmq
-
 from llmcore.config import Config
+from llmcore.counters import TALLIES
+
+from llmcore_server.messages import Addresses, Process, ServerFacts, WorkerGone
 from llmcore_server.supervisor.admin import Admin
 from llmcore_server.supervisor.backoff import Starts
 from llmcore_server.supervisor.child import Child
@@ -20,8 +22,6 @@ from llmcore_server.supervisor.failures import Failures
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.watchdog import Clock
 from llmcore_server.supervisor.workers import Workers
-from llmcore.counters import TALLIES
-from llmcore_server.messages import Addresses, Process, ServerFacts, WorkerGone
 
 logger = logging.getLogger(__name__)
 

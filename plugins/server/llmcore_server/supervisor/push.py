@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from llmcore.config import Reports, gateway_login, without_login
+from llmcore.errors import ConfigError
 from prometheus_client import push_to_gateway
 from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-
-from llmcore.config import Reports, gateway_login, without_login
-from llmcore.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from llmcore.errors import ConfigError
+
 from llmcore_server.messages import Addresses
 
 IPC_ROOT = Path("/tmp")

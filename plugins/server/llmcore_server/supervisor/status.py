@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from llmcore.bridge import Load
 from llmcore.config import Config
+from llmcore.counters import TALLIES
+
+from llmcore_server.messages import HEARTBEAT_SECONDS, State
 from llmcore_server.supervisor.figures import Sinks, ThroughputLog
 from llmcore_server.supervisor.processes import Processes
-from llmcore.counters import TALLIES
-from llmcore_server.messages import HEARTBEAT_SECONDS, State
 
 logger = logging.getLogger(__name__)
 

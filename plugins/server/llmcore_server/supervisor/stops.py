@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llmcore_server.child import FROM_OUTSIDE
 from llmcore.errors import Stopped
+
+from llmcore_server.child import FROM_OUTSIDE
 
 MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)
 """Would end the process without cleaning up, unless somebody took note of them."""

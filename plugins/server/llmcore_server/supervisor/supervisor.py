@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import zmq
-
-from llmcore.bridge import Load
-from llmcore_server.child import STOP
+from llmcore.bridge import Load, ModelFacts
 from llmcore.config import Config, with_plugins
 from llmcore.errors import LlmcoreError, Stopped
 from llmcore.plugins import build_registry
 from llmcore.registry import Registry
+
+from llmcore_server.child import STOP
+from llmcore_server.messages import Shutdown
 from llmcore_server.supervisor.backoff import BackOff
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.engine import Engine
@@ -26,7 +27,6 @@ from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.status import STARTING, Pace, Status
 from llmcore_server.supervisor.stops import Stops
 from llmcore_server.supervisor.texts import check_options, prepare_tokenizer, with_parsers
-from llmcore_server.messages import ModelFacts, Shutdown
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-
+from llmcore.bridge import ModelFacts
 from llmcore.config import Config
 from llmcore.official import parsers_that_help, processors_that_help
 from llmcore.processors import LogitsProcessorSpec
@@ -17,7 +17,6 @@ from llmcore.text.chosen_template import choose_template
 from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
 from llmcore.text.source import prepare
 from llmcore.text.trial import try_templates
-from llmcore_server.messages import ModelFacts
 
 logger = logging.getLogger(__name__)
 

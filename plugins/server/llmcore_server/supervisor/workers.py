@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import msgspec
 import zmq
-
+from llmcore.bridge import ModelFacts
 from llmcore.config import Config
+
+from llmcore_server.messages import Addresses, Outlet, Shutdown, WorkerLaunch
 from llmcore_server.supervisor.backoff import Starts
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.watchdog import Clock, Silence
-from llmcore_server.messages import Addresses, ModelFacts, Outlet, Shutdown, WorkerLaunch
 
 WORKER_MODULE = "llmcore_server.http.worker"
 

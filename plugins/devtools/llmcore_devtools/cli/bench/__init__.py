@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import click
-
-from llmcore.cli.lazy import Entry, LazyGroup
-
-_SUMMARIES = {
-    "latency": "Time decode steps and first tokens, by batch size, in this process.",
-    "throughput": "Time whole workloads, submitted at once, in this process.",
-    "serve": "Load a server over HTTP at given rates.",
-}
-
-COMMANDS: Mapping[str, Entry] = {
-    name: Entry(f"{__name__}.{name}:command", "Commands", summary) for name, summary in _SUMMARIES.items()
-}
+from llmcore.cli.group import PluginGroup
 
 
-@click.group("bench", cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("bench", cls=PluginGroup, below="bench", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Measure latency and throughput, in process or over HTTP."""

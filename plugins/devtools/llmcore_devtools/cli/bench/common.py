@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
-from llmcore_devtools.bench.machine import machine, versions
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, with_model
 from llmcore.config import check_model_dir, plugin_settings, settings, value_of
 from llmcore.specs import OptionSpec
+
+from llmcore_devtools.bench.machine import machine, versions
 
 if TYPE_CHECKING:
     from llmcore_devtools.bench.engine_runs import BenchEngine
@@ -70,8 +70,9 @@ def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -
     config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
     stages = Stages()
     try:
-        from llmcore_devtools.bench.engine_runs import BenchEngine
         from llmcore.bridge import SamplingParams
+
+        from llmcore_devtools.bench.engine_runs import BenchEngine
 
         sampling = SamplingParams(**{name: options[name] for name in ("temperature", "top_p", "top_k")})
         engine = BenchEngine(config, prefix_cache=options["prefix_cache"], sampling=sampling, progress=stages.update)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from llmcore.cli.options import Resolved, SettingsCommand
 
 from llmcore_devtools.cli.bench.common import GROUPS, document, engine_options, names, started, write_json
-from llmcore.cli.options import Resolved, SettingsCommand
 
 if TYPE_CHECKING:
     from llmcore_devtools.bench.engine_runs import Latency

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from llmcore.cli.openai_client import Server
+from llmcore.errors import ConfigError, LlmcoreError
 
 from llmcore_devtools.bench.client import DIALECTS, Target
 from llmcore_devtools.bench.load import METRICS, figures, offer, parse_objectives, payloads, raw
@@ -16,8 +18,6 @@ from llmcore_devtools.bench.stats import QUANTILES
 from llmcore_devtools.bench.svg import Panel, chart
 from llmcore_devtools.bench.workloads import Workload, fixed, parse_workload, read_lengths
 from llmcore_devtools.cli.bench.common import described, file_option, names, write_json
-from llmcore.cli.openai_client import Server
-from llmcore.errors import ConfigError, LlmcoreError
 
 DEFAULT_REQUESTS = 1000
 _NAMES = {"ttft": "first token", "tpot": "per token", "gap": "longest gap", "itl": "between", "e2e": "whole"}

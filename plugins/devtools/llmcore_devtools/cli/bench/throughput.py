@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from llmcore.cli.options import Resolved, SettingsCommand
 
 from llmcore_devtools.bench.stats import Spread
 from llmcore_devtools.bench.workloads import parse_workload
 from llmcore_devtools.cli.bench.common import GROUPS, document, engine_options, started, write_json
-from llmcore.cli.options import Resolved, SettingsCommand
 
 if TYPE_CHECKING:
     from llmcore_devtools.bench.engine_runs import Run

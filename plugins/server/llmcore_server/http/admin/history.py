@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
+from llmcore.counters import GAP_SECONDS
 
 from llmcore_server.server_status import Overview
-from llmcore.counters import GAP_SECONDS
 
 KEPT = 600
 """Samples."""

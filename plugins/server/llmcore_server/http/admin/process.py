@@ -17,8 +17,8 @@ from llmcore_server import child
 from llmcore_server.http.admin.board import Board
 from llmcore_server.http.admin.routes import admin_app
 from llmcore_server.http.streaming import HttpServer
-from llmcore_server.server_status import Overview
 from llmcore_server.messages import AdminLaunch, Alive, Mailbox, Outlet, Probe, ToSupervisor, WorkerReady
+from llmcore_server.server_status import Overview
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 import falcon
 import msgspec
 import orjson
-
 from llmcore.config import Config
 from llmcore.errors import RequestError
+
 from llmcore_server.http import streaming
 from llmcore_server.http.access import admin_guard
 from llmcore_server.http.admin.board import Board

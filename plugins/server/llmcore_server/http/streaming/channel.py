@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from llmcore.errors import RequestError, reraise_if_stopping
 from waitress.channel import HTTPChannel
 
-from llmcore.errors import RequestError, reraise_if_stopping
 from llmcore_server.http.bodies import too_many_bodies
 from llmcore_server.http.peer import network
 from llmcore_server.http.reply import Detach, Reply
@@ -332,7 +332,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.post(answer)
         self.touch()
         if closes:
-            self._owner.outbox.flush()
+            self._owner.send_batch.flush()
             self._linger()
 
     def _linger(self) -> None:
@@ -377,7 +377,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.request = None
         self.requests.append(request)
         if len(self.requests) == 1:
-            self._owner.outbox.flush()  # a refusal of the request before it comes first
+            self._owner.send_batch.flush()  # a refusal of the request before it comes first
             self.server.add_task(self)
 
     def send_continue(self) -> None:
@@ -407,8 +407,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     # --- whoever answers
 
     def post(self, data: bytes) -> None:
-        """Send `data`, which may wait for what goes to other clients: see Outbox."""
-        self._owner.outbox.post(self._deliver, data)
+        """Send `data`, which may wait for what goes to other clients: see SendBatch."""
+        self._owner.send_batch.post(self._deliver, data)
 
     def _deliver(self, data: bytes) -> None:
         try:
@@ -447,7 +447,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def finish(self, task: StreamTask, build: Callable[[bool], bytes], *, close: bool) -> None:
         """Send the last bytes, `build(closes)`, and take the next request, or close."""
-        self._owner.outbox.flush()
+        self._owner.send_batch.flush()
         with self.requests_lock:
             self._reply = None
             whole = not close
@@ -464,7 +464,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def feed(self, task: StreamTask, pieces: Iterator[bytes]) -> None:
         """Have the main loop send `pieces`, each when the client has taken the one before it, and close after them."""
-        self._owner.outbox.flush()
+        self._owner.send_batch.flush()
         with self.requests_lock:
             if self.connected:
                 self._feed = Feed(task, pieces)

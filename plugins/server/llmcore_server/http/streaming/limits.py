@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llmcore.config import Config
 from llmcore.errors import ConfigError, RequestError
+
 from llmcore_server.http.bodies import Bounds
 
 CONNECTIONS = 4096

@@ -7,7 +7,7 @@ import select
 from collections import deque
 from collections.abc import Callable
 
-from llmcore_server.http.outbox import Outbox
+from llmcore_server.http.send_batch import SendBatch
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
@@ -19,10 +19,10 @@ Handler = Callable[[int], None]
 
 
 class Loop:
-    """Watches descriptors. All but `call` is for the loop's own thread. `outbox` is open while handlers run."""
+    """Watches descriptors. All but `call` is for the loop's own thread. `send_batch` is open while handlers run."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, send_batch: SendBatch) -> None:
+        self._send_batch = send_batch
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rung = False
@@ -62,7 +62,7 @@ class Loop:
         """Handle what is ready, after waiting at most that long for it, and what was to be called."""
         handlers = self._handlers
         ready = self._epoll.poll(seconds)
-        with self._outbox:
+        with self._send_batch:
             for descriptor, events in ready:
                 handler = handlers.get(descriptor)
                 if handler is not None:

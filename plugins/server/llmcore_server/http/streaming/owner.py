@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from llmcore_server.http.bodies import Pool
 from llmcore_server.http.entry import Entry
 from llmcore_server.http.errors import EncodeError
-from llmcore_server.http.outbox import Outbox
+from llmcore_server.http.send_batch import SendBatch
 from llmcore_server.http.streaming.limits import Limits
 from llmcore_server.http.streaming.loop import Loop
 from llmcore_server.http.strict import Head
@@ -23,7 +23,7 @@ class Owner(Protocol):
     limits: Limits
     pool: Pool
     loop: Loop
-    outbox: Outbox
+    send_batch: SendBatch
     encoder: Callable[[str], EncodeError]
     """How the dialect of a path writes errors."""
 

@@ -13,8 +13,8 @@ from waitress.server import create_server
 from llmcore_server.http.bodies import Pool
 from llmcore_server.http.entry import Admit, Entry, admit_anybody
 from llmcore_server.http.errors import EncodeError, openai_error
-from llmcore_server.http.outbox import Outbox
 from llmcore_server.http.peer import announced
+from llmcore_server.http.send_batch import SendBatch
 from llmcore_server.http.streaming.channel import StreamChannel
 from llmcore_server.http.streaming.limits import (
     REFUSALS,
@@ -41,7 +41,7 @@ class HttpServer:
     """waitress on an inherited listening socket, with every default that hurts replaced.
 
     `connections`: most at a time; who comes then gets a 503. `admit` is asked about every request whose header was
-    read, before its body is. `encoder`: how errors are written on a path. `outbox`: what pieces of streams
+    read, before its body is. `encoder`: how errors are written on a path. `send_batch`: what pieces of streams
     and refusals go through.
     """
 
@@ -54,13 +54,13 @@ class HttpServer:
         admit: Admit = admit_anybody,
         encoder: Callable[[str], EncodeError] = lambda path: openai_error,
         limits: Limits | None = None,
-        outbox: Outbox | None = None,
+        send_batch: SendBatch | None = None,
         threads: int = 16,
     ) -> None:
         raise_open_files(connections + REFUSALS + SPARE_FILES)
         self.limits = limits or Limits()
         self.pool = Pool(self.limits.bodies)
-        self.outbox = outbox or Outbox()
+        self.send_batch = send_batch or SendBatch()
         self.turned = time.monotonic()
         self._connections = connections
         self._admit = admit
@@ -82,7 +82,7 @@ class HttpServer:
         self._server.draining = False
         self._server.trigger.close()
         self._server.pull_trigger = lambda: None  # the loop is ours, and connections say themselves what they need
-        self.loop = Loop(self.outbox)
+        self.loop = Loop(self.send_batch)
         self.loop.add(self._server.socket.fileno(), READ, self._knock)
         self._by_address: Counter[str] = Counter()
         self._swept = 0.0

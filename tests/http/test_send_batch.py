@@ -7,51 +7,51 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from llmcore.errors import RequestError
-from llmcore_server.http.outbox import MOST, Outbox
-from llmcore_server.http.streaming.channel import StreamChannel
 from llmcore_devtools import sockets as raw
+from llmcore_server.http.send_batch import MOST, SendBatch
+from llmcore_server.http.streaming.channel import StreamChannel
 from served import PATIENCE, POST, Served, last_word, serving, until
 
 
 def test_pieces_are_kept_until_there_are_enough_or_it_closes() -> None:
-    outbox, sent = Outbox(), list[bytes]()
-    outbox.post(sent.append, b"at once")
+    send_batch, sent = SendBatch(), list[bytes]()
+    send_batch.post(sent.append, b"at once")
     assert sent == [b"at once"]
-    with outbox:
+    with send_batch:
         for i in range(MOST - 1):
-            outbox.post(sent.append, b"%d" % i)
+            send_batch.post(sent.append, b"%d" % i)
         assert sent == [b"at once"]
-        outbox.post(sent.append, b"enough")
+        send_batch.post(sent.append, b"enough")
         assert sent == [b"at once", *(b"%d" % i for i in range(MOST - 1)), b"enough"]
-        outbox.post(sent.append, b"last")
+        send_batch.post(sent.append, b"last")
         assert sent[-1] == b"enough"
     assert sent[-1] == b"last" and len(sent) == MOST + 2
-    outbox.post(sent.append, b"closed")
+    send_batch.post(sent.append, b"closed")
     assert sent[-1] == b"closed"
 
 
 def test_pieces_are_sent_where_an_event_failed() -> None:
-    outbox, sent = Outbox(), list[bytes]()
-    with pytest.raises(ZeroDivisionError), outbox:
-        outbox.post(sent.append, b"before")
+    send_batch, sent = SendBatch(), list[bytes]()
+    with pytest.raises(ZeroDivisionError), send_batch:
+        send_batch.post(sent.append, b"before")
         raise ZeroDivisionError
     assert sent == [b"before"]
 
 
 def test_nothing_is_lost_or_overtaken_where_threads_post_and_flush() -> None:
-    outbox = Outbox()
+    send_batch = SendBatch()
     got: list[list[bytes]] = [[] for _ in range(4)]
 
     def opened() -> None:
         for i in range(500):
-            with outbox:
-                outbox.post(got[0].append, b"%d" % i)
+            with send_batch:
+                send_batch.post(got[0].append, b"%d" % i)
 
     def posting(mine: list[bytes]) -> None:
         for i in range(500):
-            outbox.post(mine.append, b"%d" % i)
+            send_batch.post(mine.append, b"%d" % i)
             if not i % 7:
-                outbox.flush()
+                send_batch.flush()
 
     threads = [threading.Thread(target=opened), *(threading.Thread(target=posting, args=(g,)) for g in got[1:])]
     for thread in threads:
@@ -76,7 +76,7 @@ def streams(n: int) -> Iterator[tuple[Served, list[socket.socket]]]:
 def test_the_end_of_a_stream_does_not_overtake_its_pieces() -> None:
     with streams(2) as (served, socks):
         one, two = served.detached.replies
-        with served.server.outbox:
+        with served.server.send_batch:
             for reply in (one, two):
                 reply.stream(b"data: 1\n\n")
             one.probe()
@@ -102,7 +102,7 @@ def test_a_piece_that_cannot_be_sent_ends_its_own_stream_only(
     monkeypatch.setattr(StreamChannel, "push", failing)
     with streams(3) as (served, socks):
         good, bad, other = served.detached.replies
-        with served.server.outbox:
+        with served.server.send_batch:
             good.stream(b"data: 1\n\n")
             bad.stream(b"bad")
             other.stream(b"data: 3\n\n")
@@ -140,11 +140,11 @@ def test_an_answer_does_not_overtake_the_refusal_of_the_request_before_it() -> N
 
 
 def test_one_that_closes_sends_for_all() -> None:
-    outbox, sent = Outbox(), list[bytes]()
-    with outbox:
-        with outbox:
-            outbox.post(sent.append, b"1")
+    send_batch, sent = SendBatch(), list[bytes]()
+    with send_batch:
+        with send_batch:
+            send_batch.post(sent.append, b"1")
         assert sent == [b"1"]
-        outbox.post(sent.append, b"2")
+        send_batch.post(sent.append, b"2")
         assert sent == [b"1"]
     assert sent == [b"1", b"2"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmcore_server.server_status import counts, rows
 from llmcore.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures, Sum, Tallies
+from llmcore_server.server_status import counts, rows
 
 
 def test_counts_and_gaps_are_totals() -> None:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from llmcore_server.http import aside
-from llmcore_server.http.aside import Aside
+from llmcore.counters import TALLIES
 from llmcore.protocols import RequestRecord
 from llmcore.registry import Registry
-from llmcore.counters import TALLIES
+from llmcore_server.http import observers
+from llmcore_server.http.observers import Observers
 
 
 def record(number: int) -> RequestRecord:
@@ -36,8 +36,8 @@ class Slow:
         self.told.append(record.request_id)
 
 
-def of(registry: Slow) -> Aside:
-    return Aside(cast(Registry, registry))
+def of(registry: Slow) -> Observers:
+    return Observers(cast(Registry, registry))
 
 
 def failures(plugin: str) -> int:
@@ -46,7 +46,7 @@ def failures(plugin: str) -> int:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "LAST_SECONDS", 60.0)
+    monkeypatch.setattr(observers, "LAST_SECONDS", 60.0)
 
 
 def test_nobody_waits_for_a_plugin_and_it_hears_of_all() -> None:
@@ -61,7 +61,7 @@ def test_nobody_waits_for_a_plugin_and_it_hears_of_all() -> None:
 
 
 def test_what_it_cannot_keep_up_with_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "MOST", 2)
+    monkeypatch.setattr(observers, "MOST", 2)
     registry = Slow("slow-aside")
     told = of(registry)
     told(record(0))
@@ -75,8 +75,8 @@ def test_what_it_cannot_keep_up_with_is_dropped_and_counted(monkeypatch: pytest.
 
 
 def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "MOST", 1)
-    monkeypatch.setattr(aside, "LAST_SECONDS", 0.01)
+    monkeypatch.setattr(observers, "MOST", 1)
+    monkeypatch.setattr(observers, "LAST_SECONDS", 0.01)
     registry = Slow("slow")
     told = of(registry)
     told(record(0))

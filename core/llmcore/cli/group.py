@@ -1,0 +1,99 @@
+"""Groups of commands that plugins register; a command is imported when it is run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+import click
+
+from llmcore.cli.options import named_plugins
+from llmcore.config import Config
+from llmcore.errors import ConfigError, LlmcoreError, did_you_mean
+from llmcore.official import distribution_with_command
+from llmcore.plugins import collect, load
+from llmcore.specs import CommandSpec
+
+log = logging.getLogger("llmcore.cli")
+
+_KEY = "llmcore.commands"
+
+
+def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
+    """Every registered command by its name."""
+    meta = ctx.find_root().meta
+    if _KEY not in meta:
+        try:
+            registry = collect(named_plugins())
+        except LlmcoreError as error:  # LLMCORE_PLUGINS or LLMCORE_CONFIG is wrong: commands are there all the same
+            log.warning("%s", error)
+            registry = collect(Config())
+        meta[_KEY] = {spec.name: spec for spec, _ in registry.specs(CommandSpec)}
+    return cast("Mapping[str, CommandSpec]", meta[_KEY])
+
+
+def loaded(ctx: click.Context, name: str) -> Any:
+    """What the command called `name` names. Raises ConfigError that says what to install where there is none."""
+    spec = commands(ctx).get(name)
+    if spec is None:
+        raise ConfigError(missing(name) or f"there is no command {name!r}; upgrade or repair the plugin that has it")
+    if spec.prepare is not None:
+        load(spec.prepare)()
+    return load(spec.command)
+
+
+def missing(name: str) -> str | None:
+    """The line to install for a command of a distribution that is not installed."""
+    dist = distribution_with_command(name)
+    return f"`llmcore {name}` comes with {dist}, which is not installed; pip install {dist}" if dist else None
+
+
+class PluginGroup(click.Group):
+    """The commands called `below NAME`, or with "" those of one word."""
+
+    def __init__(self, *args: Any, below: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._below = f"{below} " if below else ""
+
+    def _specs(self, ctx: click.Context) -> dict[str, CommandSpec]:
+        """By their last word, in the order of the help."""
+        found = {name.removeprefix(self._below): spec for name, spec in commands(ctx).items() if self._has(name)}
+        return dict(sorted(found.items(), key=lambda item: (_ORDER.get(item[1].heading, len(_ORDER)), item[0])))
+
+    def _has(self, name: str) -> bool:
+        last = name.removeprefix(self._below)
+        return name.startswith(self._below) and " " not in last and not last.startswith("-")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """By heading."""
+        return list(self._specs(ctx))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command called `cmd_name`, imported now."""
+        name = cmd_name.replace("_", "-")
+        return cast(click.Command, loaded(ctx, self._below + name)) if name in self._specs(ctx) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it. The error names the distribution that has the command, or the nearest names."""
+        name = args[0].replace("_", "-")
+        if not name.startswith("-") and name not in self._specs(ctx):
+            if told := missing(self._below + name):
+                raise ConfigError(told)
+            raise click.UsageError(
+                f"There is no command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """By heading, without importing any."""
+        specs = self._specs(ctx)
+        for heading in dict.fromkeys(spec.heading for spec in specs.values()):
+            with formatter.section(heading):
+                formatter.write_dl([(n, spec.summary) for n, spec in specs.items() if spec.heading == heading])
+
+
+_ORDER = {"Run": 0, "Look": 1}
+"""Headings in the order of `llmcore --help`; others follow."""

@@ -1,0 +1,49 @@
+"""The commands for authors of plugins and for measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmcore.api import CommandSpec, hookimpl
+
+_CLI = "llmcore_devtools.cli"
+
+_BENCH = {
+    "latency": "Time decode steps and first tokens, by batch size, in this process.",
+    "throughput": "Time whole workloads, submitted at once, in this process.",
+    "serve": "Load a server over HTTP at given rates.",
+}
+
+
+@hookimpl
+def register_commands() -> Iterable[CommandSpec]:
+    """`testserver`, `bench`, `kernels --check` and `--bench`, `plugins new`."""
+    yield CommandSpec(
+        name="testserver",
+        summary="Serve a fake model, on which clients and plugins can be tried.",
+        command=f"{_CLI}.testserver:command",
+        heading="Run",
+        prepare="llmcore.machine:check_limits",
+    )
+    yield CommandSpec(
+        name="bench",
+        summary="Measure latency and throughput, in process or over HTTP.",
+        command=f"{_CLI}.bench:command",
+        heading="Run",
+    )
+    for name, summary in _BENCH.items():
+        command = f"{_CLI}.bench.{name}:command"
+        yield CommandSpec(name=f"bench {name}", summary=summary, command=command, heading="Commands")
+    yield CommandSpec(
+        name="kernels --check",
+        summary="Run every kernel that fits here, and compare it with its reference.",
+        command=f"{_CLI}.check_kernels:run",
+    )
+    yield CommandSpec(
+        name="kernels --bench",
+        summary="Time every kernel that fits here, beside its alternatives.",
+        command=f"{_CLI}.bench_kernels:run",
+    )
+    yield CommandSpec(
+        name="plugins new", summary="Write a plugin.", command=f"{_CLI}.new_plugin:new", heading="Commands"
+    )

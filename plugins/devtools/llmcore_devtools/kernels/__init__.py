@@ -1,0 +1,1 @@
+"""Kernels beside their references: checked, compared and timed on a device."""

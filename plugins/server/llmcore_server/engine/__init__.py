@@ -1,0 +1,1 @@
+"""The engine as a process of a server: its mailbox, the HTTP workers behind it, and admission."""

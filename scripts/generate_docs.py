@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from llmcore.cli.options import group_title
+from llmcore.cli.options import grouped
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
 from options_elsewhere import brought, options_elsewhere
@@ -37,23 +37,30 @@ def options_page() -> str:
 
 def _options() -> Iterator[str]:
     yield INTRODUCTION
-    for group in (*GROUPS, "plugin_options"):
+    for title, among in grouped((*settings(), *brought())):
         yield ""
-        yield f"## {group_title(group)}"
+        yield f"## {title}"
         yield ""
-        yield f"In code: `config.{group}`." if group in GROUPS else "In code: `config.plugin_options[name]`."
+        yield f"In code: {_place(among[0])}."
         yield ""
         yield "| Option | Values | Default | Meaning |"
         yield "| --- | --- | --- | --- |"
-        for setting in (*settings(), *brought()):
-            if setting.group == group:
-                yield f"| {_names(setting)} | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
+        for setting in among:
+            yield f"| {_names(setting)} | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
     yield ""
     yield "## Flags that switch on what is always on"
     yield ""
     for name, why in RETIRED.items():
         yield f"- `--{name}`: {why}. Using it is a warning."
     yield from options_elsewhere()
+
+
+def _place(setting: Setting) -> str:
+    """The Python expression that has a setting."""
+    if setting.group in GROUPS:
+        return f"`config.{setting.group}`"
+    section = setting.section
+    return f"`config.section({section.__module__}.{section.__name__})`" if section else "`config.plugin_options[name]`"
 
 
 def _names(setting: Setting) -> str:

@@ -19,10 +19,18 @@ from types import ModuleType
 from typing import Any
 
 from llmcore import __version__
-from llmcore.config import Config
+from llmcore.config import Config, make_config, with_plugins
 from llmcore.errors import ConfigError, PluginError, did_you_mean, message_of, reraise_if_stopping, text_of
 from llmcore.registry import KIND_NAMES, Failure, Registry, fix_for
-from llmcore.specs import ImportString, KVManagerSpec, LengthEstimatorSpec, MetricSinkSpec, PluginInfo, SchedulerSpec
+from llmcore.specs import (
+    ImportString,
+    KVManagerSpec,
+    LengthEstimatorSpec,
+    MetricSinkSpec,
+    OptionSpec,
+    PluginInfo,
+    SchedulerSpec,
+)
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +204,17 @@ def collect(config: Config) -> Registry:
     for info in selection.plugins:
         registry.add(info, import_plugin)
     return registry
+
+
+def configure(plugins: Sequence[str] | None = None, **values: Any) -> tuple[Config, Registry]:
+    """A checked Config for use in process, from settings by name, and what its plugins contribute.
+
+    Neither the environment nor a file is read. Raises ConfigError for an unknown or wrong setting.
+    """
+    chosen = {} if plugins is None else {"plugins": list(plugins)}
+    registry = build_registry(make_config(**chosen))
+    brought = [spec for spec, _ in registry.specs(OptionSpec)]
+    return with_plugins(make_config(brought, **chosen, **values), registry.offered), registry
 
 
 def _name_of(item: str) -> str:

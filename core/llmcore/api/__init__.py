@@ -11,6 +11,7 @@ from llmcore.bridge import (
     SamplingParams,
     Submit,
 )
+from llmcore.config import Config, Origins, option, options_of, without_effect
 from llmcore.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
 from llmcore.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
 from llmcore.hookspecs import hookimpl
@@ -83,6 +84,7 @@ __all__ = [
     "Checkpoint",
     "ChoiceEvent",
     "CommandSpec",
+    "Config",
     "ConfigError",
     "Device",
     "DeviceInfo",
@@ -114,6 +116,7 @@ __all__ = [
     "OpContext",
     "OpSpec",
     "OptionSpec",
+    "Origins",
     "OutputParserSpec",
     "Placement",
     "PluginError",
@@ -138,6 +141,9 @@ __all__ = [
     "WeightMap",
     "bucket_of",
     "hookimpl",
+    "option",
+    "options_of",
     "read_dtype",
+    "without_effect",
     "words_of",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from llmcore.cli.options import Resolved, SettingsCommand, group_title, with_model
+from llmcore.cli.options import Resolved, SettingsCommand, grouped, with_model
 from llmcore.config import plugin_settings, settings, shown_value
 from llmcore.specs import OptionSpec
 
@@ -34,13 +34,11 @@ def show(resolved: Resolved, model: str | None, origin: bool, as_json: bool) -> 
         click.echo(json.dumps({s.name: _entry(value, origins[s.name], origin) for s, value in rows}, indent=2))
         return
     width = max(len(setting.name) for setting, _ in rows) + 1
-    group = ""
-    for setting, value in rows:
-        if setting.group != group:
-            group = setting.group
-            click.echo(f"# {group_title(group)}")
-        text = f"{setting.name + ':':<{width}} {_yaml(value)}"
-        click.echo(f"{text:<{width + 24}}  # {origins[setting.name]}" if origin else text)
+    for title, among in grouped(setting for setting, _ in rows):
+        click.echo(f"# {title}")
+        for setting in among:
+            text = f"{setting.name + ':':<{width}} {_yaml(shown_value(config, setting))}"
+            click.echo(f"{text:<{width + 24}}  # {origins[setting.name]}" if origin else text)
 
 
 def _entry(value: Any, origin: str, with_origin: bool) -> Any:

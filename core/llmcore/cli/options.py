@@ -29,8 +29,6 @@ from llmcore.plugins import build_registry, collect
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec
 
-_EVERY_GROUP = (*GROUPS, "plugin_options")
-_TITLES = {"plugin_options": "Options of plugins"}
 _METAVARS = {int: "N", float: "X", bool: "", str: "TEXT"}
 
 
@@ -46,14 +44,14 @@ class Resolved:
 class SettingsCommand(click.Command):
     """A command whose options are settings; its callback gets them as `resolved`.
 
-    `groups`: which sections of the tree it offers on the command line. All of them are read from YAML and the
-    environment, so that one file serves every command.
+    `groups`: which groups of settings it offers on the command line, None for all. All of them are read from YAML and
+    the environment, so that one file serves every command.
     """
 
-    def __init__(self, *args: Any, groups: Sequence[str] = _EVERY_GROUP, **more: Any) -> None:
+    def __init__(self, *args: Any, groups: Sequence[str] | None = None, **more: Any) -> None:
         more.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
         super().__init__(*args, **more)
-        self.groups = tuple(groups)
+        self.groups = groups
         self.own = list(self.params)
         self.params += [
             click.Option(["--config"], metavar="FILE", help="YAML file of settings, `name: value`."),
@@ -86,11 +84,13 @@ class SettingsCommand(click.Command):
         given = {name: ctx.params.pop(name) for name in [*(s.name for s in offered), *RETIRED] if name in ctx.params}
         if rest:
             raise click.UsageError(_too_many(rest, [s for s in offered if given.get(s.name)]), ctx)
+        brought = [spec for spec, _ in registry.specs(OptionSpec)]
+        known = (*settings(), *plugin_settings(brought))
         config, origins = resolve_config(
             {name: value for name, value in given.items() if value not in (None, (), False)},
-            environment(),
+            environment(known),
             content,
-            extra=[spec for spec, _ in registry.specs(OptionSpec)],
+            extra=brought,
             yaml_name=str(file),
         )
         ctx.params["resolved"] = Resolved(with_plugins(config, registry.offered), origins, registry)
@@ -122,19 +122,18 @@ class SettingsCommand(click.Command):
             own = [parameter.get_help_record(ctx) for parameter in super().get_params(ctx)]
             formatter.write_dl([record for record in own if record])
         shown = [s for s in ctx.meta.get("llmcore.settings") or self._offered() if everything or s.first_page]
-        for group in self.groups:
-            rows = [help_row(setting) for setting in shown if setting.group == group]
-            if rows:
-                with formatter.section(group_title(group)):
-                    formatter.write_dl(rows)
+        for title, among in grouped(setting for setting in shown if setting.group != ELSEWHERE):
+            with formatter.section(title):
+                formatter.write_dl([help_row(setting) for setting in among])
         if not everything:
             formatter.write_text("More options: --help-all. Names may be written with _ or -.")
 
     def _offered(self, registry: Registry | None = None) -> list[Setting]:
         brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec)) if registry else ()
         known = (*settings(), *brought)
-        absent = absent_settings(known) if self.groups == _EVERY_GROUP else ()
-        return [setting for setting in (*known, *absent) if setting.group in (*self.groups, ELSEWHERE)]
+        if self.groups is None:
+            return [*known, *absent_settings(known)]
+        return [setting for setting in known if setting.group in self.groups]
 
 
 def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
@@ -178,9 +177,22 @@ def help_row(setting: Setting) -> tuple[str, str]:
     return f"{flags} {metavar}".rstrip(), f"{setting.help} [{setting.default}]" if shown else setting.help
 
 
-def group_title(group: str) -> str:
-    """A section's heading: the first line of its class's docstring."""
-    return _TITLES.get(group) or (GROUPS[group].__doc__ or group).strip().rstrip(".")
+def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
+    """(heading, settings) of each group: the model's, then the sections of plugins, then core's others, then options
+    of plugins without a section. The heading is the first line of the section's docstring."""
+    groups: dict[str, list[Setting]] = {}
+    for setting in among:
+        groups.setdefault(setting.group, []).append(setting)
+    first, *others = GROUPS
+    order = (first, *(group for group in groups if group not in (*GROUPS, _LOOSE)), *others, _LOOSE)
+    for group in order:
+        if group in groups:
+            section = GROUPS.get(group) or groups[group][0].section
+            yield ((section.__doc__ or group).partition("\n")[0].rstrip(".") if section else _TITLE), groups[group]
+
+
+_LOOSE = "plugin_options"
+_TITLE = "Options of plugins"
 
 
 def _option(setting: Setting) -> click.Option:

@@ -3,7 +3,7 @@
 Nothing outside this package reads the environment.
 """
 
-from llmcore.config.check import check_config, check_model_dir, is_loopback, parse_pin
+from llmcore.config.check import check_config, check_model_dir, parse_pin, without_effect
 from llmcore.config.load import (
     Origins,
     child_environment,
@@ -14,12 +14,10 @@ from llmcore.config.load import (
     resolve_config,
     with_plugins,
 )
-from llmcore.config.setting import RETIRED, Setting, find_setting, plugin_settings, settings, without_login
+from llmcore.config.setting import RETIRED, Setting, find_setting, options_of, plugin_settings, settings, without_login
 from llmcore.config.shown import shown_settings, shown_value, value_of
 from llmcore.config.tree import (
     DATA_TYPES,
-    Access,
-    Admission,
     Config,
     Kernels,
     Memory,
@@ -28,15 +26,13 @@ from llmcore.config.tree import (
     Reports,
     Requests,
     Scheduling,
-    Server,
+    option,
 )
 from llmcore.config.yaml_file import YamlSettings, read_yaml
 
 __all__ = [
     "DATA_TYPES",
     "RETIRED",
-    "Access",
-    "Admission",
     "Config",
     "Kernels",
     "Memory",
@@ -46,7 +42,6 @@ __all__ = [
     "Reports",
     "Requests",
     "Scheduling",
-    "Server",
     "Setting",
     "YamlSettings",
     "check_config",
@@ -56,8 +51,9 @@ __all__ = [
     "environment",
     "find_setting",
     "gateway_login",
-    "is_loopback",
     "make_config",
+    "option",
+    "options_of",
     "parse_pin",
     "plugin_settings",
     "read_yaml",
@@ -67,5 +63,6 @@ __all__ = [
     "shown_value",
     "value_of",
     "with_plugins",
+    "without_effect",
     "without_login",
 ]

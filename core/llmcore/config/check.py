@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from llmcore.config.tree import Config
 from llmcore.errors import ConfigError
@@ -14,15 +13,23 @@ from llmcore.errors import ConfigError
 Origins = Mapping[str, str]
 
 
-def check_config(config: Config, origins: Origins) -> list[str]:
-    """Raises ConfigError for the first contradiction; returns a sentence for each that has no
-    effect or is a risk."""
+def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> list[str]:
+    """Raises ConfigError for the first contradiction; returns a sentence for each setting that has no effect or is a
+    risk. `sections`: the dataclasses of plugins' settings; one that has a method `check(config, origins)` is asked too.
+    """
     for problem in _PROBLEMS:
         text = problem(config, origins)
         if text:
             raise ConfigError(text)
-    idle = [f"{origins[name]} has no effect: {why}." for name, why in _without_effect(config) if _given(origins, name)]
-    return [*idle, *_exposed(config)]
+    warnings = [text for names, why in _idle(config) for text in without_effect(origins, names, why)]
+    for kind in sections:
+        section: Any = config.section(kind)
+        warnings += getattr(section, "check", _unchecked)(config, origins)
+    return warnings
+
+
+def _unchecked(config: Config, origins: Origins) -> tuple[()]:
+    return ()
 
 
 def check_model_dir(config: Config) -> Path:
@@ -47,14 +54,6 @@ def check_model_dir(config: Config) -> Path:
     if not path.is_absolute() and len(path.parts) == 2:
         hint = f"llmcore downloads nothing; to fetch it: hf download {path} --local-dir {path.name}"
     raise ConfigError(f"--model_dir {path} does not exist. {hint}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() in ("localhost", "ip6-localhost", "ip6-loopback")
 
 
 def parse_pin(text: str) -> tuple[str, str]:
@@ -148,55 +147,6 @@ def _kv_share(config: Config, origins: Origins) -> str | None:
     return None
 
 
-def _keys(config: Config, origins: Origins) -> str | None:
-    for key in config.access.api_keys:
-        if not (key.isascii() and key.isprintable() and " " not in key):
-            return f"{origins['api_keys']} holds a key that no header can carry; use ASCII without spaces."
-    return None
-
-
-def _cors(config: Config, origins: Origins) -> str | None:
-    if config.access.allow_credentials and "*" in config.access.allow_origins:
-        return "--allow_credentials with --allow_origins '*' would let any web page act for its reader; list origins."
-    return None
-
-
-def _hosts(config: Config, origins: Origins) -> str | None:
-    for name in config.access.allowed_hosts:
-        if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-            origin = origins["allowed_hosts"]
-            return f"{origin} holds {name!r}; give a name without scheme or port, e.g. llm.example.com."
-    return None
-
-
-def _tls(config: Config, origins: Origins) -> str | None:
-    access = config.access
-    if access.ssl and not (access.ssl_certfile and access.ssl_keyfile):
-        missing = "--ssl_keyfile" if access.ssl_certfile else "--ssl_certfile"
-        return f"--ssl needs {missing}; give the paths of a certificate chain and its key, both PEM."
-    return None
-
-
-def _admin(config: Config, origins: Origins) -> str | None:
-    host = config.server.admin_host
-    if config.server.disable_admin or is_loopback(host) or config.access.api_keys:
-        return None
-    return (
-        f"--admin_host {host} lets others read the server's settings and figures, and there are no --api_keys; "
-        "set some, or keep it on 127.0.0.1."
-    )
-
-
-def _push(config: Config, origins: Origins) -> str | None:
-    keys = [label.partition("=")[0] for label in config.reports.grouping_key]
-    for label, key in zip(config.reports.grouping_key, keys, strict=True):
-        if not (re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", key) and label.partition("=")[2]):
-            return f"--grouping_key {label!r} needs the form key=value, e.g. instance=node1"
-    if len(set(keys)) < len(keys) or "job" in keys:
-        return f"--grouping_key names a key twice, or job, which --job_name says: {', '.join(keys)}."
-    return None
-
-
 _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
     _deepspeed,
     _memory,
@@ -205,53 +155,28 @@ _PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
     _estimator,
     _pins,
     _kv_share,
-    _keys,
-    _cors,
-    _hosts,
-    _tls,
-    _admin,
-    _push,
 )
-
-
-def _exposed(config: Config) -> Iterator[str]:
-    server, access = config.server, config.access
-    if access.api_keys and not access.ssl and not is_loopback(server.host):
-        yield f"--host {server.host} without --ssl: API keys travel as they are, unless a proxy encrypts them."
-    if not server.disable_admin and not is_loopback(server.admin_host):
-        yield f"--admin_host {server.admin_host}: API keys travel as they are, unless a proxy encrypts them."
 
 
 # --- without effect --------------------------------------------------------------------------------------------
 
 
-def _without_effect(config: Config) -> Iterator[tuple[str, str]]:
-    memory, scheduling, server = config.memory, config.scheduling, config.server
+def without_effect(origins: Origins, names: Iterable[str], why: str) -> Iterator[str]:
+    """A warning for each setting in `names` that was given."""
+    for name in names:
+        if _given(origins, name):
+            yield f"{origins[name]} has no effect: {why}."
+
+
+def _idle(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    memory, scheduling = config.memory, config.scheduling
     if memory.max_total_token_num is not None:
-        for name in ("mem_fraction", "cache_max_entry_count"):
-            yield name, "max_total_token_num already says how many tokens fit"
-    if not config.access.allow_origins:
-        for name in ("allow_methods", "allow_headers", "allow_credentials"):
-            yield name, "allow_origins names no origin that may call this server"
-    if not server.health_monitor:
-        for name in ("restart_pause", "restart_limit"):
-            yield name, "without health_monitor a server ends with its engine"
-    if not config.access.ssl:
-        for name in ("ssl_certfile", "ssl_keyfile"):
-            yield name, "ssl is not set"
-    if server.disable_admin:
-        for name in ("admin_host", "admin_port", "ready_timeout"):
-            yield name, "disable_admin is set"
-    if config.reports.metric_gateway is None:
-        for name in ("job_name", "grouping_key", "push_interval", "enable_monitor_auth"):
-            yield name, "metric_gateway names no Pushgateway"
+        yield ("mem_fraction", "cache_max_entry_count"), "max_total_token_num already says how many tokens fit"
     if config.reports.log_level not in ("DEBUG", "NOTSET"):
-        yield "max_log_len", "prompts are logged with log_level DEBUG only"
-    if server.disable_log_stats:
-        yield "log_stats_interval", "disable_log_stats is set"
+        yield ("max_log_len",), "prompts are logged with log_level DEBUG only"
     if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:
-        yield "router_max_new_token_len", "nothing is capped when the full max_new_tokens is foreseen"
+        yield ("router_max_new_token_len",), "nothing is capped when the full max_new_tokens is foreseen"
     if config.kernels.disable_cudagraph:
-        yield "graph_max_batch_size", "disable_cudagraph is set"
+        yield ("graph_max_batch_size",), "disable_cudagraph is set"
     if config.model.trust_remote_code and (config.model.model_dir or "").endswith(".gguf"):
-        yield "trust_remote_code", "a GGUF file carries no code"
+        yield ("trust_remote_code",), "a GGUF file carries no code"

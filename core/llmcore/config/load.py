@@ -39,15 +39,16 @@ Origins = Mapping[str, str]
 """Setting name -> "default", or where its value is written: `--port`, `LLMCORE_PORT`, `port in server.yaml`."""
 
 
-_UNPREFIXED = ("SSL_CERTFILE", "SSL_KEYFILE")
-"""Where LMDeploy looks for a certificate and its key; `LLMCORE_` in front of them counts more."""
-
-
-def environment() -> dict[str, str]:
-    """The variables of this process that are settings, with their full names: `LLMCORE_*`, and some of LMDeploy's
-    where its `--ssl` could mean them."""
+def environment(known: Iterable[Setting] = ()) -> dict[str, str]:
+    """The variables of this process that are settings, with their full names: `LLMCORE_*`, and the `variables` of
+    `known` settings, which count less."""
     ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-    theirs = {name: os.environ[name] for name in _UNPREFIXED if name in os.environ and PREFIX + name not in ours}
+    theirs = {
+        variable: os.environ[variable]
+        for setting in known
+        for variable in setting.variables
+        if variable in os.environ and PREFIX + setting.name.upper() not in ours
+    }
     return ours | theirs
 
 
@@ -121,7 +122,8 @@ def resolve_config(
             origins[setting.name] = where
     config = _build(values, known)
     complete = {setting.name: origins.get(setting.name, "default") for setting in known if setting.group != ELSEWHERE}
-    for warning in check_config(config, complete):
+    sections = dict.fromkeys(setting.section for setting in known if setting.section is not None)
+    for warning in check_config(config, complete, sections):
         log.warning("%s", warning)
     return config, complete
 
@@ -188,8 +190,9 @@ def _from_file(given: Mapping[str, Any], file: str, known: Sequence[Setting]) ->
 
 def _from_environment(env: Mapping[str, str], known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
     understood = _understood(known)
+    named = {variable: setting.name for setting in known for variable in setting.variables}
     for variable, raw in env.items():
-        name = canonical(variable.removeprefix(PREFIX))
+        name = named.get(variable) or canonical(variable.removeprefix(PREFIX))
         if name in _NOT_SETTINGS:
             continue
         if name not in understood:
@@ -209,5 +212,5 @@ def _build(values: Mapping[str, Any], known: Sequence[Setting]) -> Config:
         group: section(**{s.name: values[s.name] for s in known if s.group == group and s.name in values})
         for group, section in GROUPS.items()
     }
-    brought = {s.name: values.get(s.name, s.default) for s in known if s.group == "plugin_options"}
+    brought = {s.name: values.get(s.name, s.default) for s in known if s.group not in (*GROUPS, ELSEWHERE)}
     return Config(**sections, plugin_options=brought)

@@ -7,24 +7,13 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 from llmcore.config import elsewhere
-from llmcore.config.tree import (
-    Access,
-    Admission,
-    Kernels,
-    Memory,
-    Model,
-    Plugins,
-    Reports,
-    Requests,
-    Scheduling,
-    Server,
-)
+from llmcore.config.tree import Kernels, Memory, Model, Plugins, Reports, Requests, Scheduling
 from llmcore.errors import ConfigError, did_you_mean
 from llmcore.specs import OptionSpec
 
@@ -32,10 +21,7 @@ log = logging.getLogger("llmcore.config")
 
 GROUPS: Mapping[str, type] = {
     "model": Model,
-    "server": Server,
-    "access": Access,
     "requests": Requests,
-    "admission": Admission,
     "reports": Reports,
     "memory": Memory,
     "scheduling": Scheduling,
@@ -68,12 +54,14 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A leaf of the tree, or an option that a plugin brings (`group` is then "plugin_options").
+    """A leaf of the tree, or an option that a plugin brings.
 
+    `group`: the section of the tree; for an option of a plugin the name of its `section`, else "plugin_options".
     `kind` is int, float, bool or str; a `multiple` setting is a tuple of it. `low` and `high` are inclusive. `unset`:
     a word that means the default. On the command line a `multiple` setting takes the words up to the next option,
     with `one_word` the next one only. Nothing shows the value of a `secret` one, or the user and the password in
-    the address that a `login` one holds.
+    the address that a `login` one holds. `variables`: environment variables beside `LLMCORE_NAME` that set it, which
+    counts more. `serving`: it has an effect on a server only.
     """
 
     name: str
@@ -92,6 +80,9 @@ class Setting:
     one_word: bool = False
     secret: bool = False
     login: bool = False
+    variables: tuple[str, ...] = ()
+    section: type | None = None
+    serving: bool = False
 
     def parse(self, raw: object, where: str) -> Any:
         """The value that `raw` (text, or what YAML made of it) stands for; a ConfigError names `where` it is from."""
@@ -221,12 +212,39 @@ def settings() -> tuple[Setting, ...]:
     )
 
 
+def options_of(section: type[Any], *, serving: bool = False) -> Iterator[OptionSpec]:
+    """The fields of a frozen dataclass as options that a plugin brings, for `register_options`.
+
+    Its fields are made with `option`, its docstring is their heading, and `config.section(section)` gives its values.
+    A method `check(config, origins)` of it raises ConfigError for values that contradict each other and yields
+    warnings. `serving`: the options have an effect on a server only, so `LLM` refuses them.
+    """
+    hints = typing.get_type_hints(section)
+    for leaf in fields(section):
+        shape = _shape(hints[leaf.name])
+        more = {name: value for name, value in leaf.metadata.items() if name != "help"}
+        yield OptionSpec(
+            name=leaf.name,
+            summary=leaf.metadata["help"],
+            type=shape["kind"],
+            multiple=shape["multiple"],
+            default=leaf.default,
+            section=section,
+            serving=serving,
+            **more,
+        )
+
+
 def _shape(hint: Any) -> dict[str, Any]:
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is tuple:
         return {"kind": typing.get_args(hint)[0], "multiple": True}
     return {"kind": hint, "multiple": False}
+
+
+_SAME = {leaf.name for leaf in fields(Setting)} & {leaf.name for leaf in fields(OptionSpec)} - {"name", "default"}
+"""What a Setting has of an OptionSpec as it is."""
 
 
 def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
@@ -237,19 +255,18 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
         name = canonical(spec.name)
         if spec.type not in _KINDS:
             raise ConfigError(f"Option {name} of a plugin has type {spec.type.__name__}; use int, float, bool or str.")
-        if name in taken:
-            raise ConfigError(f"Option {name} exists already; the plugin that brings it must rename it.")
-        taken.add(name)
+        for one in (name, *spec.aliases):
+            if one in taken:
+                raise ConfigError(f"Option {one} exists already; the plugin that brings it must rename it.")
+            taken.add(one)
         found.append(
             Setting(
                 name=name,
-                group="plugin_options",
+                group="plugin_options" if spec.section is None else spec.section.__name__.lower(),
                 kind=spec.type,
                 help=spec.summary,
                 default=tuple(spec.default or ()) if spec.multiple else spec.default,
-                multiple=spec.multiple,
-                choices=spec.choices,
-                secret=spec.secret,
+                **{same: getattr(spec, same) for same in _SAME},
             )
         )
     return tuple(found)

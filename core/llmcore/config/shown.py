@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from llmcore.config.setting import HIDDEN, Setting, settings
+from llmcore.config.setting import GROUPS, HIDDEN, Setting, settings
 from llmcore.config.tree import Config
 
 
 def value_of(config: Config, setting: Setting) -> Any:
     """A setting's value in a config."""
-    if setting.group == "plugin_options":
-        return config.plugin_options[setting.name]
-    return getattr(getattr(config, setting.group), setting.name)
+    section = getattr(config, setting.group) if setting.group in GROUPS else None
+    return config.plugin_options[setting.name] if section is None else getattr(section, setting.name)
 
 
 def shown_value(config: Config, setting: Setting) -> Any:
@@ -20,9 +20,8 @@ def shown_value(config: Config, setting: Setting) -> Any:
     return setting.shown(value_of(config, setting))
 
 
-def shown_settings(config: Config) -> dict[str, Any]:
-    """Every setting of core by name. Clients may see it, so the path of the private key is hidden. Settings of plugins
-    are named only, because they do not say which of them are secret."""
-    shown = {setting.name: shown_value(config, setting) for setting in settings()}
-    shown["ssl_keyfile"] = HIDDEN if config.access.ssl_keyfile else None
-    return {**shown, **dict.fromkeys(config.plugin_options, HIDDEN)}
+def shown_settings(config: Config, brought: Iterable[Setting]) -> dict[str, Any]:
+    """The settings of core, and those `brought` by plugins, by name. Further settings of plugins are named only, because
+    a config does not say which of them are secret."""
+    known = (*settings(), *(setting for setting in brought if setting.name in config.plugin_options))
+    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in known}

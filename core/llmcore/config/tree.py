@@ -7,10 +7,15 @@ default depends on the model or the device, as the help says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmcore.specs import DType, PluginInfo
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+S = TypeVar("S", bound="DataclassInstance")
 
 DATA_TYPES: Mapping[str, DType] = {
     "bf16": "bf16",
@@ -27,153 +32,15 @@ DATA_TYPES: Mapping[str, DType] = {
 
 def option(default: Any, help: str, **more: Any) -> Any:
     """A setting: its default, one line of help, and what `Setting` takes of `aliases`, `choices`, `unit`, `low`,
-    `high`, `unset`, `one_word`, `secret`, `login` and `first_page`. A setting with a unit is a count and may be
+    `high`, `unset`, `one_word`, `secret`, `login`, `variables` and `first_page`. A setting with a unit is a count and may be
     written 32k (32,000) or 32K (32,768).
     """
     return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
-    """Where the server listens and how its processes talk."""
-
-    host: str = option("127.0.0.1", "Address to listen on.", aliases=("server_name",), first_page=True)
-    port: int = option(
-        8000, "Port to listen on (0: any free one).", aliases=("server_port",), low=0, high=65535, first_page=True
-    )
-    httpserver_workers: int = option(
-        1, "HTTP worker processes on one shared listening socket.", low=1, high=64, first_page=True
-    )
-    max_connections: int | None = option(
-        None,
-        "Most connections of one HTTP worker; further ones get a 503 at once (default: 4096, or 256 beyond "
-        "running_max_req_size where that is more).",
-        low=1,
-    )
-    max_connections_per_address: int = option(
-        0, "Most of them from one address (0: any number; behind a proxy all have the same).", low=0
-    )
-    sse_keep_alive: float = option(
-        15.0,
-        "Seconds of silence in a stream after which it gets a comment, so that proxies do not cut its connection "
-        "(0: never).",
-        low=0,
-    )
-    zmq_mode: str = option(
-        "ipc:///tmp/", "How processes talk: a private directory, or loopback.", choices=("ipc:///tmp/", "tcp://")
-    )
-    disable_log_stats: bool = option(False, "Do not log throughput.")
-    log_stats_interval: int = option(10, "Seconds between throughput lines.", low=1)
-    drain_timeout: float = option(30.0, "Seconds that open requests may go on after SIGTERM.", low=0)
-    watchdog_timeout: int = option(
-        30,
-        "Seconds without a finished step, work pending, until the engine is killed; of silence, until a worker is.",
-        low=1,
-    )
-    admin_host: str = option(
-        "127.0.0.1", "Address of the admin listener: health, metrics, dashboard. One that others reach needs api_keys."
-    )
-    admin_port: int | None = option(
-        None, "Its port; 0: any free one (default: port + 1, or any free one where that is taken).", low=0, high=65535
-    )
-    disable_admin: bool = option(False, "Have no admin listener.")
-    ready_timeout: int = option(
-        30, "Seconds without a finished step until its /ready says 503; an idle engine is made to do one.", low=1
-    )
-    health_monitor: bool = option(
-        False, "Start a new engine, after a pause, when it has died or hangs; without it the server ends."
-    )
-    restart_pause: float = option(
-        1.0, "Seconds until a dead engine is replaced; doubled by every further death within ten minutes.", low=0
-    )
-    restart_limit: int = option(
-        5, "How often within ten minutes an engine is replaced before the server ends instead (0: always).", low=0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Who may connect, and how."""
-
-    api_keys: tuple[str, ...] = option(
-        (),
-        "Keys of which every request must bring one; only health and readiness stay open. Best kept out of the "
-        "command line: in LLMCORE_API_KEYS or the YAML file.",
-        secret=True,
-        first_page=True,
-    )
-    allow_origins: tuple[str, ...] = option((), "Origins of web pages that may call this server (CORS); * for any.")
-    allow_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
-    allow_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
-    allow_credentials: bool = option(False, "Let them send cookies and the like; not with origin *.")
-    allowed_hosts: tuple[str, ...] = option(
-        (),
-        "Names beside localhost, this machine's own and any address under which clients may call the server, as its "
-        "Host header; * for any. Checked where they are given, and on loopback without api_keys.",
-    )
-    ssl: bool = option(False, "Speak HTTPS; needs ssl_certfile and ssl_keyfile.")
-    ssl_certfile: str | None = option(None, "Certificate chain, PEM (or the variable SSL_CERTFILE).")
-    ssl_keyfile: str | None = option(None, "Its private key, PEM, without a password (or the variable SSL_KEYFILE).")
-    disable_fastapi_docs: bool = option(False, "Do not serve /openapi.json and /docs.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requests:
-    """What becomes of requests before they reach the engine."""
-
-    beam_mode: bool = option(
-        False, "At /generate best_of is the number of beams of a beam search; without it num_beams asks for one."
-    )
-    token_healing_mode: bool = option(
-        False,
-        "Make the end of every prompt anew: its last tokens become the beginning of the answer, which is not shown.",
-    )
-    long_truncation_mode: str | None = option(
-        None,
-        "Cut a prompt that is too long beside its answer: head drops its beginning, center its middle.",
-        choices=("head", "center"),
-        unset="None",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Admission:
-    """How many requests may wait, and how long they may take. Every answer of a request counts (`n`, beams)."""
-
-    max_waiting_requests: int | None = option(
-        None,
-        "Most requests that wait for a place; one more is refused with 429 (default: running_max_req_size; 0: any).",
-        unit="requests",
-        low=0,
-    )
-    max_waiting_tokens: int | None = option(
-        None,
-        "Most tokens of prompts that wait; beyond that 429 (default: 4 times the KV slots; 0: any).",
-        unit="tokens",
-        low=0,
-    )
-    max_requests_per_key: int | None = option(
-        None,
-        "Most requests of one API key that wait or run; beyond that 429 (default: with several keys half of what may "
-        "wait and run in all; 0: any).",
-        unit="requests",
-        low=0,
-    )
-    queue_timeout: float = option(0.0, "Seconds a request may wait before it runs, else 503 (0: any).", low=0)
-    first_token_timeout: float = option(
-        0.0, "Seconds from a request's arrival to its first token, else 504 (0: any).", low=0
-    )
-    request_timeout: float = option(
-        0.0,
-        "Seconds from a request's arrival to its end, else 504, or an error in the stream (0: any). The header "
-        "x-request-timeout can only shorten it.",
-        low=0,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reports:
-    """What is logged and pushed."""
+    """What is logged."""
 
     log_level: str = option(
         "INFO",
@@ -186,14 +53,21 @@ class Reports:
     max_log_len: int | None = option(
         None, "Most characters and most ids of a prompt in the log (default: all).", low=0
     )
-    metric_gateway: str | None = option(
-        None, "Address of a Prometheus Pushgateway that figures are pushed to.", login=True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """What becomes of requests before they reach the engine."""
+
+    token_healing_mode: bool = option(
+        False,
+        "Make the end of every prompt anew: its last tokens become the beginning of the answer, which is not shown.",
     )
-    job_name: str = option("llmcore", "Name of the job under which they are pushed.")
-    grouping_key: tuple[str, ...] = option((), "More labels to group them by, key=value.")
-    push_interval: int = option(10, "Seconds between two pushes.", low=1)
-    enable_monitor_auth: bool = option(
-        False, "Log in at the gateway with the variables USERNAME and PASSWORD (HTTP basic auth)."
+    long_truncation_mode: str | None = option(
+        None,
+        "Cut a prompt that is too long beside its answer: head drops its beginning, center its middle.",
+        choices=("head", "center"),
+        unset="None",
     )
 
 
@@ -359,14 +233,11 @@ class Plugins:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings of one server, and what was discovered when it started."""
+    """All settings, and the plugins that were found at the start. `plugin_options`: those of plugins, by name."""
 
-    server: Server = Server()
-    access: Access = Access()
-    requests: Requests = Requests()
-    admission: Admission = Admission()
-    reports: Reports = Reports()
     model: Model = Model()
+    requests: Requests = Requests()
+    reports: Reports = Reports()
     memory: Memory = Memory()
     scheduling: Scheduling = Scheduling()
     kernels: Kernels = Kernels()
@@ -378,3 +249,13 @@ class Config:
         # A config that came from another process has lists where tuples were.
         brought = {k: tuple(v) if isinstance(v, list) else v for k, v in self.plugin_options.items()}
         object.__setattr__(self, "plugin_options", brought)
+        object.__setattr__(self, "_sections", {})
+
+    def section(self, kind: type[S]) -> S:
+        """The settings that a plugin declared as the frozen dataclass `kind` (see `options_of`)."""
+        sections: dict[type, Any] = self._sections  # type: ignore[attr-defined]  # not a field: it does not travel
+        if kind not in sections:
+            given = {f.name: self.plugin_options[f.name] for f in fields(kind) if f.name in self.plugin_options}
+            sections[kind] = kind(**given)
+        found: S = sections[kind]
+        return found

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.bridge import BeamSearch, Load, SamplingParams, Submit
-from llmcore.config import Config, check_model_dir, make_config, settings, with_plugins
+from llmcore.config import Config, check_model_dir, plugin_settings, settings
 from llmcore.config.setting import canonical, names
 from llmcore.decode_struct import convert
 from llmcore.engine.answers import Collector, Generated
@@ -27,7 +27,7 @@ from llmcore.engine.embedding import POOLINGS, normalized
 from llmcore.engine.local import LocalBridge
 from llmcore.engine.model import Progress
 from llmcore.errors import ConfigError, RequestError
-from llmcore.plugins import build_registry
+from llmcore.plugins import build_registry, configure
 from llmcore.protocols import Tokenizer
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, OutputParserSpec, TokenizerSpec
@@ -86,12 +86,9 @@ class LLM:
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        chosen = {} if plugins is None else {"plugins": list(plugins)}
-        registry = build_registry(make_config(**chosen))
-        brought = [spec for spec, _ in registry.specs(OptionSpec)]
-        config = make_config(brought, model_dir=str(model_dir), **chosen, **settings)
-        _refuse_server_settings(settings)
-        self._start(with_plugins(config, registry.offered), registry, progress)
+        config, registry = configure(plugins, model_dir=str(model_dir), **settings)
+        _refuse_server_settings(settings, registry)
+        self._start(config, registry, progress)
 
     @classmethod
     def from_config(cls, config: Config, progress: Progress | None = None) -> Self:
@@ -288,10 +285,10 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _refuse_server_settings(given: Iterable[str]) -> None:
+def _refuse_server_settings(given: Iterable[str], registry: Registry) -> None:
     """There is no server, so these would do nothing."""
-    groups = ("server", "access", "requests", "admission", "reports")
-    server = names(setting for setting in settings() if setting.group in groups)
+    brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec))
+    server = names(s for s in (*settings(), *brought) if s.serving or s.group in ("requests", "reports"))
     if idle := [name for name in given if canonical(name) in server]:
         raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import msgspec
 from llmcore.child import die_with_parent
-from llmcore.config import Config, child_environment, make_config
+from llmcore.config import Config, child_environment
 from llmcore.errors import ConfigError, LlmcoreError
 from llmcore.logs import log_to_stderr
+from llmcore.plugins import configure
 from llmcore_server.supervisor import Notices, Pace, serve
 from llmcore_server.supervisor.supervisor import ENGINE_MODULE
 
@@ -105,7 +106,7 @@ def serving(
     `all_faults`. `pace`: how old its figures may get. Raises ServerFailed if it does not accept requests within
     `timeout` seconds.
     """
-    config = make_config(
+    config, _ = configure(
         **{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, "drain_timeout": 5, **settings}
     )
     config = replace(config, plugin_options={**config.plugin_options, **(plugin_options or {})})

@@ -17,11 +17,23 @@ def register_dialects() -> Iterable[DialectSpec]:
 def register_options() -> Iterable[OptionSpec]:
     """What its operators may ask for."""
     yield OptionSpec(
+        name="beam_mode",
+        type=bool,
+        default=False,
+        summary="At /generate best_of is the number of beams of a beam search; without it num_beams asks for one.",
+        serving=True,
+    )
+    yield OptionSpec(
         name="return_all_prompt_logprobs",
         type=bool,
         default=False,
         summary="Every native answer, streams excepted, brings the prompt's ids and their log-probabilities.",
+        serving=True,
     )
     yield OptionSpec(
-        name="use_reward_model", type=bool, default=False, summary="The model is a reward model: it serves /get_score."
+        name="use_reward_model",
+        type=bool,
+        default=False,
+        summary="The model is a reward model: it serves /get_score.",
+        serving=True,
     )

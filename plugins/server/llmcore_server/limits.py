@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from llmcore.config import Config
 from llmcore.errors import RequestError
 
+from llmcore_server.settings import Access, Admission
+
 WAITING_POOLS = 4
 """Default of `--max_waiting_tokens`, in KV pools."""
 
@@ -31,10 +33,10 @@ UNBOUNDED = Bounds(NO_BOUND, NO_BOUND, NO_BOUND, NO_BOUND)
 
 def bounds(config: Config, *, max_running: int, kv_tokens: int) -> Bounds:
     """What the options say, for an engine that runs so many choices in so many KV slots."""
-    asked = config.admission
+    asked = config.section(Admission)
     waiting = _bound(asked.max_waiting_requests, max_running)
     total = max_running + waiting
-    half = total // 2 if len(config.access.api_keys) > 1 else 0
+    half = total // 2 if len(config.section(Access).api_keys) > 1 else 0
     return Bounds(
         waiting=waiting,
         tokens=_bound(asked.max_waiting_tokens, WAITING_POOLS * kv_tokens),

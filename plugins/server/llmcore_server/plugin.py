@@ -1,10 +1,12 @@
-"""The command that serves."""
+"""The command that serves, and its options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmcore.api import CommandSpec, hookimpl
+from llmcore.api import CommandSpec, OptionSpec, hookimpl, options_of
+
+from llmcore_server.settings import SECTIONS
 
 
 @hookimpl
@@ -17,3 +19,10 @@ def register_commands() -> Iterable[CommandSpec]:
         heading="Run",
         prepare="llmcore.machine:check_limits",
     )
+
+
+@hookimpl
+def register_options() -> Iterable[OptionSpec]:
+    """The settings of llmcore_server.settings."""
+    for section in SECTIONS:
+        yield from options_of(section, serving=True)

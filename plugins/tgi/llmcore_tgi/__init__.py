@@ -21,4 +21,5 @@ def register_options() -> Iterable[OptionSpec]:
         type=bool,
         default=False,
         summary="/generate, /generate_stream and / speak text-generation-inference's API instead of LightLLM's.",
+        serving=True,
     )

@@ -23,6 +23,7 @@ from llmcore_server.api import (
     room_for_logprobs,
     typed,
 )
+from llmcore_server.settings import Server
 
 from llmcore_tgi import answers
 from llmcore_tgi.requests import MAX_BEST_OF, MAX_STOPS, REFUSED, GenerateRequest, Parameters
@@ -91,7 +92,7 @@ class Info:
                 "max_stop_sequences": MAX_STOPS,
                 "max_input_tokens": facts.max_input_len,
                 "max_total_tokens": facts.max_total_len,
-                "validation_workers": front.config.server.httpserver_workers,
+                "validation_workers": front.config.section(Server).httpserver_workers,
                 "max_client_batch_size": 1,
                 "router": "llmcore",
                 "version": version("llmcore-engine"),

@@ -41,6 +41,7 @@ from llmcore_server.messages import (
     WorkerGone,
 )
 from llmcore_server.server_status import rows
+from llmcore_server.settings import Admission as AdmissionSettings
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class EngineProcess:
 
     def _serve(self, engine: Engine) -> None:
         due = look = 0.0
-        patience = self._launch.config.admission.queue_timeout
+        patience = self._launch.config.section(AdmissionSettings).queue_timeout
         while not self._stopping:
             if engine.idle:
                 self._inbox.wait(self._launch.report_seconds)

@@ -13,11 +13,12 @@ import socket
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from llmcore.config import Access, Config, is_loopback
+from llmcore.config import Config
 from llmcore.errors import RequestError
 
 from llmcore_server.http.entry import ANYBODY, Entry, Headers
 from llmcore_server.http.terms import NO_KEY
+from llmcore_server.settings import Access, Server, is_loopback
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/liveness", "/ping", "/readiness"})
 """Paths that need no key, because the programs that restart or balance servers have none."""
@@ -171,16 +172,16 @@ class Door:
 def server_guard(config: Config) -> SameOrigin | None:
     """The guard of the server itself, or None. It has one on loopback without keys, because web pages can reach it
     there though strangers cannot, and wherever the operator lists hosts."""
-    access = config.access
-    if access.allowed_hosts or (is_loopback(config.server.host) and not access.api_keys):
+    access = config.section(Access)
+    if access.allowed_hosts or (is_loopback(config.section(Server).host) and not access.api_keys):
         return SameOrigin(HostNames(access.allowed_hosts), access.allow_origins)
     return None
 
 
 def admin_guard(config: Config) -> SameOrigin:
     """The guard of the admin listener. Its dashboard is a page of its own origin; no other page may use it."""
-    access = config.access
-    asked = access.allowed_hosts or is_loopback(config.server.admin_host)
+    access = config.section(Access)
+    asked = access.allowed_hosts or is_loopback(config.section(Server).admin_host)
     return SameOrigin(HostNames(access.allowed_hosts) if asked else None)
 
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import falcon
 from falcon.routing import CompiledRouter
-from llmcore.config import Access
 from llmcore.errors import ConfigError, reraise_if_stopping, text_of
 
 from llmcore_server.http.access import OPEN_PATHS, Door, SameOrigin
@@ -26,6 +25,7 @@ from llmcore_server.http.errors import (
 from llmcore_server.http.front import Route
 from llmcore_server.http.openapi import Docs
 from llmcore_server.http.request_id import request_id
+from llmcore_server.settings import Access
 
 _FIELD = re.compile(r"{[^}]*}")
 

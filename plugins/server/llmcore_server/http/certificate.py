@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ssl
 
-from llmcore.config.tree import Access
 from llmcore.errors import ConfigError
+
+from llmcore_server.settings import Access
 
 
 def server_context(access: Access) -> ssl.SSLContext:

@@ -32,6 +32,7 @@ from llmcore_server.http.errors import count_error, http_error, openai_error
 from llmcore_server.http.front import Front
 from llmcore_server.http.keep_alive import KeepAlive
 from llmcore_server.http.reply import Reply
+from llmcore_server.settings import Admission, Server
 
 logger = logging.getLogger(__name__)
 
@@ -186,14 +187,14 @@ class Generation:
 
     def _limit(self, writer: Writer) -> None:
         """Have the request ended when its time is over: the operator's, or the client's where that is shorter."""
-        limits = self._front.config.admission
+        limits = self._front.config.section(Admission)
         own = self._terms.seconds
         total = min(own or math.inf, limits.request_timeout or math.inf)
         if limits.first_token_timeout < total and limits.first_token_timeout:
             self._end_at(limits.first_token_timeout, "first_token_timeout", writer)
         if total < math.inf:
             self._end_at(total, "request_timeout", writer)
-        silent = self._front.config.server.sse_keep_alive
+        silent = self._front.config.section(Server).sse_keep_alive
         if self.job.stream and silent:
             self._keep_alive = KeepAlive(self.reply, self._front.deadlines, silent)
         if self._ended:

@@ -10,9 +10,11 @@ import msgspec
 import orjson
 from llmcore import __version__
 from llmcore.bridge import Load, ModelFacts
-from llmcore.config import Config, shown_settings
+from llmcore.config import Config, options_of, plugin_settings, shown_settings
+from llmcore.config.setting import HIDDEN
 
 from llmcore_server.messages import ServerFacts
+from llmcore_server.settings import SECTIONS, Access
 
 
 def server_info(
@@ -34,9 +36,15 @@ def server_info(
         "load": None if load is None else load.figures(),
         "processes": [] if server is None else msgspec.to_builtins(server.processes),
         "plugins": [{"name": one.name, "dist": one.dist, "version": one.version} for one in config.discovered],
-        "settings": shown_settings(config),
+        "settings": _settings(config),
     }
     return orjson.dumps(answer, default=list)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Clients see them, so the path of the private key is hidden."""
+    shown = shown_settings(config, plugin_settings(spec for section in SECTIONS for spec in options_of(section)))
+    return shown | {"ssl_keyfile": HIDDEN if config.section(Access).ssl_keyfile else None}
 
 
 def model_names(config: Config) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from llmcore_server.http.streaming.limits import (
 from llmcore_server.http.streaming.refusal import Unread, refusal
 from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
 from llmcore_server.server_status import rows
+from llmcore_server.settings import Access, Server
 
 HANDSHAKE_SECONDS = 10.0
 CHUNK = 1 << 16
@@ -151,7 +152,7 @@ def most_connections(config: Config) -> int:
     answers at least (ConfigError)."""
     answered = connections(config) + REFUSALS
     spare = REFUSALS + SPARE_FILES
-    files = raise_open_files(2 * answered + spare, 2 * answered * config.server.httpserver_workers + spare)
+    files = raise_open_files(2 * answered + spare, 2 * answered * config.section(Server).httpserver_workers + spare)
     return (files - spare) // 2
 
 
@@ -163,9 +164,11 @@ async def run(launch: TlsLaunch, most: int) -> None:
     listener = socket.socket(fileno=launch.listen_fd)
     listener.setblocking(False)
     server = await asyncio.start_server(
-        Terminator(launch.workers, most=most, per_address=launch.config.server.max_connections_per_address).serve,
+        Terminator(
+            launch.workers, most=most, per_address=launch.config.section(Server).max_connections_per_address
+        ).serve,
         sock=listener,
-        ssl=server_context(launch.config.access),
+        ssl=server_context(launch.config.section(Access)),
         ssl_handshake_timeout=HANDSHAKE_SECONDS,
         ssl_shutdown_timeout=1.0,
         backlog=2048,

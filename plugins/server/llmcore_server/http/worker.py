@@ -35,6 +35,7 @@ from llmcore_server.http.request_log import log_request
 from llmcore_server.http.streaming import HttpServer, Limits
 from llmcore_server.http.streaming.limits import connections
 from llmcore_server.messages import WorkerLaunch
+from llmcore_server.settings import Access, Server
 
 logger = logging.getLogger(__name__)
 
@@ -85,22 +86,22 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         parsers=open_parsers(parsers, model, tokenizer),
         processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
         observers=(bridge.report, log_request, observers),
-        key_names=tuple(fingerprint(key) for key in launch.config.access.api_keys),
+        key_names=tuple(fingerprint(key) for key in launch.config.section(Access).api_keys),
         gate=bridge.gate,
         deadlines=bridge.deadlines,
     )
     routes = dialect_routes(registry, front)
-    app = build_app(routes, launch.config.access, guard=server_guard(launch.config), gate=bridge.gate)
+    app = build_app(routes, launch.config.section(Access), guard=server_guard(launch.config), gate=bridge.gate)
     server = HttpServer(
         app,
         socket.socket(fileno=launch.listen_fd),
         connections=connections(launch.config),
         admit=app.admit,
         encoder=app.encoder,
-        limits=Limits(per_address=launch.config.server.max_connections_per_address),
+        limits=Limits(per_address=launch.config.section(Server).max_connections_per_address),
         send_batch=bridge.send_batch,
     )
-    signal.signal(child.STOP, lambda *_: server.stop(launch.config.server.drain_timeout))
+    signal.signal(child.STOP, lambda *_: server.stop(launch.config.section(Server).drain_timeout))
     deaf = threading.Event()
     hub = threading.Thread(target=_run_hub, args=(bridge, server, deaf), name="hub")
     # What a worker is made of will never be garbage; looking through it would hold up every stream for tens of ms.

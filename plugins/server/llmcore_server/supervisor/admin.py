@@ -14,6 +14,7 @@ from llmcore.errors import ConfigError
 
 from llmcore_server.messages import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
 from llmcore_server.server_status import Overview, rows
+from llmcore_server.settings import Server
 from llmcore_server.supervisor import listener as listening
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.engine import Engine
@@ -41,7 +42,7 @@ class Admin(Single):
         context: zmq.Context[zmq.Socket[bytes]],
         clock: Clock,
     ) -> None:
-        super().__init__(NAME, "the admin listener", config.server.watchdog_timeout, clock)
+        super().__init__(NAME, "the admin listener", config.section(Server).watchdog_timeout, clock)
         self._config = config
         self._directory = directory
         self._addresses = addresses
@@ -49,7 +50,7 @@ class Admin(Single):
         self._outlet: Outlet | None = None
         self._due, self._told = 0.0, ""
         self._steps, self._stepped, self._probing = 0, 0.0, False
-        self._socket = None if config.server.disable_admin else _bind(config)
+        self._socket = None if config.section(Server).disable_admin else _bind(config)
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
@@ -137,7 +138,7 @@ class Admin(Single):
 
 def _bind(config: Config) -> socket.socket:
     """On `--admin_port`; without one on the port after the server's, or any that is free."""
-    asked, port = config.server.admin_port, config.server.port
+    asked, port = config.section(Server).admin_port, config.section(Server).port
     beside = port + 1 if 0 < port < 65535 else 0
     try:
         return _listen(config, beside if asked is None else asked)
@@ -148,7 +149,7 @@ def _bind(config: Config) -> socket.socket:
 
 
 def _listen(config: Config, port: int) -> socket.socket:
-    bound = listening.bind(config.server.admin_host, port, "admin_")
+    bound = listening.bind(config.section(Server).admin_host, port, "admin_")
     try:
         listening.listen(bound, "admin_")
     except ConfigError:

@@ -19,6 +19,7 @@ from llmcore_server.messages import (
     ToEngine,
     WorkerGone,
 )
+from llmcore_server.settings import Server
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.watchdog import Clock, Watchdog
@@ -48,7 +49,7 @@ class Engine:
             report_seconds=report_seconds,
         )
         self._clock = clock
-        self._watchdog = Watchdog(config.server.watchdog_timeout, clock.now)
+        self._watchdog = Watchdog(config.section(Server).watchdog_timeout, clock.now)
         self.facts: ModelFacts | None = None
         self.load = Load()
         self._outlet = Outlet(context, addresses.engine)

@@ -12,6 +12,7 @@ from llmcore.errors import ConfigError
 from llmcore_server.child import STOP
 from llmcore_server.http.certificate import server_context
 from llmcore_server.messages import Addresses, TlsLaunch
+from llmcore_server.settings import Access, Server
 from llmcore_server.supervisor import listener as listening
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.rundir import RunDirectory
@@ -31,15 +32,15 @@ class Entrance(Single):
     """
 
     def __init__(self, config: Config, directory: RunDirectory, addresses: Addresses, clock: Clock) -> None:
-        super().__init__(NAME, "the end of TLS", config.server.watchdog_timeout, clock)
+        super().__init__(NAME, "the end of TLS", config.section(Server).watchdog_timeout, clock)
         self._config = config
         self._directory = directory
         self._addresses = addresses
         self._open = False
-        self._tls = config.access.ssl
+        self._tls = config.section(Access).ssl
         if self._tls:
-            server_context(config.access)  # before anything slow happens
-        self._public = listening.bind(config.server.host, config.server.port)
+            server_context(config.section(Access))  # before anything slow happens
+        self._public = listening.bind(config.section(Server).host, config.section(Server).port)
         self._path = str(directory.path / "http")
         self.workers = self._private() if self._tls else self._public
 

@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from llmcore.bridge import Load
-from llmcore.config import Reports
 from llmcore.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
 from llmcore.errors import reraise_if_stopping, text_of
 from llmcore.plugins import made
@@ -17,6 +16,7 @@ from llmcore.specs import MetricSinkSpec
 
 from llmcore_server.messages import Tallied
 from llmcore_server.server_status import counts
+from llmcore_server.settings import Push
 from llmcore_server.supervisor.push import Pusher
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Sinks:
     by bucket of `counters.GAP_SECONDS`. Raises PluginError for a sink that cannot be made.
     """
 
-    def __init__(self, registry: Registry, reports: Reports | None = None) -> None:
+    def __init__(self, registry: Registry, push: Push | None = None) -> None:
         self._sinks: list[tuple[str, MetricSink]] = [
             (plugin.name, made(registry, MetricSinkSpec, spec.name)) for spec, plugin in registry.specs(MetricSinkSpec)
         ]
@@ -40,7 +40,7 @@ class Sinks:
         self.newest = NO_PAGE
         self.ended: dict[str, int] = {}
         self.first_tokens = [0] * (len(GAP_SECONDS) + 1)
-        self._pusher = Pusher(reports) if reports is not None and reports.metric_gateway is not None else None
+        self._pusher = Pusher(push) if push is not None and push.metric_gateway is not None else None
 
     def request_finished(self, record: RequestRecord) -> None:
         """Pass a record on."""

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llmcore.config import Reports, gateway_login, without_login
+from llmcore.config import gateway_login, without_login
 from llmcore.errors import ConfigError
 from prometheus_client import push_to_gateway
 from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from llmcore_server.settings import Push
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +28,14 @@ class Pusher:
     Raises ConfigError where a login is asked for and there is none.
     """
 
-    def __init__(self, reports: Reports) -> None:
-        self._reports = reports
-        self._address = reports.metric_gateway or ""
+    def __init__(self, push: Push) -> None:
+        self._settings = push
+        self._address = push.metric_gateway or ""
         self._gateway = without_login(self._address, self._address)
         self._more: dict[str, Any] = {}
-        if reports.enable_monitor_auth:
+        if push.enable_monitor_auth:
             self._more["handler"] = _with_login()
-        self._labels = dict(label.split("=", 1) for label in reports.grouping_key)
+        self._labels = dict(label.split("=", 1) for label in push.grouping_key)
         self._page = b""
         self._failing = False
         self._stop = threading.Event()
@@ -50,7 +52,7 @@ class Pusher:
         self._thread.join(PUSH_SECONDS)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._reports.push_interval):
+        while not self._stop.wait(self._settings.push_interval):
             self._push()
         self._push()
 
@@ -60,7 +62,7 @@ class Pusher:
         try:
             push_to_gateway(
                 self._address,
-                job=self._reports.job_name,
+                job=self._settings.job_name,
                 registry=_Parsed(self._page),
                 grouping_key=self._labels,
                 timeout=PUSH_SECONDS,

@@ -11,6 +11,7 @@ from llmcore.config import Config
 from llmcore.counters import TALLIES
 
 from llmcore_server.messages import HEARTBEAT_SECONDS, State
+from llmcore_server.settings import Server
 from llmcore_server.supervisor.figures import Sinks, ThroughputLog
 from llmcore_server.supervisor.processes import Processes
 
@@ -32,12 +33,12 @@ class Status:
     """What is said of one server. `not_ready`: why it takes no requests, "" while it does."""
 
     def __init__(self, config: Config, sinks: Sinks, processes: Processes, pace: Pace) -> None:
-        self._server = config.server
+        self._server = config.section(Server)
         self._processes = processes
         self._pace = pace
         self.sinks = sinks
         self.not_ready = STARTING
-        self._throughput = ThroughputLog(config.server.log_stats_interval, time.monotonic())
+        self._throughput = ThroughputLog(config.section(Server).log_stats_interval, time.monotonic())
         self._due = 0.0
 
     def hurry(self) -> None:

@@ -17,6 +17,7 @@ from llmcore.registry import Registry
 
 from llmcore_server.child import STOP
 from llmcore_server.messages import Shutdown
+from llmcore_server.settings import Push, Server
 from llmcore_server.supervisor.backoff import BackOff
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.engine import Engine
@@ -81,8 +82,8 @@ class Supervisor:
         self._notices = notices
         self._stops = stops
         self._registry = registry
-        sinks = Sinks(self._registry, config.reports)
-        self._directory = RunDirectory(config.server.zmq_mode)
+        sinks = Sinks(self._registry, config.section(Push))
+        self._directory = RunDirectory(config.section(Server).zmq_mode)
         addresses = self._directory.addresses()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -92,7 +93,7 @@ class Supervisor:
             raise
         self._status = Status(config, sinks, self._processes, pace)
         self._mail = Mail(self._context, addresses.control, self._processes, self._status, notices)
-        self._backoff = BackOff(config.server.restart_pause, config.server.restart_limit)
+        self._backoff = BackOff(config.section(Server).restart_pause, config.section(Server).restart_limit)
 
     def run(self) -> int:
         """Start everything, watch it, and stop it in order; the exit code."""
@@ -100,7 +101,7 @@ class Supervisor:
         try:
             started = self._start()
             code = self._watch() if started else 0
-            grace = 0.0 if code or not started else self._config.server.drain_timeout
+            grace = 0.0 if code or not started else self._config.section(Server).drain_timeout
         finally:  # also after an error: what was started may have something to put away
             served = self._drain(grace)
         return code if served else 1
@@ -207,7 +208,7 @@ class Supervisor:
         """
         while True:
             dead = self._engine
-            pause = self._backoff.pause(time.monotonic()) if self._config.server.health_monitor else None
+            pause = self._backoff.pause(time.monotonic()) if self._config.section(Server).health_monitor else None
             self._announce_death(dead, pause)
             if pause is None:
                 return False

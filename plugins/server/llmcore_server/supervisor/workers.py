@@ -13,6 +13,7 @@ from llmcore.bridge import ModelFacts
 from llmcore.config import Config
 
 from llmcore_server.messages import Addresses, Outlet, Shutdown, WorkerLaunch
+from llmcore_server.settings import Server
 from llmcore_server.supervisor.backoff import Starts
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.rundir import RunDirectory
@@ -89,7 +90,7 @@ class Workers:
     def spawn_missing(self) -> Child | None:
         """Start one worker if fewer run than were asked for; None when all are there, or the pause is not over."""
         model = self._model
-        if model is None or len(self._workers) >= self._config.server.httpserver_workers:
+        if model is None or len(self._workers) >= self._config.section(Server).httpserver_workers:
             return None
         return self._starts.start(lambda: self._spawn(*model))
 
@@ -111,7 +112,7 @@ class Workers:
 
     def all_ready(self) -> bool:
         """Whether as many workers as were asked for accept connections."""
-        return sum(worker.ready for worker in self._workers) == self._config.server.httpserver_workers
+        return sum(worker.ready for worker in self._workers) == self._config.section(Server).httpserver_workers
 
     @property
     def absence(self) -> str:
@@ -174,7 +175,7 @@ class Workers:
         except OSError:
             outlet.close(0.0)
             raise
-        silence = Silence(self._config.server.watchdog_timeout, self._clock.now)
+        silence = Silence(self._config.section(Server).watchdog_timeout, self._clock.now)
         self._workers.append(Worker(number, child, outlet, time.monotonic(), silence))
         return child
 

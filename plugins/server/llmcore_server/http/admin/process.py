@@ -19,6 +19,7 @@ from llmcore_server.http.admin.routes import admin_app
 from llmcore_server.http.streaming import HttpServer
 from llmcore_server.messages import AdminLaunch, Alive, Mailbox, Outlet, Probe, ToSupervisor, WorkerReady
 from llmcore_server.server_status import Overview
+from llmcore_server.settings import Server
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Hub:
         self._mailbox: Mailbox[Overview] = Mailbox(self._context, launch.mailbox, Overview)
         self._control = Outlet(self._context, launch.addresses.control)
         self._sending = threading.Lock()
-        self.board = Board(launch.config.server.ready_timeout, self._probe)
+        self.board = Board(launch.config.section(Server).ready_timeout, self._probe)
 
     def run(self) -> None:
         """Until the process ends."""

@@ -22,6 +22,7 @@ from llmcore_server.http.errors import no_route
 from llmcore_server.http.front import Route
 from llmcore_server.http.info import server_info
 from llmcore_server.http.terms import number
+from llmcore_server.settings import Access
 
 OPEN_PATHS = frozenset({"/", "/live", "/ready", "/dashboard"})
 """What is answered without a key: whoever restarts servers has none, and the page holds no figure by itself."""
@@ -151,7 +152,7 @@ def routes(config: Config, board: Board) -> Iterator[Route]:
 
 def admin_app(config: Config, board: Board) -> App:
     """The application. With keys every path but OPEN_PATHS wants one, as on the server itself."""
-    access = replace(config.access, allow_origins=(), disable_fastapi_docs=True)
+    access = replace(config.section(Access), allow_origins=(), disable_fastapi_docs=True)
     table = [(route, "core") for route in routes(config, board)]
     app = build_app(table, access, open_paths=OPEN_PATHS, guard=admin_guard(config))
     known = ", ".join(route.path for route, _ in table)

@@ -9,6 +9,7 @@ from llmcore.config import Config
 from llmcore.errors import ConfigError, RequestError
 
 from llmcore_server.http.bodies import Bounds
+from llmcore_server.settings import Server
 
 CONNECTIONS = 4096
 """Connections of one HTTP worker, unless more requests than that may run or --max_connections says so."""
@@ -59,7 +60,7 @@ class Limits:
 def connections(config: Config) -> int:
     """Most connections of one HTTP worker."""
     running = config.memory.running_max_req_size
-    return config.server.max_connections or max(CONNECTIONS, running + SPARE_CONNECTIONS)
+    return config.section(Server).max_connections or max(CONNECTIONS, running + SPARE_CONNECTIONS)
 
 
 def too_many() -> RequestError:

@@ -1,0 +1,219 @@
+"""The settings of the server. A field is an option of `llmcore serve`, a YAML key and an environment variable."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmcore.api import Config, ConfigError, Origins, option, without_effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Where the server listens and how its processes talk."""
+
+    host: str = option("127.0.0.1", "Address to listen on.", aliases=("server_name",), first_page=True)
+    port: int = option(
+        8000, "Port to listen on (0: any free one).", aliases=("server_port",), low=0, high=65535, first_page=True
+    )
+    httpserver_workers: int = option(
+        1, "HTTP worker processes on one shared listening socket.", low=1, high=64, first_page=True
+    )
+    max_connections: int | None = option(
+        None,
+        "Most connections of one HTTP worker; further ones get a 503 at once (default: 4096, or 256 beyond "
+        "running_max_req_size where that is more).",
+        low=1,
+    )
+    max_connections_per_address: int = option(
+        0, "Most of them from one address (0: any number; behind a proxy all have the same).", low=0
+    )
+    sse_keep_alive: float = option(
+        15.0,
+        "Seconds of silence in a stream after which it gets a comment, so that proxies do not cut its connection "
+        "(0: never).",
+        low=0,
+    )
+    zmq_mode: str = option(
+        "ipc:///tmp/", "How processes talk: a private directory, or loopback.", choices=("ipc:///tmp/", "tcp://")
+    )
+    disable_log_stats: bool = option(False, "Do not log throughput.")
+    log_stats_interval: int = option(10, "Seconds between throughput lines.", low=1)
+    drain_timeout: float = option(30.0, "Seconds that open requests may go on after SIGTERM.", low=0)
+    watchdog_timeout: int = option(
+        30,
+        "Seconds without a finished step, work pending, until the engine is killed; of silence, until a worker is.",
+        low=1,
+    )
+    admin_host: str = option(
+        "127.0.0.1", "Address of the admin listener: health, metrics, dashboard. One that others reach needs api_keys."
+    )
+    admin_port: int | None = option(
+        None, "Its port; 0: any free one (default: port + 1, or any free one where that is taken).", low=0, high=65535
+    )
+    disable_admin: bool = option(False, "Have no admin listener.")
+    ready_timeout: int = option(
+        30, "Seconds without a finished step until its /ready says 503; an idle engine is made to do one.", low=1
+    )
+    health_monitor: bool = option(
+        False, "Start a new engine, after a pause, when it has died or hangs; without it the server ends."
+    )
+    restart_pause: float = option(
+        1.0, "Seconds until a dead engine is replaced; doubled by every further death within ten minutes.", low=0
+    )
+    restart_limit: int = option(
+        5, "How often within ten minutes an engine is replaced before the server ends instead (0: always).", low=0
+    )
+
+    def check(self, config: Config, origins: Origins) -> Iterator[str]:
+        """Raises ConfigError for an admin listener that others reach without a key; yields warnings."""
+        keys = config.section(Access).api_keys
+        exposed = not self.disable_admin and not is_loopback(self.admin_host)
+        if exposed and not keys:
+            raise ConfigError(
+                f"--admin_host {self.admin_host} lets others read the server's settings and figures, and there are no "
+                "--api_keys; set some, or keep it on 127.0.0.1."
+            )
+        if not self.health_monitor:
+            why = "without health_monitor a server ends with its engine"
+            yield from without_effect(origins, ("restart_pause", "restart_limit"), why)
+        if self.disable_admin:
+            yield from without_effect(origins, ("admin_host", "admin_port", "ready_timeout"), "disable_admin is set")
+        if self.disable_log_stats:
+            yield from without_effect(origins, ("log_stats_interval",), "disable_log_stats is set")
+        if keys and not config.section(Access).ssl and not is_loopback(self.host):
+            yield f"--host {self.host} without --ssl: API keys travel as they are, unless a proxy encrypts them."
+        if exposed:
+            yield f"--admin_host {self.admin_host}: API keys travel as they are, unless a proxy encrypts them."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may connect, and how."""
+
+    api_keys: tuple[str, ...] = option(
+        (),
+        "Keys of which every request must bring one; only health and readiness stay open. Best kept out of the "
+        "command line: in LLMCORE_API_KEYS or the YAML file.",
+        secret=True,
+        first_page=True,
+    )
+    allow_origins: tuple[str, ...] = option((), "Origins of web pages that may call this server (CORS); * for any.")
+    allow_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
+    allow_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
+    allow_credentials: bool = option(False, "Let them send cookies and the like; not with origin *.")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names beside localhost, this machine's own and any address under which clients may call the server, as its "
+        "Host header; * for any. Checked where they are given, and on loopback without api_keys.",
+    )
+    ssl: bool = option(False, "Speak HTTPS; needs ssl_certfile and ssl_keyfile.")
+    ssl_certfile: str | None = option(
+        None, "Certificate chain, PEM (or the variable SSL_CERTFILE).", variables=("SSL_CERTFILE",)
+    )
+    ssl_keyfile: str | None = option(
+        None, "Its private key, PEM, without a password (or the variable SSL_KEYFILE).", variables=("SSL_KEYFILE",)
+    )
+    disable_fastapi_docs: bool = option(False, "Do not serve /openapi.json and /docs.")
+
+    def check(self, config: Config, origins: Origins) -> Iterator[str]:
+        """Raises ConfigError for a key, a host name or a combination that cannot work; yields warnings."""
+        for key in self.api_keys:
+            if not (key.isascii() and key.isprintable() and " " not in key):
+                raise ConfigError(
+                    f"{origins['api_keys']} holds a key that no header can carry; use ASCII without spaces."
+                )
+        if self.allow_credentials and "*" in self.allow_origins:
+            raise ConfigError(
+                "--allow_credentials with --allow_origins '*' would let any web page act for its reader; list origins."
+            )
+        for name in self.allowed_hosts:
+            if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+                raise ConfigError(
+                    f"{origins['allowed_hosts']} holds {name!r}; give a name without scheme or port, "
+                    "e.g. llm.example.com."
+                )
+        if self.ssl and not (self.ssl_certfile and self.ssl_keyfile):
+            missing = "--ssl_keyfile" if self.ssl_certfile else "--ssl_certfile"
+            raise ConfigError(f"--ssl needs {missing}; give the paths of a certificate chain and its key, both PEM.")
+        if not self.allow_origins:
+            why = "allow_origins names no origin that may call this server"
+            yield from without_effect(origins, ("allow_methods", "allow_headers", "allow_credentials"), why)
+        if not self.ssl:
+            yield from without_effect(origins, ("ssl_certfile", "ssl_keyfile"), "ssl is not set")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """How many requests may wait, and how long they may take. Every answer of a request counts (`n`, beams)."""
+
+    max_waiting_requests: int | None = option(
+        None,
+        "Most requests that wait for a place; one more is refused with 429 (default: running_max_req_size; 0: any).",
+        unit="requests",
+        low=0,
+    )
+    max_waiting_tokens: int | None = option(
+        None,
+        "Most tokens of prompts that wait; beyond that 429 (default: 4 times the KV slots; 0: any).",
+        unit="tokens",
+        low=0,
+    )
+    max_requests_per_key: int | None = option(
+        None,
+        "Most requests of one API key that wait or run; beyond that 429 (default: with several keys half of what may "
+        "wait and run in all; 0: any).",
+        unit="requests",
+        low=0,
+    )
+    queue_timeout: float = option(0.0, "Seconds a request may wait before it runs, else 503 (0: any).", low=0)
+    first_token_timeout: float = option(
+        0.0, "Seconds from a request's arrival to its first token, else 504 (0: any).", low=0
+    )
+    request_timeout: float = option(
+        0.0,
+        "Seconds from a request's arrival to its end, else 504, or an error in the stream (0: any). The header "
+        "x-request-timeout can only shorten it.",
+        low=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """What is pushed to a Prometheus Pushgateway."""
+
+    metric_gateway: str | None = option(
+        None, "Address of a Prometheus Pushgateway that figures are pushed to.", login=True
+    )
+    job_name: str = option("llmcore", "Name of the job under which they are pushed.")
+    grouping_key: tuple[str, ...] = option((), "More labels to group them by, key=value.")
+    push_interval: int = option(10, "Seconds between two pushes.", low=1)
+    enable_monitor_auth: bool = option(
+        False, "Log in at the gateway with the variables USERNAME and PASSWORD (HTTP basic auth)."
+    )
+
+    def check(self, config: Config, origins: Origins) -> Iterator[str]:
+        """Raises ConfigError for labels that the gateway would refuse; yields warnings."""
+        keys = [label.partition("=")[0] for label in self.grouping_key]
+        for label, key in zip(self.grouping_key, keys, strict=True):
+            if not (re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", key) and label.partition("=")[2]):
+                raise ConfigError(f"--grouping_key {label!r} needs the form key=value, e.g. instance=node1")
+        if len(set(keys)) < len(keys) or "job" in keys:
+            raise ConfigError(f"--grouping_key names a key twice, or job, which --job_name says: {', '.join(keys)}.")
+        if self.metric_gateway is None:
+            options = ("job_name", "grouping_key", "push_interval", "enable_monitor_auth")
+            yield from without_effect(origins, options, "metric_gateway names no Pushgateway")
+
+
+SECTIONS = (Server, Access, Admission, Push)
+"""In the order of `llmcore serve --help`."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in ("localhost", "ip6-localhost", "ip6-loopback")

@@ -56,14 +56,17 @@ MASKS: list[tuple[str, str]] = [
     (r"\bfp_[0-9a-f]{16}\b", "fp_<fingerprint>"),
     (r'"fingerprint": ?"[0-9a-f]+"', '"fingerprint":"<fingerprint>"'),
     (r"\b[0-9a-f]{32}\b", "<id>"),
-    (r'"(created|started|uptime_seconds|taken|pid|port|admin_port)": ?-?[0-9.e+]+', r'"\1":"<n>"'),
+    (r'"(created|started|uptime_seconds|last_step_seconds|taken|pid|port|admin_port)": ?-?[0-9.e+]+', r'"\1":"<n>"'),
     (r"(127\.0\.0\.1|localhost|\[::1\]):\d{4,5}\b", r"\1:<port>"),
     (r"\bport \d{4,5}\b(?! must)", "port <port>"),
     (r"(?<![\d.])\d+\.\d+\.\d+(\.post\d+)?(\+\w+)?(?!\.?\d)", "<version>"),
     (r"\b\d+(\.\d+)? (s|ms|us)\b(?=,| in|$)", r"<n> \2"),
+    (r"\bstep \d+ of", "step <n> of"),
     (r"again in \d+ s", "again in <n> s"),
     (r"(loaded in|ready in) [\d.]+ s", r"\1 <n> s"),
     (r"(after|took|within) [\d.]+ s\b", r"\1 <n> s"),
+    (r"(x86_64|aarch64), [\d.]+ GiB", "<processor>, <memory>"),
+    (r"\bllmcore[\w.]*\.(\w+Error)\b", r"<module>.\1"),
     (r"\b(pid|process) \d+", r"\1 <pid>"),
 ]
 """(expression, what stands for it), in this order, in every text that is written."""
@@ -76,7 +79,7 @@ EXTENDED = {"content", "tokens", "token_logprobs", "top_logprobs", "text_offset"
 ENVELOPE = ("id", "object", "created", "model", "system_fingerprint")
 """Members of a chunk that are written again only where they are not those of the chunk before."""
 SHOWN_NUMBERS = 8
-WIDTH = 150
+WIDTH = 190
 
 
 class Recorder:
@@ -86,6 +89,8 @@ class Recorder:
         self.out = out
         self.scratch = scratch
         self.counts: dict[str, int] = {}
+        self.document: Any = None
+        """The first server's /openapi.json."""
 
     def write(self, file: str, name: str, text: str) -> None:
         """Add the answer `name` to `file`, masked."""
@@ -311,7 +316,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        return f"exit code {self.process.returncode}\n{log_of(self.said.removeprefix(self.summary))}"
+        said = self.recorder.masked(self.said.removeprefix(self.summary))
+        return f"exit code {self.process.returncode}\n{log_of(said)}"
 
 
 def log_of(said: str, of_requests: bool = False) -> str:
@@ -450,7 +456,7 @@ def record_cli(recorder: Recorder) -> None:
     for more, line in cases.ENVIRONMENTS:
         variables = " ".join(f"{name}={value}" for name, value in more.items())
         code, out, err = run(recorder, line, more)
-        kept = [text for text in (out + err).splitlines() if re.search("port|LLMCORE|error|Error|never", text)]
+        kept = [text for text in (out + err).splitlines() if re.search("^[^ ].*(port|LLMCORE|rror|never)", text)]
         recorder.write("cli/environment.txt", f"{variables} llmcore {line}", "\n".join([f"exit code {code}", *kept]))
     code, out, _ = run(recorder, "env --json")
     recorder.write("cli/env.txt", "members of llmcore env --json", f"exit code {code}\n{pretty(members(loads(out)))}")
@@ -570,7 +576,10 @@ def metric_names(page: str) -> str:
 
 
 def record_document(recorder: Recorder, server: Server, file: str) -> None:
-    """/openapi.json with sorted keys. Schemas of one name lose their module and get their fields instead."""
+    """/openapi.json with sorted keys. Schemas of one name lose their module and get their fields instead.
+
+    Of a later server only those paths and schemas that the first one does not have like this.
+    """
     document = loads(ask(server.port, "GET", "/openapi.json").body)
     text = json.dumps(document)
     for name, schema in document["components"]["schemas"].items():
@@ -578,8 +587,17 @@ def record_document(recorder: Recorder, server: Server, file: str) -> None:
             fields = " ".join(sorted(schema.get("properties", ())))
             text = text.replace(f'"{name}"', f'"{name.rpartition(".")[2]}({fields})"')
             text = text.replace(f'schemas/{name}"', f'schemas/{name.rpartition(".")[2]}({fields})"')
+    document = json.loads(recorder.masked(text))
+    first = recorder.document = recorder.document or document
+    if first is not document:
+        schemas, known = document["components"]["schemas"], first["components"]["schemas"]
+        schemas = {name: schema for name, schema in schemas.items() if known.get(name) != schema}
+        document["components"]["schemas"] = schemas
+        document["paths"] = {
+            path: what for path, what in document["paths"].items() if first["paths"].get(path) != what
+        }
     path = recorder.out / file
-    path.write_text(recorder.masked(json.dumps(json.loads(text), indent=1, sort_keys=True, ensure_ascii=False)) + "\n")
+    path.write_text(json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     recorder.counts[file] = 1
 
 
@@ -769,7 +787,7 @@ def record_ends(recorder: Recorder) -> None:
             said = server.end(*signals)
             recorder.write("ends.txt", f"{name}, of the process", said)
             if name == "SIGINT":
-                recorder.write("ends.txt", "log of a request", log_of(server.said, of_requests=True))
+                recorder.write("ends.txt", "log of a request", log_of(recorder.masked(server.said), of_requests=True))
             recorder.write("ends.txt", f"{name}, of a stream", cut(running.result()))
     for fault in ("exit", "device"):
         with serving(recorder, f"fake, {fault}", *FAKE, "--step_ms", "10", "--fault_injection") as server:

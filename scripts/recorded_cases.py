@@ -531,7 +531,10 @@ LISTS = [
     *("config show", "config show --origin", "config show --json", "config show --origin --json"),
     *("config show {model} --origin --port 9 --plugins=-tgi", "config show --config {dir}/good.yaml --origin"),
     *("plan {model} --device sm90 --memory 80GiB", "plan {model} --device sm90 --memory 80GiB --json"),
-    *("plan {model} --device cpu --data_type f32 --max_total_token_num 4096",),
+    *(
+        "plan {model} --device cpu --data_type f32 --max_total_token_num 4096",
+        "config show --use_dynamic_prompt_cache",
+    ),
     *("generate {dir}/prompts.txt --model_dir {model} --device cpu --data_type f32 --max_new_tokens 6",),
     *("generate {dir}/prompts.jsonl --model_dir {model} --device cpu --data_type f32 --max_new_tokens 4 --chat",),
     *("plugins new plugin-mine --kind op --out {dir}/new", "plugins new my-dialect --kind dialect --out {dir}/new"),
@@ -556,8 +559,8 @@ WRONG = [
     *("serve {model} --use_reward_model --device cpu", "serve {model} --cache_max_entry_count 0.5 --mem_fraction 0.5"),
     *("serve {model} --config {dir}/never.yaml", "serve {model} --config {dir}/bad.yaml"),
     *("serve {model} --config {dir}/unknown.yaml", "serve {model} --log_level LOUD", "serve {model} --zmq_mode x"),
-    *("serve {model} --batch_max_tokens 0"),
-    *("serve {model} --use_dynamic_prompt_cache", "serve {model} --quant_type ppl-w4a16-128"),
+    "serve {model} --batch_max_tokens 0",
+    "serve {model} --quant_type ppl-w4a16-128",
     # vLLM's and SGLang's
     *(
         "serve {model} --max-model-len 4096",

@@ -173,19 +173,21 @@ class Answer:
 
 
 def ask(port: int, method: str, path: str, body: Any = None, headers: str = "") -> Answer:
-    """One request on a connection of its own. `body`: bytes as they are, anything else as JSON."""
-    head = dict(line.split(": ", 1) for line in headers.splitlines())
+    """One request on a connection of its own. `body`: bytes as they are, anything else as JSON.
+
+    Head and body leave together: a server may refuse a request by its head, and closes if the body is not there yet.
+    """
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
-        head = {"Content-Type": "application/json", **head}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    try:
-        connection.request(method, path, body, head)
-        response = connection.getresponse()
-        data = response.read()
-        return Answer(f"{response.status} {response.reason}", response.getheaders(), data)
-    finally:
-        connection.close()
+        headers += cases.JSON
+    length = "" if body is None and method in ("GET", "HEAD") else f"Content-Length: {len(body or b'')}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{headers}{length}\r\n"
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
+        sock.sendall(head.encode() + (body or b""))
+        with http.client.HTTPResponse(sock, method=method) as response:
+            response.begin()
+            data = response.read()
+            return Answer(f"{response.status} {response.reason}", response.getheaders(), data)
 
 
 def exchange(port: int, data: bytes) -> str:

@@ -445,9 +445,11 @@ def record_cli(recorder: Recorder) -> None:
     pages += [("--version", "cli/help.txt")]
     with ThreadPoolExecutor(2) as pool:
 
-        def each(lines: Iterable[str]) -> Iterator[tuple[str, tuple[int, str, str]]]:
+        def each(
+            lines: Iterable[str], more: Mapping[str, str] | None = None
+        ) -> Iterator[tuple[str, tuple[int, str, str]]]:
             lines = list(lines)
-            return zip(lines, pool.map(lambda line: run(recorder, line), lines), strict=True)
+            return zip(lines, pool.map(lambda line: run(recorder, line, more), lines), strict=True)
 
         for (line, (code, out, err)), (_, file) in zip(each(line for line, _ in pages), pages, strict=True):
             recorder.write(file, f"llmcore {line}", f"exit code {code}\n{out}{err}")
@@ -455,7 +457,7 @@ def record_cli(recorder: Recorder) -> None:
             with suppress(ValueError):
                 out = pretty(loads(out)) + "\n" if "--json" in line else out
             recorder.write(f"cli/{line.split()[0]}.txt", f"llmcore {line}", f"exit code {code}\n{out}{err}")
-        for line, done in each(cases.WRONG):
+        for line, done in each(cases.WRONG, {"LLMCORE_PORT": "0"}):
             recorder.write("cli/wrong.txt", f"llmcore {line}", ended(done))
     for more, line in cases.ENVIRONMENTS:
         variables = " ".join(f"{name}={value}" for name, value in more.items())

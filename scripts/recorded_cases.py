@@ -559,7 +559,6 @@ WRONG = [
     *("serve {model} --use_reward_model --device cpu", "serve {model} --cache_max_entry_count 0.5 --mem_fraction 0.5"),
     *("serve {model} --config {dir}/never.yaml", "serve {model} --config {dir}/bad.yaml"),
     *("serve {model} --config {dir}/unknown.yaml", "serve {model} --log_level LOUD", "serve {model} --zmq_mode x"),
-    "serve {model} --batch_max_tokens 0",
     "serve {model} --quant_type ppl-w4a16-128",
     # vLLM's and SGLang's
     *(

@@ -9,8 +9,8 @@ from llmcore_server.prometheus.tables import metrics
 
 _HEAD = """# Metrics
 
-<!-- Written by scripts/generate_docs.py from llmcore_server.prometheus.tables and llmcore.counters; `make docs` writes it
-again. -->
+<!-- Written by scripts/generate_docs.py from llmcore_server.prometheus.tables and llmcore.counters;
+`make docs` writes it again. -->
 
 `/metrics`, on the admin listener and on the server itself, is Prometheus' text format, at most about a second old.
 [operators.md](operators.md#health) says how to scrape it. Of a histogram `name` there are `name_bucket`, `name_sum`

@@ -20,7 +20,7 @@ from llmcore.errors import reraise_if_stopping, text_of
 from llmcore.registry import Registry
 
 from llmcore_devtools.layer_states import first_difference, our_decoded_states, our_states, their_states
-from llmcore_devtools.loaded_model import LoadedModel
+from llmcore_devtools.loaded_model import Generated, LoadedModel, Row
 
 SMALL: Mapping[str, Any] = {
     "vocab_size": 131,

@@ -285,7 +285,7 @@ class OutputParserSpec(Spec):
     two have names of their own. `special_tokens`: texts of special tokens that the parser has to see, which otherwise
     are left out of a model's text. `call_tags`: what calls begin with, for reasoning parsers, which let a call end a
     thought that the model forgot to end. `call_id_size`: the letters and digits that the templates of such models want
-    calls' ids to have. `samples`: () -> an iterable of testing.ParserSample, for the conformance check.
+    calls' ids to have. `samples`: () -> an iterable of api.text.ParserSample, for the conformance check.
 
     `grammar`: (api.text.ParserContext) -> api.text.CallGrammar, how calls of the context's tools are written, by which
     they are forced and their arguments made to fit; without it requests for that are refused. `thought_tags`: what a

@@ -167,7 +167,7 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
 
     limits: dict[str, float] = {}
     profiled = None
-    shape = gpu_bound.Shape.of(Path(config.model.model_dir or "")) if options.bound else None
+    shape = gpu_bound.Shape.of(config.model.path) if options.bound else None
     if torch.cuda.is_available():
         from gpu_ceilings import ceilings
 

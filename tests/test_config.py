@@ -12,7 +12,6 @@ import pytest
 from llmcore.config import (
     Config,
     Setting,
-    check_model_dir,
     child_environment,
     environment,
     find_setting,
@@ -20,6 +19,7 @@ from llmcore.config import (
     plugin_settings,
     read_yaml,
     resolve_config,
+    resolve_model,
     settings,
     shown_value,
 )
@@ -394,12 +394,12 @@ def test_a_plugin_cannot_take_an_options_name(name: str) -> None:
 def test_model_directory_errors(make: Any, message: str, tmp_path: Path) -> None:
     path = make(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        check_model_dir(make_config(model_dir=None if path is None else str(path)))
+        resolve_model(None if path is None else str(path))
 
 
 def test_a_name_from_the_hub_says_how_to_fetch_it() -> None:
     with pytest.raises(ConfigError, match="hf download org/model --local-dir model"):
-        check_model_dir(make_config(model_dir="org/model"))
+        resolve_model("org/model")
 
 
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)

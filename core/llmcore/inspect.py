@@ -226,7 +226,7 @@ def find_device(registry: Registry, name: str) -> DeviceInfo:
     Raises ConfigError that lists the kinds.
     """
     if name == "auto":
-        device: Device = load(best_device(registry).make)()
+        device: Device = load(best_device(registry).make)(0)
         return device.info
     devices = registry.specs(DeviceSpec)
     for spec, _ in devices:

@@ -170,7 +170,9 @@ class ModeSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec(Spec):
-    """A kind of device. `make`: () -> protocols.Device; `available`: () -> why it cannot be used here, or None.
+    """A kind of device. `make`: (index) -> protocols.Device; `available`: () -> why it cannot be used here, or None.
+
+    `index`: which of the devices of this kind that this process sees, from 0.
 
     `named`: (str) -> DeviceInfo | None, for devices of this kind that need not be here ("sm90"); no torch.
     """

@@ -46,7 +46,7 @@ class CountingCPU:
     measured = False
     graphs = False
 
-    def __init__(self):
+    def __init__(self, index):
         import torch
 
         self.torch_device = torch.device("cpu")

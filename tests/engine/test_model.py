@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from llmcore.config import check_model_dir, make_config
+from llmcore.config import resolve_model
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
 from llmcore_devtools import fake_answer, write_fake_model
@@ -48,7 +48,7 @@ def test_a_directory_by_a_relative_path_has_its_own_name(tmp_path: Path, monkeyp
     (tmp_path / "link").symlink_to(directory)
     monkeypatch.chdir(directory)
     for path, name in ((".", "model"), ("../link", "link"), (f"{directory}/", "model")):
-        assert check_model_dir(make_config(model_dir=path)) == tmp_path / name
+        assert resolve_model(path) == tmp_path / name
 
 
 def test_the_summary_counts_parameters_and_not_what_kernels_make_of_them(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ from llmcore.cli.display import Stages
 from llmcore.cli.openai_client import Message, Server
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.cli.sampling import from_model, given, sampling_options
-from llmcore.config import Config, Origins, check_model_dir
+from llmcore.config import Config, Origins, with_model_resolved
 from llmcore.errors import ConfigError, LlmcoreError
 
 Reply = Callable[[Sequence[Message]], Iterator[str]]
@@ -120,8 +120,7 @@ def _refuse_settings(origins: Origins) -> None:
 def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Partner:
     if config.model.model_dir is None:
         raise ConfigError("Nobody to talk to: give --model_dir PATH, or --url http://HOST:PORT.")
-    path = check_model_dir(config)
-    config = replace(config, model=replace(config.model, model_dir=str(path)))
+    config = with_model_resolved(config)
     stages = Stages()
     stack.callback(stages.close)
     logging.getLogger("llmcore").setLevel(logging.WARNING)
@@ -131,5 +130,6 @@ def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Pa
     stages.close()
     chosen = {**from_model(llm.facts.generation), **options}
     return Partner(
-        next(iter(config.model.model_name), path.stem), lambda messages: llm.stream_chat(messages, **chosen)
+        next(iter(config.model.model_name), config.model.path.stem),
+        lambda messages: llm.stream_chat(messages, **chosen),
     )

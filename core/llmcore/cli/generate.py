@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import click
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.cli.sampling import given, sampling_options
-from llmcore.config import check_model_dir
+from llmcore.config import with_model_resolved
 from llmcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def command(
     """
     items = list(read_items(prompts, chat))
     config = with_model(resolved.config, None)
-    config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
+    config = with_model_resolved(config)
     options = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0, **given(sampling)}
     loading, answering = Stages(), Stages(unit="prompts")
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -89,12 +88,12 @@ def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
     if asked.model is not None and asked.mode:
         from llmcore.engine.mode_fit import mode_fit_of
 
-        mode_fit_of(Path(asked.model), registry, device, asked.dtype, asked.deterministic).check(asked.mode)
+        mode_fit_of(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic).check(asked.mode)
     pins = apply_modes(asked.mode, registry, device, asked.kernel)
     if asked.model is not None:
         from llmcore.engine.explain import resolutions_of
 
-        found = resolutions_of(Path(asked.model), registry, device, pins, asked.dtype, asked.deterministic)
+        found = resolutions_of(resolve_model(asked.model), registry, device, pins, asked.dtype, asked.deterministic)
         rows = choice_rows((resolution.context, resolution) for resolution in found)
     else:
         dtype = data_type(asked.dtype or "bf16")

@@ -13,7 +13,7 @@ import click
 
 from llmcore.budget import Budget, Machine, predict
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.config import check_model_dir
+from llmcore.config import with_model_resolved
 from llmcore.errors import ConfigError
 from llmcore.inspect import best_device, find_device
 from llmcore.models import ModelConfig
@@ -64,9 +64,9 @@ def command(resolved: Resolved, model: str | None, memory: str | None, as_json: 
 
 def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     """Read config and headers, ask the layouts for their sizes, predict. `memory`: bytes of the device, or None."""
-    config, registry = resolved.config, resolved.registry
+    config, registry = with_model_resolved(resolved.config), resolved.registry
     dummy = config.model.load_format == "dummy"
-    checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
+    checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     family, model = read_model_as_set(registry, checkpoint.config(), config)
     machine, doubled = find_machine(registry, config.model.device, memory), ()
     if config.kernels.mode:
@@ -108,7 +108,7 @@ def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
     info = find_device(registry, name)
     spec = registry.find(DeviceSpec, info.type)
     reason = load(spec.available)()
-    device: Device | None = load(spec.make)() if reason is None else None
+    device: Device | None = load(spec.make)(0) if reason is None else None
     if device is not None and info.capability not in (None, device.info.capability):
         reason, device = f"{device.info.name} is, of another compute capability", None
     if device is None:

@@ -3,7 +3,7 @@
 Nothing outside this package reads the environment.
 """
 
-from llmcore.config.check import check_config, check_model_dir, parse_pin, without_effect
+from llmcore.config.check import check_config, parse_pin, resolve_model, with_model_resolved, without_effect
 from llmcore.config.load import (
     Origins,
     child_environment,
@@ -45,7 +45,6 @@ __all__ = [
     "Setting",
     "YamlSettings",
     "check_config",
-    "check_model_dir",
     "child_environment",
     "debug_requested",
     "environment",
@@ -58,10 +57,12 @@ __all__ = [
     "plugin_settings",
     "read_yaml",
     "resolve_config",
+    "resolve_model",
     "settings",
     "shown_settings",
     "shown_value",
     "value_of",
+    "with_model_resolved",
     "with_plugins",
     "without_effect",
     "without_login",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,16 @@ def _unchecked(config: Config, origins: Origins) -> tuple[()]:
     return ()
 
 
-def check_model_dir(config: Config) -> Path:
-    """The directory (or GGUF file) to serve, absolute; ConfigError says what is missing and what to do."""
-    if config.model.model_dir is None:
+def with_model_resolved(config: Config) -> Config:
+    """`config` with the absolute path of its model. Every command calls it before it touches that path."""
+    return replace(config, model=replace(config.model, model_dir=str(resolve_model(config.model.model_dir))))
+
+
+def resolve_model(name: str | None) -> Path:
+    """The directory or GGUF file that `--model_dir` names, absolute. ConfigError says what is missing and what to do."""
+    if name is None:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
-    path = Path(config.model.model_dir).expanduser()
+    path = Path(name).expanduser()
     if path.is_dir():
         try:
             empty = not any(path.iterdir())

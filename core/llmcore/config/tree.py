@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmcore.specs import DType, PluginInfo
@@ -121,6 +122,11 @@ class Model:
     device: str = option(
         "auto", "Device to run on: auto, or the name of one that `llmcore env` lists.", first_page=True
     )
+
+    @property
+    def path(self) -> Path:
+        """The model's directory or file, once `with_model_resolved` has found it."""
+        return Path(self.model_dir or "")
 
 
 @dataclass(frozen=True, kw_only=True)

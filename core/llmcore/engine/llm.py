@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.bridge import BeamSearch, Load, SamplingParams, Submit
-from llmcore.config import Config, check_model_dir, plugin_settings, settings
+from llmcore.config import Config, plugin_settings, settings, with_model_resolved
 from llmcore.config.setting import canonical, names
 from llmcore.decode_struct import convert
 from llmcore.engine.answers import Collector, Generated
@@ -98,12 +98,12 @@ class LLM:
         return llm
 
     def _start(self, config: Config, registry: Registry, progress: Progress | None) -> None:
-        self.config = config
+        self.config = config = with_model_resolved(config)
         self._registry = registry
         with ExitStack() as stack:
             converted = stack.enter_context(tempfile.TemporaryDirectory(prefix="llmcore-"))
             stack.enter_context(registry.lifetime(config))
-            self.tokenizer: Tokenizer = self._open_tokenizer(check_model_dir(config), Path(converted))
+            self.tokenizer: Tokenizer = self._open_tokenizer(config.model.path, Path(converted))
             engine = build_engine(config, registry, *([] if progress is None else [progress]))
             self.facts = engine.facts
             self._bridge = LocalBridge(engine)

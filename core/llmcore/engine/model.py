@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from llmcore.budget import total_len
-from llmcore.config import Config, check_model_dir
+from llmcore.config import Config
 from llmcore.engine.generation import sampling_defaults
 from llmcore.engine.granules import DryBuild, settle_granules
 from llmcore.engine.mode_fit import STEP_OPS, ModeFit
@@ -50,8 +50,11 @@ class Loaded:
     quant: str | None = None
 
 
-def pick_device(registry: Registry, name: str) -> Device:
-    """The device called `name`, or for `auto` the available one of the highest priority. Raises ConfigError."""
+def pick_device(registry: Registry, name: str, index: int = 0) -> Device:
+    """The device number `index` of the kind `name`, or for `auto` of the available kind of the highest priority.
+
+    Raises ConfigError.
+    """
     if name != "auto":
         spec = registry.find(DeviceSpec, name)
         reason = load(spec.available)()
@@ -59,14 +62,14 @@ def pick_device(registry: Registry, name: str) -> Device:
             raise ConfigError(f"--device {name}: {reason}")
     else:
         spec = best_device(registry)
-    device: Device = load(spec.make)()
+    device: Device = load(spec.make)(index)
     return device
 
 
 def load_model(config: Config, registry: Registry, device: Device, progress: Progress) -> Loaded:
     """Read, build, fill. Raises ConfigError that says what to do."""
     dummy = config.model.load_format == "dummy"
-    checkpoint = open_checkpoint(registry, check_model_dir(config), weights=not dummy)
+    checkpoint = open_checkpoint(registry, config.model.path, weights=not dummy)
     family, model_config = read_model_as_set(registry, checkpoint.config(), config)
     generation = sampling_defaults(config.model.generation_config, checkpoint.generation_config())
     model_config = replace(model_config, eos_ids=_eos_ids(config, model_config, generation))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmcore.bridge import LogitsProcessor, Submit
-from llmcore.config import Config, check_model_dir
+from llmcore.config import Config
 from llmcore.counters import TALLIES
 from llmcore.engine.threads import Threads, apart
 from llmcore.errors import (
@@ -54,7 +54,7 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
     @cache
     def tokenizer() -> Tokenizer:
         specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
-        directory = prepare(specs, config.model, check_model_dir(config), Path(converted.name))
+        directory = prepare(specs, config.model, config.model.path, Path(converted.name))
         return open_tokenizer(specs, directory, config.model.tokenizer_mode)
 
     converted = tempfile.TemporaryDirectory(prefix="llmcore-")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmcore.budget import Budget, Machine, predict
-from llmcore.config import Config, check_model_dir
+from llmcore.config import Config
 from llmcore.engine.explain import dry_model
 from llmcore.errors import ConfigError
 from llmcore.machine import memory_note
@@ -79,7 +79,7 @@ def mib(size: int) -> str:
 
 
 def _predicted(config: Config, registry: Registry, device: Device, machine: Machine) -> Budget:
-    checkpoint = open_checkpoint(registry, check_model_dir(config), weights=False)
+    checkpoint = open_checkpoint(registry, config.model.path, weights=False)
     family, model = read_model_as_set(registry, checkpoint.config(), config)
     pins = apply_modes(config.kernels.mode, registry, device.info, config.kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)

@@ -138,7 +138,7 @@ def _check_kernels(registry: Registry, plugin: str, devices: Sequence[Where], dt
 def _devices(registry: Registry) -> Iterator[Device]:
     for spec, _ in registry.specs(specs.DeviceSpec):
         if load(spec.available)() is None:
-            yield load(spec.make)()
+            yield load(spec.make)(0)
 
 
 def _check_kernel(

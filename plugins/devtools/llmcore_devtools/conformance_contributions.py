@@ -85,7 +85,7 @@ def _members(protocol: type) -> list[str]:
 def _check_device(spec: specs.DeviceSpec) -> None:
     import torch
 
-    device = loaded(spec.make, "make")()
+    device = loaded(spec.make, "make")(0)
     wanted = [name for name in _members(Device) if name not in _OF_GRAPHS or getattr(device, "graphs", True)]
     lacks = [name for name in wanted if not hasattr(device, name)]
     assert not lacks, f"it lacks {', '.join(lacks)} of protocols.Device"
@@ -166,7 +166,7 @@ def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequen
     with all_problems() as problems:
         for spec in sinks:
             with problems.of(f"metric sink {spec.name}"):
-                sink = loaded(spec.make, "make")()
+                sink = loaded(spec.make, "make")(0)
                 sink.request_finished(RECORD)
                 sink.request_finished(_unanswered())
                 sink.snapshot(unknown)

@@ -7,7 +7,6 @@ can ask for is in `llmcore_devtools.fault_names`; the logits processor `fault` i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import orjson
 from llmcore.api import (
@@ -37,7 +36,7 @@ _ENGINE, _WORKER = "llmcore_devtools.faulty_engine", "llmcore_devtools.faulty_wo
 @hookimpl
 def on_startup(config: Config) -> None:
     """Read which tokens bring faults."""
-    model = orjson.loads((Path(config.model.model_dir or "") / "config.json").read_bytes())
+    model = orjson.loads((config.model.path / "config.json").read_bytes())
     if "faults" not in model:
         raise ConfigError("the plugin `faults` is for fake models that have faults: see llmcore testserver --help")
     TOKENS.update(model["faults"])

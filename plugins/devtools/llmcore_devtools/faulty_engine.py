@@ -24,7 +24,7 @@ _PLACES = ("make", "start", "mask", "accept", "finished", "never")
 _WAYS = ("raise", "slow", "hang", "none")
 
 
-def make_device() -> Device:
+def make_device(index: int) -> Device:
     """The CPU device, for which `DeviceFault` is the end."""
     cpu: type = load(f"{_BUILTIN}.devices.cpu:CPU")
     faulty: Device = type("FaultyCPU", (cpu,), {"sticky": lambda self, error: isinstance(error, DeviceFault)})()

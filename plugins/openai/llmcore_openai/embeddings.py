@@ -6,7 +6,6 @@ import base64
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import falcon
@@ -36,7 +35,7 @@ class Vectors:
 
     def __init__(self, front: Front):
         self.front = front
-        self._pooling = read_pooling(Path(front.config.model.model_dir or ""))
+        self._pooling = read_pooling(front.config.model.path)
 
     @property
     def normalize(self) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import click
 from llmcore import __version__
 from llmcore.bridge import ModelFacts
 from llmcore.cli.display import Stages, show_summary
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.config import Reports, check_model_dir
+from llmcore.config import Reports, with_model_resolved
 from llmcore.logs import fields, log_to_stderr
 from llmcore.weights.source import find_loader
 
@@ -30,10 +29,8 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
     MODEL is a directory or a GGUF file, as in --model_dir. SIGTERM or Ctrl-C ends the server in order: requests
     that run get some seconds to finish, a second signal ends them too.
     """
-    config = with_model(resolved.config, model)
-    directory = check_model_dir(config)
-    find_loader(resolved.registry, directory, weights=config.model.load_format != "dummy")
-    config = replace(config, model=replace(config.model, model_dir=str(directory)))
+    config = with_model_resolved(with_model(resolved.config, model))
+    find_loader(resolved.registry, config.model.path, weights=config.model.load_format != "dummy")
     log_to_stderr(config.reports, "supervisor")
     with notices(config.reports) as shown:
         ctx.exit(serve(config, shown))

@@ -82,8 +82,8 @@ class CPU:
         """Everything has run."""
 
 
-def make() -> CPU:
-    """The one CPU device."""
+def make(index: int) -> CPU:
+    """DeviceSpec.make: every index is the one CPU."""
     return CPU()
 
 

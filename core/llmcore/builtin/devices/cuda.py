@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class CUDA:
-    """Implements protocols.Device for the GPU that this process sees first."""
+    """Implements protocols.Device for the GPU with this index among those that the process sees."""
 
     ahead = 1
     step_tokens = 8192
@@ -23,8 +23,8 @@ class CUDA:
     measured = True
     graphs = True
 
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cuda", 0)
+    def __init__(self, index: int) -> None:
+        self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         properties = torch.cuda.get_device_properties(self.torch_device)
         self.info = DeviceInfo(
@@ -132,9 +132,9 @@ class CUDAEvent:
         self._event.synchronize()
 
 
-def make() -> CUDA:
-    """The first visible GPU."""
-    return CUDA()
+def make(index: int) -> CUDA:
+    """DeviceSpec.make."""
+    return CUDA(index)
 
 
 def available() -> str | None:

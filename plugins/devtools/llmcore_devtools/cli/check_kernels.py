@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,7 +101,7 @@ def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, 
         return {op: real_shapes(op) for op in ops} if device.measured else {}
     pins = apply_modes(asked.mode, registry, device.info)
     found: dict[str, list[Shape]] = {}
-    for resolution in resolutions_of(Path(asked.model), registry, device.info, pins, asked.dtype):
+    for resolution in resolutions_of(resolve_model(asked.model), registry, device.info, pins, asked.dtype):
         shapes = found.setdefault(resolution.context.op, [])
         if resolution.context.shape not in shapes:
             shapes.append(resolution.context.shape)

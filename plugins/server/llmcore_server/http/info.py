@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,7 +48,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def model_names(config: Config) -> tuple[str, ...]:
     """Every `--model_name`, else the name of the model's directory or file."""
-    return config.model.model_name or (Path(config.model.model_dir or "").name,)
+    return config.model.model_name or (config.model.path.name,)
 
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> st
     Raises ConfigError too for chat templates beside it that no server should render.
     """
     specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
-    model, out = Path(config.model.model_dir or ""), directory / "tokenizer"
+    model, out = config.model.path, directory / "tokenizer"
     tokenizer = prepare(specs, config.model, model, out)
     if config.model.chat_template is None:
         try_templates(tokenizer)

@@ -6,14 +6,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, with_model
-from llmcore.config import check_model_dir, plugin_settings, settings, value_of
+from llmcore.config import plugin_settings, settings, value_of, with_model_resolved
 from llmcore.specs import OptionSpec
 
 from llmcore_devtools.bench.machine import machine, versions
@@ -66,8 +65,7 @@ def engine_options(function: F) -> F:
 @contextmanager
 def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -> Iterator[BenchEngine]:
     """The engine of the settings; prints how it started and what fits."""
-    config = with_model(resolved.config, model)
-    config = replace(config, model=replace(config.model, model_dir=str(check_model_dir(config))))
+    config = with_model_resolved(with_model(resolved.config, model))
     stages = Stages()
     try:
         from llmcore.bridge import SamplingParams

@@ -80,10 +80,20 @@ class Short(AheadCPU):
 @hookimpl
 def register_devices() -> Iterable[DeviceSpec]:
     """`cpu-ahead` and `short`."""
-    for name, made in (("cpu-ahead", "AheadCPU"), ("short", "Short")):
-        yield DeviceSpec(name=name, make=f"{__name__}:{made}", available=f"{__name__}:available")
+    for name, made in (("cpu-ahead", "ahead"), ("short", "short")):
+        yield DeviceSpec(name=name, make=f"{__name__}:make_{made}", available=f"{__name__}:available")
 
 
 def available() -> str | None:
     """Always."""
     return None
+
+
+def make_ahead(index: int) -> AheadCPU:
+    """DeviceSpec.make."""
+    return AheadCPU()
+
+
+def make_short(index: int) -> Short:
+    """DeviceSpec.make."""
+    return Short()

@@ -15,7 +15,7 @@ from llmcore.cli.display import Stages
 from llmcore.cli.openai_client import Message, Server
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.cli.sampling import from_model, given, sampling_options
-from llmcore.config import Config, Origins, with_model_resolved
+from llmcore.config import Config, Origins
 from llmcore.errors import ConfigError, LlmcoreError
 
 Reply = Callable[[Sequence[Message]], Iterator[str]]
@@ -120,7 +120,6 @@ def _refuse_settings(origins: Origins) -> None:
 def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Partner:
     if config.model.model_dir is None:
         raise ConfigError("Nobody to talk to: give --model_dir PATH, or --url http://HOST:PORT.")
-    config = with_model_resolved(config)
     stages = Stages()
     stack.callback(stages.close)
     logging.getLogger("llmcore").setLevel(logging.WARNING)
@@ -129,7 +128,5 @@ def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Pa
     llm = stack.enter_context(LLM.from_config(config, progress=stages.update))
     stages.close()
     chosen = {**from_model(llm.facts.generation), **options}
-    return Partner(
-        next(iter(config.model.model_name), config.model.path.stem),
-        lambda messages: llm.stream_chat(messages, **chosen),
-    )
+    name = next(iter(config.model.model_name), llm.config.model.path.stem)
+    return Partner(name, lambda messages: llm.stream_chat(messages, **chosen))

@@ -13,7 +13,6 @@ import click
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.cli.sampling import given, sampling_options
-from llmcore.config import with_model_resolved
 from llmcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def command(
     """
     items = list(read_items(prompts, chat))
     config = with_model(resolved.config, None)
-    config = with_model_resolved(config)
     options = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0, **given(sampling)}
     loading, answering = Stages(), Stages(unit="prompts")
     try:

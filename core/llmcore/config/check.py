@@ -41,7 +41,7 @@ def with_model_resolved(config: Config) -> Config:
 
 
 def resolve_model(name: str | None) -> Path:
-    """The directory or GGUF file that `--model_dir` names, absolute. ConfigError says what is missing and what to do."""
+    """The absolute path of the directory or GGUF file that `--model_dir` names. ConfigError says what to do."""
     if name is None:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
     path = Path(name).expanduser()

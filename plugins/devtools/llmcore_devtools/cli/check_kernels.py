@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
+from llmcore.config import resolve_model
 from llmcore.errors import ConfigError
 from llmcore.modes import apply_modes
 from llmcore.registry import Registry

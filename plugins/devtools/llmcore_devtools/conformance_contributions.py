@@ -166,7 +166,7 @@ def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequen
     with all_problems() as problems:
         for spec in sinks:
             with problems.of(f"metric sink {spec.name}"):
-                sink = loaded(spec.make, "make")(0)
+                sink = loaded(spec.make, "make")()
                 sink.request_finished(RECORD)
                 sink.request_finished(_unanswered())
                 sink.snapshot(unknown)

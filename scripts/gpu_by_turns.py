@@ -62,7 +62,7 @@ def main() -> None:
                 print(f"turn {number}, {tree}: {rows}", flush=True)
                 if number:
                     found[index].append(rows)
-    print(f"\n{'row':<14} {str(options.trees[0]):>12} {str(options.trees[1]):>12} {'change':>8}")
+    print(f"\n{'row':<14} {options.trees[0]!s:>12} {options.trees[1]!s:>12} {'change':>8}")
     for name in found[0][0]:
         best = max if name == "prefill" else min
         before, after = (best(rows[name] for rows in tree) for tree in found)

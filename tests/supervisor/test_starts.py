@@ -17,8 +17,7 @@ from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.supervisor import watchdog
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
-WORKER, TERMINATOR = "llmcore_server.http.worker", "llmcore_server.http.tls"
-ADMIN = "llmcore_server.http.admin.process"
+WORKER, TERMINATOR, ADMIN = (
     "llmcore_server.http.worker",
     "llmcore_server.http.tls",
     "llmcore_server.http.admin.process",
@@ -118,7 +117,7 @@ def die():
     flag.unlink()
     os.kill(os.getpid(), signal.SIGKILL)
 
-module = next((word for word in sys.orig_argv if word.startswith("llmcore.")), "none")
+module = next((word for word in sys.orig_argv if word.startswith("llmcore_")), "none")
 flag = Path({flags!r}) / module
 if flag.exists():
     moment = flag.read_text()

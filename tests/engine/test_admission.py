@@ -11,7 +11,7 @@ from llmcore.config import make_config
 from llmcore.engine import admission
 from llmcore.engine.admission import RETRY_SECONDS, Admission
 from llmcore.errors import RequestError
-from llmcore.sched.crowd import Crowd
+from llmcore.sched.scheduler import QueueStats
 from llmcore.wire import Intake
 
 LIMITS = Bounds(waiting=4, tokens=100, per_key=3, open=12)
@@ -23,17 +23,17 @@ def submit(tokens: int = 1, *, n: int = 1, client: int = -1, beams: int = 0) -> 
 
 
 class Desk:
-    """An Admission, the crowd that the test says there is, and its clock."""
+    """An Admission, the queue that the test says there is, and its clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, limits: Bounds = LIMITS) -> None:
         self.now = 1000.0
-        self.crowd = Crowd(0, 0, places=8, slots=1000)
+        self.queue_stats = QueueStats(0, 0, places=8, slots=1000)
         monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.admission = Admission(limits, lambda: self.crowd)
+        self.admission = Admission(limits, lambda: self.queue_stats)
 
     def left_over(self, choices: int, tokens: int, *, places: int = 0, slots: int = 0) -> None:
         """After a step so many wait."""
-        self.crowd = Crowd(choices, tokens, places, slots)
+        self.queue_stats = QueueStats(choices, tokens, places, slots)
         self.admission.stepped()
 
     def refusal(self, request: Submit) -> RequestError | None:
@@ -78,9 +78,9 @@ def test_an_empty_queue_takes_any_request(desk: Desk) -> None:
 def test_what_is_free_counts_while_nobody_was_left_over(desk: Desk) -> None:
     """A burst that an idle server has places for is taken at once, however short its queue may be."""
     desk.left_over(0, 0)
-    desk.crowd = Crowd(11, 11, places=8, slots=1000)
+    desk.queue_stats = QueueStats(11, 11, places=8, slots=1000)
     assert desk.refusal(submit()) is None
-    desk.crowd = Crowd(12, 12, places=8, slots=1000)
+    desk.queue_stats = QueueStats(12, 12, places=8, slots=1000)
     assert desk.refusal(submit()) is not None
     desk.left_over(4, 4, places=8, slots=1000)  # these found no KV: the places are of no use to them
     assert desk.refusal(submit()) is not None

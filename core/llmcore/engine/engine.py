@@ -25,11 +25,10 @@ from llmcore.engine.runner import InFlight, Runner
 from llmcore.engine.shortage import OUT_OF_MEMORY
 from llmcore.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.protocols import Device
-from llmcore.sched.beams import check_search
-from llmcore.sched.crowd import Crowd
-from llmcore.sched.events import Reason
+from llmcore.sched.beam_search import check_search
 from llmcore.sched.plan import StepPlan
-from llmcore.sched.scheduler import Scheduler
+from llmcore.sched.processors import Reason
+from llmcore.sched.scheduler import QueueStats, Scheduler
 from llmcore.wire import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -101,16 +100,16 @@ class Engine:
         """End one choice at its first `n_tokens` tokens; one that has ended already is no error."""
         self._scheduler.finish(owner, request_id, choice, n_tokens)
 
-    def crowd(self) -> Crowd:
-        """Who waits, and what there is room for; requests whose processors are being made wait too."""
-        crowd = self._scheduler.crowd()
+    def queue_stats(self) -> QueueStats:
+        """What waits, and what there is room for; requests whose processors are being made wait too."""
+        stats = self._scheduler.queue_stats()
         if not self._making:
-            return crowd
+            return stats
         unmade = list(self._making.requests())
         return replace(
-            crowd,
-            choices=crowd.choices + sum(request.choices for request in unmade),
-            tokens=crowd.tokens + sum(len(request.prompt) // 4 for request in unmade),
+            stats,
+            choices=stats.choices + sum(request.choices for request in unmade),
+            tokens=stats.tokens + sum(len(request.prompt) // 4 for request in unmade),
         )
 
     def expire(self, seconds: float) -> Events:

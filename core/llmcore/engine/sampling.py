@@ -14,8 +14,8 @@ from llmcore.bridge import LengthDecay, SamplingParams
 from llmcore.engine.tables import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
 from llmcore.protocols import Device, Int32
-from llmcore.sched.bound import Bound, both_masks, mask_of
 from llmcore.sched.plan import Admitted, StepPlan
+from llmcore.sched.processors import ChoiceProcessors, both_masks, mask_of
 from llmcore.specs import bucket_of
 
 _GREEDY, _TEMPERATURE, _FILTERED, _FULL = range(len(VARIANTS))
@@ -84,7 +84,7 @@ class RowSampler:
         self._logprobs = np.full(size, -1, np.int32)
         self._longest = np.zeros(size, np.int32)
         self._bias: dict[int, _Bias] = {}
-        self._bound: dict[int, Bound] = {}
+        self._bound: dict[int, ChoiceProcessors] = {}
         self._allowed: dict[int, Int32] = {}
         self._decay: dict[int, LengthDecay] = {}
         self._greedy: dict[int, SampleRows] = {}
@@ -96,13 +96,15 @@ class RowSampler:
         if plan.sample_request.size:
             self._longest[plan.sample_request] += 1
 
-    def bound(self, plan: StepPlan) -> list[tuple[int, Bound]]:
+    def bound(self, plan: StepPlan) -> list[tuple[int, ChoiceProcessors]]:
         """Host: the sampled rows that have logits processors, by their number among the sampled."""
         steered = np.flatnonzero(self._steered[plan.sample_request]).tolist() if self._bound else []
         found = [(s, self._bound[int(plan.sample_request[s])]) for s in steered]
         return [(s, bound) for s, bound in found if not bound.free]
 
-    def pack(self, plan: StepPlan, upload: Upload, rows: int, bound: Sequence[tuple[int, Bound]] = ()) -> Draw:
+    def pack(
+        self, plan: StepPlan, upload: Upload, rows: int, bound: Sequence[tuple[int, ChoiceProcessors]] = ()
+    ) -> Draw:
         """Host: what kind of draw the step needs; puts biases, masks and rises of the sampled rows.
 
         `rows`: sampled ones with padding. `bound`: those whose logits processors have said what they want.
@@ -161,7 +163,7 @@ class RowSampler:
         )
         return sample(logits, rows)
 
-    def _masked(self, indices: Int32, bound: Sequence[tuple[int, Bound]]) -> list[tuple[int, Int32]]:
+    def _masked(self, indices: Int32, bound: Sequence[tuple[int, ChoiceProcessors]]) -> list[tuple[int, Int32]]:
         """The masks of sampled rows, by their number."""
         masks = {s: b.mask for s, b in bound if b.mask is not None}
         for s, index in enumerate(indices.tolist() if self._allowed else ()):

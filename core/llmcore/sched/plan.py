@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmcore.bridge import SamplingParams
 from llmcore.protocols import Int32
-from llmcore.sched.bound import Bound
+from llmcore.sched.processors import ChoiceProcessors
 
 
 class Want(IntFlag):
@@ -44,7 +44,7 @@ class Admitted:
     min_new_tokens: int
     stop_ids: tuple[int, ...]
     fork_of: int = -1
-    bound: Bound | None = None
+    bound: ChoiceProcessors | None = None
 
 
 @dataclass(frozen=True)

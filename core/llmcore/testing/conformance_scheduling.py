@@ -22,8 +22,7 @@ from llmcore.protocols import (
     SchedulerView,
 )
 from llmcore.registry import Registry
-from llmcore.sched.validate import fault
-from llmcore.sched.view import StepView
+from llmcore.sched.policy import StepView, fault
 from llmcore.testing.conformance import all_problems, contributed, loaded
 from llmcore.testing.simulator import Scenario, simulate
 

@@ -18,10 +18,10 @@ from llmcore.bridge import BeamSearch, Finish, StepEvents, Submit, explode
 from llmcore.kv.group import KVGroup
 from llmcore.plugins import load
 from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
+from llmcore.sched.failure_isolation import TRIALS
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.request import Totals
 from llmcore.sched.scheduler import Scheduler
-from llmcore.sched.state import Totals
-from llmcore.sched.trials import TRIALS
 from llmcore.testing.simulated_device import SimulatedDevice, answer
 from llmcore.testing.simulated_search import searched
 
@@ -228,9 +228,9 @@ class Simulation:
         self._scheduler.space.check()
         load = self._scheduler.load()
         assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
-        crowd = self._scheduler.crowd()
-        assert load.waiting <= crowd.choices <= crowd.tokens * self._scenario.max_running, "the queue is miscounted"
-        assert load.waiting or not crowd.tokens, "nobody waits, and tokens do"
+        stats = self._scheduler.queue_stats()
+        assert load.waiting <= stats.choices <= stats.tokens * self._scenario.max_running, "the queue is miscounted"
+        assert load.waiting or not stats.tokens, "nobody waits, and tokens do"
 
     def _check_end(self) -> None:
         assert self._scheduler.idle, "something is left when all requests have ended"

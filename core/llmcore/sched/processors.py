@@ -25,17 +25,20 @@ PATIENT = 3
 MOST_SECONDS = 10.0
 """How long an answer may take."""
 
+Reason = tuple[str, str]
+"""Why a request ends with an error: (code, message)."""
+
 CLIENTS_FAULT, _MISTAKE = "invalid_value", "internal_error"
 """Codes of what ends a choice: the request asked for what cannot be done, or a processor is broken."""
 
 
-class Bound:
+class ChoiceProcessors:
     """One choice's processors: `hosts` as (name, kind, processor), `devices` as (name, callable).
 
     `run` gets a function and calls it, now or on another thread. `mask`, `bias`: valid while `ready`. `error`: why the
     choice must end, as (code, message), None if nothing is wrong; `cause`: what was raised, where that is a mistake.
     `late`: answers in a row that came too late.
-    `ended`: nobody will ask.
+    `dropped`: nobody will ask.
     `free`: they allow everything from now on.
     `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else. `fields`:
     by processor the client's field that asked for it.
@@ -57,7 +60,7 @@ class Bound:
         self.error: tuple[str, str] | None = None
         self.cause: BaseException | None = None
         self.late = 0
-        self.ended = False
+        self.dropped = False
         self.free = False
         self.must_end = False
         self._vocab_size = vocab_size
@@ -130,7 +133,7 @@ class Bound:
         mask: Int32 | None = None
         bias: dict[int, float] = {}
         try:
-            for name, kind, processor in () if self.ended else self.hosts:
+            for name, kind, processor in () if self.dropped else self.hosts:
                 self._asked = name
                 if kind == "mask":
                     more = self._checked_mask(processor.mask())

@@ -1,4 +1,4 @@
-"""Steps that were enqueued and not read yet, and the plan that a set of rows becomes."""
+"""Steps in flight, which were enqueued and not read yet, and the plan that a set of rows becomes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import numpy as np
 from llmcore.kv.group import NO_GRANULES
 from llmcore.kv.space import Columns
 from llmcore.protocols import Int32, Int64
-from llmcore.sched.job import Job
-from llmcore.sched.plan import Admitted, StepPlan, TableWrites, Want
-from llmcore.sched.probes import asked
-from llmcore.sched.state import State
+from llmcore.sched.plan import Admitted, Pool, Probe, StepPlan, TableWrites, Want
+from llmcore.sched.request import Choice, RequestTable, State
 
 
 @dataclass(frozen=True)
 class Entered:
-    """`content` went into the cache under `salt`, new from token `start` on."""
+    """`content` went into the prefix cache under `salt`, new from token `start` on."""
 
     salt: bytes
     content: Int64
@@ -26,8 +24,8 @@ class Entered:
 
 
 @dataclass(frozen=True)
-class Flight:
-    """A step on its way: its plan, who had its places when it was made, and what it put into the cache."""
+class InFlight:
+    """A step in flight: its plan, the epochs of its rows when it was made, and what it put into the prefix cache."""
 
     plan: StepPlan
     row_epoch: Int64
@@ -35,11 +33,11 @@ class Flight:
     entered: list[Entered] = field(default_factory=list)
 
 
-def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Job]) -> Flight:
+def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice]) -> InFlight:
     """Make the plan of a step in which `rows` compute `n_query` tokens each; slots have been secured.
 
-    From here on these tokens count as computed, and each sampled one as part of its sequence, though nobody has
-    read it yet.
+    From here on these tokens count as computed, and each sampled token as part of its sequence, before anybody has
+    read it.
     """
     table, space = state.table, state.space
     decodes = table.computed[rows] >= table.prefill[rows]
@@ -52,11 +50,10 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Job]) ->
     parts = [[columns] for columns in writes]
     for group, columns in zip(space.groups, parts, strict=True):
         columns.append(group.grow(rows, ends, table.limit[rows]))
-    admitted = [_admit(state, job, parts) for job in placed]
+    admitted = [_admit(state, choice, parts) for choice in placed]
     if table.renewed:
         admitted += _renew(state, rows, parts)
-    table.computed[rows] = ends
-    sample_row = np.flatnonzero(ends == table.length[rows]).astype(np.int32)
+    sample_row = table.enqueue(rows, ends).astype(np.int32)
     sample_request = rows[sample_row]
     entered = [] if decodes.all() else _enter(state, rows[~decodes])
     forking = np.flatnonzero(table.forks[sample_request])
@@ -67,10 +64,10 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Job]) ->
         born = [_fork(state, int(row), admitted, parts) for row in sample_request[forking]]
         sample_row = np.concatenate([sample_row, np.repeat(sample_row[forking], [len(b) for b in born])])
         sample_request = np.concatenate([sample_request, *born])
-    table.length[sample_request] += 1
+    table.sample(sample_request)
     want = np.zeros(rows.size, np.uint8)
     want[sample_row] = Want.SAMPLE
-    probes, pools = asked(table, rows, starts, ends) if table.probing else ([], [])
+    probes, pools = _asked(table, rows, starts, ends) if table.probing else ([], [])
     for probe in probes:
         want[probe.row] |= Want.LOGPROBS
     for pool in pools:
@@ -90,14 +87,14 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Job]) ->
         probes=probes,
         pools=pools,
     )
-    return Flight(plan, table.epoch[rows], table.epoch[sample_request], entered)
+    return InFlight(plan, table.epoch[rows], table.epoch[sample_request], entered)
 
 
-def _admit(state: State, job: Job, parts: list[list[Columns]]) -> Admitted:
-    start = int(state.table.taken[job.row])
-    for columns, entries in zip(parts, state.space.entries(job.row, start), strict=True):
+def _admit(state: State, choice: Choice, parts: list[list[Columns]]) -> Admitted:
+    start = int(state.table.taken[choice.row])
+    for columns, entries in zip(parts, state.space.entries(choice.row, start), strict=True):
         columns.append(entries)
-    return _announce(job, job.tokens(), start)
+    return _announce(choice, choice.tokens(), start)
 
 
 def _renew(state: State, rows: Int32, parts: list[list[Columns]]) -> list[Admitted]:
@@ -106,12 +103,12 @@ def _renew(state: State, rows: Int32, parts: list[list[Columns]]) -> list[Admitt
     admitted = []
     moved = [row for row in rows.tolist() if table.renewed.get(row)]
     for columns, group in zip(parts, state.space.groups, strict=True) if moved else ():
-        # All entries of theirs follow, so none that is in other columns may stay there.
+        # All entries of these rows follow, so none of theirs may stay in other columns.
         columns[:] = [_without(part, moved) for part in columns] + [group.entries(row) for row in moved]
     for row in rows[np.isin(rows, list(table.renewed))].tolist():
         del table.renewed[row]
         tokens = table.tokens[row, : int(table.known[row])].copy()
-        admitted.append(_announce(table.job(row), tokens, int(table.computed[row])))
+        admitted.append(_announce(table.choice(row), tokens, int(table.computed[row])))
     return admitted
 
 
@@ -121,49 +118,65 @@ def _without(columns: Columns, rows: list[int]) -> Columns:
     return row[others], at[others], granule[others]
 
 
-def _announce(job: Job, tokens: Int32, start: int, fork_of: int = -1) -> Admitted:
+def _announce(choice: Choice, tokens: Int32, start: int, fork_of: int = -1) -> Admitted:
+    submit = choice.request.submit
     return Admitted(
-        index=job.row,
+        index=choice.row,
         tokens=tokens,
-        prompt_len=job.prompt.size,
+        prompt_len=choice.request.prompt.size,
         start=start,
-        sampling=job.submit.sampling,
-        choice=job.choice,
-        min_new_tokens=job.submit.min_new_tokens,
-        stop_ids=job.submit.stop_ids,
+        sampling=submit.sampling,
+        choice=choice.number,
+        min_new_tokens=submit.min_new_tokens,
+        stop_ids=submit.stop_ids,
         fork_of=fork_of,
-        bound=job.bound,
+        bound=choice.processors,
     )
 
 
 def _fork(state: State, row: int, admitted: list[Admitted], parts: list[list[Columns]]) -> Int32:
-    table, job = state.table, state.table.job(row)
-    size = job.prompt.size
-    places, job.reserved = job.reserved, []
-    for choice, place in enumerate(places, start=1):
-        twin = job.fork(choice, place)
-        table.fork(row, twin)
-        state.requests[twin.owner, twin.submit.id][choice] = twin
-        state.space.fork(row, place, size)
-        for columns, entries in zip(parts, state.space.entries(place, size), strict=True):
+    """Let the choices that share the prompt in `row` run; returns their rows."""
+    choice = state.table.choice(row)
+    prompt = choice.request.prompt
+    twins = state.table.fork(choice)
+    for twin in twins:
+        state.space.fork(row, twin.row, prompt.size)
+        for columns, entries in zip(parts, state.space.entries(twin.row, prompt.size), strict=True):
             columns.append(entries)
-        admitted.append(_announce(twin, job.prompt, size, fork_of=row))
-    job.forks = 0
-    table.forks[row] = 0
-    return np.array(places, np.int32)
+        admitted.append(_announce(twin, prompt, prompt.size, fork_of=row))
+    return np.array([twin.row for twin in twins], np.int32)
 
 
 def _enter(state: State, rows: Int32) -> list[Entered]:
+    """Offer the prompts of `rows`, as far as they are computed now, to the prefix cache."""
     table, space = state.table, state.space
     entered = []
     for row in rows.tolist() if space.caching else ():
         content = table.content(row, space.floor(int(table.computed[row])))
-        salt = table.job(row).submit.salt
+        salt = table.choice(row).request.submit.salt
         start = space.enter(salt, content, row)
         if start is not None:
-            table.entered[row] = content.size
+            table.enter(row, content.size)
             entered.append(Entered(salt, content, start))
     return entered
+
+
+def _asked(table: RequestTable, rows: Int32, starts: Int32, ends: Int32) -> tuple[list[Probe], list[Pool]]:
+    """What `rows` that compute from `starts` to `ends` are asked for: log-probabilities of the prompt tokens that
+    follow what they compute, and hidden states of prompt tokens that they compute."""
+    probes, pools = [], []
+    for r in np.flatnonzero(np.isin(rows, list(table.probing))).tolist():
+        row, start, end = int(rows[r]), int(starts[r]), int(ends[r])
+        request, size = table.choice(row).request, int(table.prompt_len[row])
+        if request.prompt_logprobs is not None:
+            targets = table.tokens[row, start + 1 : min(end + 1, size)]
+            if targets.size:
+                probes.append(Probe(r, targets.copy(), request.submit.prompt_top))
+        if request.submit.pool == "mean":
+            pools.append(Pool(r, 0))
+        elif request.submit.pool and end == size:
+            pools.append(Pool(r, end - start - 1))
+    return probes, pools
 
 
 def _joined(columns: list[Columns]) -> TableWrites:

@@ -9,7 +9,7 @@ import pytest
 from llmcore.errors import RequestError
 from llmcore.processors import OVERLOADED, words_of
 from llmcore.protocols import Int32
-from llmcore.sched.bound import Bound
+from llmcore.sched.processors import ChoiceProcessors
 
 
 class Says:
@@ -33,9 +33,9 @@ def test_a_mask_is_cut_at_the_vocabulary_and_its_owner_keeps_its_own(size: int, 
     bits[size:], bits[size - 1] = behind, True
     words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
     before = words.copy()
-    bound = Bound([("says", "mask", Says(words))], [], size, now)
-    assert bound.error is None and bound.mask is not None
-    found = np.unpackbits(bound.mask.view(np.uint8), bitorder="little").astype(bool)
+    processors = ChoiceProcessors([("says", "mask", Says(words))], [], size, now)
+    assert processors.error is None and processors.mask is not None
+    found = np.unpackbits(processors.mask.view(np.uint8), bitorder="little").astype(bool)
     assert (found[:size] == bits[:size]).all() and not found[size:].any()
     assert (words == before).all()
 
@@ -44,8 +44,8 @@ def test_a_mask_is_cut_at_the_vocabulary_and_its_owner_keeps_its_own(size: int, 
 def test_a_mask_that_allows_only_what_is_behind_the_vocabulary_allows_nothing(size: int) -> None:
     bits = np.arange(words_of(size) * 32) >= size
     words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
-    bound = Bound([("says", "mask", Says(words))], [], size, now)
-    assert bound.error is not None and "allows no token" in bound.error[1]
+    processors = ChoiceProcessors([("says", "mask", Says(words))], [], size, now)
+    assert processors.error is not None and "allows no token" in processors.error[1]
 
 
 CODES = [(7, "invalid_value"), ("its_own", "invalid_value"), (OVERLOADED, OVERLOADED)]
@@ -59,5 +59,5 @@ def test_a_refusal_in_the_middle_of_an_answer_can_be_sent(code: object, told: st
         def mask(self) -> Int32:
             raise RequestError("half \ud83d of a pair", code=code)  # type: ignore[arg-type]
 
-    bound = Bound([("refuses", "mask", Refuses())], [], 32, now, fields={"refuses": "guided_x"})
-    assert bound.error == (told, "guided_x: half ? of a pair")
+    processors = ChoiceProcessors([("refuses", "mask", Refuses())], [], 32, now, fields={"refuses": "guided_x"})
+    assert processors.error == (told, "guided_x: half ? of a pair")

@@ -14,6 +14,7 @@ def plan(n_query: list[int], n_decode: int, samples: int) -> StepPlan:
         number=0,
         request=rows,
         n_query=np.array(n_query, np.int32),
+        reserve=np.array(n_query, np.int32),
         start=np.zeros_like(rows),
         want=np.zeros(rows.size, np.uint8),
         n_decode=n_decode,

@@ -56,6 +56,7 @@ class Rig:
             number=self.number,
             request=ints(*(r for r, _, _ in rows)),
             n_query=ints(*(n for _, n, _ in rows)),
+            reserve=ints(*(n for _, n, _ in rows)),
             start=ints(*(s for _, _, s in rows)),
             want=np.zeros(len(rows), np.uint8),
             n_decode=sum(n == 1 for _, n, _ in rows),

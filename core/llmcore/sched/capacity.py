@@ -51,6 +51,10 @@ class FuturePeak:
         given = np.bincount(owners, minlength=int(self.row.max(initial=-1)) + 1)[self.row]
         return FuturePeak(self.row, (self.own - given).astype(np.int32), self.growth, self.shared + owners.size)
 
+    def ahead(self, slots: Int32) -> FuturePeak:
+        """Request i holds `slots[row[i]]` more already, and may still grow as much."""
+        return FuturePeak(self.row, self.own + slots[self.row], self.growth, self.shared)
+
     def add(self, row: Int32, own: Int32, growth: int) -> FuturePeak:
         """With more requests that all grow alike (the choices of one)."""
         at = int(np.searchsorted(-self.growth, -growth, side="right"))
@@ -129,7 +133,9 @@ class Capacity:
         self._queue_steps = int(steps[prompts][-1]) if prompts.any() else 0
         produced = table.length[rows] - table.prompt_len[rows]
         foreseen = np.maximum(table.foreseen[rows], np.minimum(produced + 1, table.max_new[rows]))
-        growth = np.maximum(steps + table.prompt_len[rows] + foreseen - 1 - table.length[rows], 0) + self._ahead
+        # Where lengths are upper bounds, a request may hold that much and yet grow from the tokens that are known.
+        length = table.known[rows] if state.drafts else table.length[rows]
+        growth = np.maximum(steps + table.prompt_len[rows] + foreseen - 1 - length, 0) + self._ahead
         self._peaks = [self._peak_of(group, rows, growth) for group in space.groups]
 
     @property
@@ -157,6 +163,15 @@ class Capacity:
         self._queue_steps = steps
         self._table.foresee(rows[:1], foreseen)
         return True
+
+    def holds(self, rows: Int32, more: Int32) -> bool:
+        """Whether all that runs still fits if `rows` take the slots of `more` tokens each ahead of time."""
+        ahead = np.zeros(self._table.length.size, np.int32)
+        ahead[rows] = more
+        return all(
+            peak.ahead(group.granules_of(ahead)).peak <= group.pool.total
+            for group, peak in zip(self._space.groups, self._peaks, strict=True)
+        )
 
     def _peak_of(self, group: KVGroup, rows: Int32, growth: Int32) -> FuturePeak:
         table = self._table

@@ -23,7 +23,7 @@ class Entered:
     start: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class InFlight:
     """A step in flight: its plan, the epochs of its rows when it was made, and what it put into the prefix cache."""
 
@@ -36,12 +36,12 @@ class InFlight:
 def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice]) -> InFlight:
     """Make the plan of a step in which `rows` compute `n_query` tokens each; slots have been secured.
 
-    From here on these tokens count as computed, and each sampled token as part of its sequence, before anybody has
-    read it.
+    From here on these tokens count as computed, and the most that a row can give as part of its sequence, before
+    anybody has read what it gave.
     """
     table, space = state.table, state.space
     decodes = table.computed[rows] >= table.prefill[rows]
-    if not decodes.all():
+    if not decodes.all() or (state.drafts and (n_query != n_query[0]).any()):
         order = np.lexsort((table.arrival[rows], n_query, ~decodes))
         rows, n_query, decodes = rows[order], n_query[order], decodes[order]
     starts = table.computed[rows]
@@ -64,7 +64,11 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
         born = [_fork(state, int(row), admitted, parts) for row in sample_request[forking]]
         sample_row = np.concatenate([sample_row, np.repeat(sample_row[forking], [len(b) for b in born])])
         sample_request = np.concatenate([sample_request, *born])
-    table.sample(sample_request)
+    n_decode = int(np.count_nonzero(decodes))
+    most: Int32 | int = 1
+    if state.drafts:
+        most = np.where(sample_row < n_decode, n_query[sample_row], 1)
+    table.sample(sample_request, most)
     want = np.zeros(rows.size, np.uint8)
     want[sample_row] = Want.SAMPLE
     probes, pools = _asked(table, rows, starts, ends) if table.probing else ([], [])
@@ -77,8 +81,9 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
         request=rows,
         n_query=n_query,
         start=starts,
+        reserve=n_query if not state.drafts else np.where(decodes, ends - table.settled[rows], n_query),
         want=want,
-        n_decode=int(np.count_nonzero(decodes)),
+        n_decode=n_decode,
         sample_row=sample_row,
         sample_request=sample_request,
         admitted=admitted,

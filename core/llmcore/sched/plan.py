@@ -1,7 +1,11 @@
 """A step as the scheduler orders it and the runner executes it: columns, no torch.
 
 Row r is `n_query[r]` new tokens of request `request[r]`, an index into the request tables. Decode rows come first
-(`n_decode` of them, one token each, taken from the device's last tokens), then chunks of prefill, short ones first.
+(`n_decode` of them, each the device's last token of its request and the drafts after it that are to be verified), then
+chunks of prefill. Among both, rows with fewer tokens come first.
+
+The device decides how many tokens a row gives. Until the host has read that, its length of the request is an upper
+bound.
 """
 
 from __future__ import annotations
@@ -82,11 +86,14 @@ class StepPlan:
     request: Int32
     n_query: Int32
     start: Int32
-    """Computed tokens of each row before this step; an upper bound where the device decides."""
+    """Computed tokens of each row before this step: an upper bound for rows that decode, exact for chunks."""
+    reserve: Int32
+    """Slots that each row holds in every KV group for its new tokens, up to `start + n_query`: an upper bound, because
+    the tokens may begin before `start`."""
     want: NDArray[np.uint8]
     n_decode: int
     sample_row: Int32
-    """[S] the row each sampled token comes from; a final chunk is named once per choice it forks into."""
+    """[S] the row of each sample; a final chunk is named once per choice it forks into."""
     sample_request: Int32
     """[S] the request index that receives it."""
     admitted: list[Admitted] = field(default_factory=list)
@@ -107,25 +114,30 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the host reads back of a step; arrays are parallel over its sampled tokens [S].
-
-    `finite[s]`: False where the row's logits held NaN or infinity, or what was drawn is no token; its token then means
-    nothing. `logprobs`: the drawn token's, present when any sampled request asked. `top_ids`, `top_logprobs`: [S, k].
-    `scores`
-    [S, n]: of a model that scores; its tokens stand for nothing, and each ends its request. `probed`: what the
-    plan's probes asked for, one after the other, with `probed_ranks`; `probed_top_ids`, `probed_top_logprobs` [, k]:
-    the best tokens in these places, best first, as many as the probe that wants most. `pooled` [pools, hidden size]:
-    of the plan's pools.
-    """
+    """What the host reads back of a step. S: its samples; T: the tokens of all of them, one sample after the other."""
 
     tokens: Int32
+    """[T]"""
     finite: NDArray[np.bool_]
+    """[S] False where the row's logits held NaN or infinity, or what was drawn is not a token; its tokens then mean
+    nothing."""
+    counts: Int32 | None = None
+    """[S] tokens of each sample: from none to all that its row could give. None: one of each, and S is T."""
     logprobs: NDArray[np.float32] | None = None
+    """[T] of the tokens; present when any sampled request asked."""
     top_ids: Int32 | None = None
+    """[T, k] the best tokens in the place of each, best first."""
     top_logprobs: NDArray[np.float32] | None = None
+    """[T, k]"""
     scores: NDArray[np.float32] | None = None
+    """[S, n] of a model that scores; its tokens mean nothing, and each ends its request."""
     probed: NDArray[np.float32] | None = None
+    """[L] what the plan's probes asked for, one after the other."""
     probed_ranks: Int32 | None = None
+    """[L]"""
     probed_top_ids: Int32 | None = None
+    """[L, k] the best tokens in these places, best first, as many as the probe that wants most."""
     probed_top_logprobs: NDArray[np.float32] | None = None
+    """[L, k]"""
     pooled: NDArray[np.float32] | None = None
+    """[pools, hidden size] of the plan's pools."""

@@ -236,13 +236,13 @@ class RequestTable:
         self.prefill = np.zeros(rows, np.int32)
         """Tokens known when it was admitted."""
         self.length = np.zeros(rows, np.int32)
-        """All tokens, those sampled but not read yet included."""
+        """All tokens, those sampled but not read yet included: an upper bound until they are read."""
         self.known = np.zeros(rows, np.int32)
         """Tokens on the host."""
         self.computed = np.zeros(rows, np.int32)
-        """Tokens whose KV is written or enqueued."""
+        """Tokens whose KV is written or enqueued: an upper bound as long as `length` is one."""
         self.settled = np.zeros(rows, np.int32)
-        """Tokens whose KV was written by steps that were read."""
+        """Tokens whose KV was written by steps that were read: a lower bound."""
         self.limit = np.zeros(rows, np.int32)
         """The most tokens whose KV will ever be computed."""
         self.taken = np.zeros(rows, np.int32)
@@ -297,6 +297,16 @@ class RequestTable:
         """Content ids of a row's first `tokens` tokens."""
         return self.tokens[row, :tokens].astype(np.int64)
 
+    def check_invariants(self) -> None:
+        """Assert that the counts of every row are in order."""
+        rows = np.flatnonzero(self.status == RUNNING)
+        assert (self.settled[rows] <= self.computed[rows]).all(), "more was read than was enqueued"
+        assert (self.known[rows] <= self.length[rows]).all(), "more tokens are known than there can be"
+        assert (self.computed[rows] < self.length[rows]).all(), "KV of tokens that do not exist yet"
+        enqueued = np.maximum(self.computed[rows], self.prefill[rows])
+        assert (self.entered[rows] <= enqueued).all(), "KV is kept before it is computed"
+        assert (self.computed[rows] <= self.limit[rows]).all(), "more is computed than will ever be needed"
+
     # --- transitions -------------------------------------------------------------------------------------------
 
     def foresee(self, rows: Int32, totals: Int32 | int) -> None:
@@ -318,7 +328,7 @@ class RequestTable:
     def enqueue(self, rows: Int32, ends: Int32) -> NDArray[np.intp]:
         """A step computes `rows` up to `ends` tokens; returns the numbers of those that sample."""
         self.computed[rows] = ends
-        return np.flatnonzero(ends == self.length[rows])
+        return np.flatnonzero(ends >= self.length[rows])
 
     def enter(self, row: int, tokens: int) -> None:
         """The KV of the first `tokens` tokens is in the prefix cache."""
@@ -342,9 +352,9 @@ class RequestTable:
         self.forks[row] = 0
         return twins
 
-    def sample(self, rows: Int32) -> None:
-        """A step that was enqueued samples a token for each of `rows`."""
-        self.length[rows] += 1
+    def sample(self, rows: Int32, most: Int32 | int) -> None:
+        """A step that was enqueued gives each of `rows` at most so many tokens."""
+        self.length[rows] += most
 
     def postpone(self, row: int) -> None:
         """The last step that was enqueued samples nothing for `row`: its next row computes its last token again."""
@@ -355,14 +365,18 @@ class RequestTable:
         """A step was read that had computed `rows` up to `tokens` tokens."""
         self.settled[rows] = tokens
 
-    def accept(self, rows: Int32, tokens: Int32) -> Int32:
-        """`tokens`, one for each of `rows`, were read; returns how many each has produced."""
-        known = self.known[rows]
-        self.tokens[rows, known] = tokens
-        self.settled[rows] = known
-        self.known[rows] = known + 1
-        produced: Int32 = known + 1 - self.prompt_len[rows]
-        return produced
+    def accept(self, rows: Int32, known: Int32, unused: Int32 | None = None) -> None:
+        """A step was read after which `known` tokens of each of `rows` are known. It gave `unused` fewer than it might
+        have given: the sequence is that much shorter than its upper bound was."""
+        self.known[rows] = known
+        self.settled[rows] = known - 1
+        if unused is not None:
+            self.length[rows] -= unused
+            self.computed[rows] -= unused
+
+    def write(self, rows: Int32, at: Int32, tokens: Int32) -> None:
+        """Token `at` of each of `rows` was read; `accept` follows."""
+        self.tokens[rows, at] = tokens
 
     def go_on(self, row: int, source: int, token: int) -> None:
         """A beam goes on as the beam in row `source` (maybe itself), whose tokens it has by now, with `token`."""
@@ -454,6 +468,8 @@ class State:
     space: KVSpace
     estimator: LengthEstimator
     ahead: int
+    drafts: int
+    """The most drafted tokens that a row verifies."""
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     requests: dict[tuple[int, int], Request] = field(default_factory=dict)
     """By (owner, id): those that have not ended."""

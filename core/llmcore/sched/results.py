@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.bridge import Finish, StepEvents
-from llmcore.protocols import Int32
+from llmcore.kv.slots import RUN_TOKENS
+from llmcore.protocols import Int32, Int64
 from llmcore.sched.beam_search import Beams, Child, Ended
 from llmcore.sched.failure_isolation import NOT_FINITE, FailureIsolation
 from llmcore.sched.in_flight import InFlight
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.processors import Reason
 from llmcore.sched.release import Release
-from llmcore.sched.request import LEAVING, Choice, Request, RequestTable, State
+from llmcore.sched.request import LEAVING, RUNNING, Choice, Request, RequestTable, State
 
 STOP, LENGTH = int(Finish.STOP), int(Finish.LENGTH)
 
@@ -37,13 +38,16 @@ class Results:
         stamp = time.monotonic()
         self._state.totals.steps += 1
         alive = table.epoch[plan.request] == step.row_epoch
-        table.settle(plan.request[alive], (plan.start + plan.n_query)[alive])
+        exact = alive
+        if self._state.drafts:  # where a decode row began, its counts will tell
+            exact = alive & ((np.arange(alive.size) >= plan.n_decode) | np.isin(plan.request, list(table.beams)))
+        table.settle(plan.request[exact], (plan.start + plan.n_query)[exact])
         if plan.probes or plan.pools:
             _note(table, plan, alive, result)
         rejected = self._isolation.reject(step, result) if not result.finite.all() else []
         at = np.flatnonzero((table.epoch[plan.sample_request] == step.sample_epoch) & result.finite)
         if table.processors:
-            at, ends, failed = self._tell(at, plan.sample_request[at], result.tokens[at])
+            at, ends, failed = self._tell(at, plan.sample_request[at], result)
         else:
             ends, failed = None, []
         beams = at[:0]
@@ -51,8 +55,7 @@ class Results:
             searched = np.isin(plan.sample_request[at], list(table.beams))
             beams, at = at[searched], at[~searched]
             ends = None if ends is None else ends[~searched]
-        rows = plan.sample_request[at]
-        events = self._accept(rows, result.tokens[at], at, result, stamp, ends)
+        rows, events = self._accept(plan, at, result, stamp, ends)
         if beams.size:
             self._hear(plan.sample_request[beams], beams, result, events, stamp)
         add_errors(events, rejected, NOT_FINITE, stamp)
@@ -61,7 +64,7 @@ class Results:
         return rows, events
 
     def _tell(
-        self, at: NDArray[np.intp], rows: Int32, tokens: Int32
+        self, at: NDArray[np.intp], rows: Int32, result: StepResult
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_], list[tuple[Choice, Reason]]]:
         """Tell logits processors of their rows' tokens; end the rows of those that fail.
 
@@ -70,12 +73,13 @@ class Results:
         table = self._state.table
         ends, fine = np.zeros(at.size, np.bool_), np.ones(at.size, np.bool_)
         failed = []
-        for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+        for i, row in enumerate(rows.tolist()):
             processors = table.processors.get(row)
             if processors is None:
                 continue
-            if processors.error is None:
-                ends[i] = processors.accept(token)
+            for token in result.tokens[_tokens_of(result, at[i : i + 1])[1]].tolist():
+                if processors.error is None:
+                    ends[i] = processors.accept(token)
             if processors.error is not None:
                 choice = table.choice(row)
                 self._release.fail(choice, processors.error)
@@ -85,35 +89,64 @@ class Results:
 
     def _accept(
         self,
-        rows: Int32,
-        tokens: Int32,
+        plan: StepPlan,
         at: NDArray[np.intp],
         result: StepResult,
         stamp: float,
         ends: NDArray[np.bool_] | None,
-    ) -> dict[int, StepEvents]:
-        table = self._state.table
-        produced = table.accept(rows, tokens)
-        stops = (table.stops[rows] == tokens[:, None]).any(axis=1)
-        for i in np.flatnonzero(table.many_stops[rows]):
-            stops[i] = int(tokens[i]) in table.choice(int(rows[i])).request.submit.stop_ids
-        stops &= produced > table.min_new[rows]
+    ) -> tuple[Int32, dict[int, StepEvents]]:
+        """Count the tokens of the samples `at`, of which `ends` end their choices; the rows that have any, and events.
+
+        Of a sample's tokens those behind the first that ends its choice do not count.
+        """
+        table, rows = self._state.table, plan.sample_request[at]
+        of, which, nth = _tokens_of(result, at)
+        row, tokens = rows[of], result.tokens[which]
+        place = table.known[row] if result.counts is None else table.known[row] + nth
+        table.write(row, place, tokens)
+        known = place + 1
+        produced = known - table.prompt_len[row]
+        stops = (table.stops[row] == tokens[:, None]).any(axis=1)
+        for i in np.flatnonzero(table.many_stops[row]):
+            stops[i] = int(tokens[i]) in table.choice(int(row[i])).request.submit.stop_ids
+        stops &= produced > table.min_new[row]
         stops |= result.scores is not None
         if ends is not None:
-            stops |= ends
-        finish = np.where(produced >= table.max_new[rows], LENGTH, 0).astype(np.int32)
+            stops |= ends[of]
+        finish = np.where(produced >= table.max_new[row], LENGTH, 0).astype(np.int32)
         finish[stops] = STOP
-        self._state.totals.output_tokens += rows.size if result.scores is None else 0
-        events = _by_owner(Accepted(rows, tokens, finish, at), table, result, stamp)
+        accepted = Accepted(rows, tokens, finish, which)
+        if result.counts is None:
+            table.accept(rows, known)
+        else:
+            accepted = self._count(plan, at, accepted, result.counts[at])
+        self._state.totals.output_tokens += accepted.tokens.size if result.scores is None else 0
+        events = _by_owner(accepted, table, result, stamp)
         if result.pooled is not None:
             self._state.totals.output_tokens -= sum(len(mine.pooled) for mine in events.values())
-        for i in np.flatnonzero(finish):
-            self._state.estimator.observe(int(produced[i]))
-            self._release.end(table.choice(int(rows[i])))
+        for i in np.flatnonzero(accepted.finish):
+            ending = int(accepted.rows[i])
+            self._state.estimator.observe(int(table.known[ending] - table.prompt_len[ending]))
+            self._release.end(table.choice(ending))
         left = (table.status[rows] == LEAVING) & (table.known[rows] == table.length[rows])
-        for row in rows[left].tolist():
-            self._state.preempt(row)
-        return events
+        for leaving in rows[left].tolist():
+            self._state.preempt(leaving)
+        return accepted.rows, events
+
+    def _count(self, plan: StepPlan, at: NDArray[np.intp], read: Accepted, counts: Int32) -> Accepted:
+        """Of samples with any number of tokens, what counts: `read` has one finish for each token, the result one for
+        each row. Slots beyond those that a row may come to need soon are given back."""
+        table, of = self._state.table, np.repeat(np.arange(counts.size), counts)
+        ends: Int64 = np.concatenate(([0], np.cumsum(read.finish > 0)))  # before each token, how many end a choice
+        kept: NDArray[np.bool_] = ends[:-1] == np.repeat(ends[np.cumsum(counts) - counts], counts)
+        n = np.bincount(of[kept], minlength=counts.size).astype(np.int32)
+        rows, most = read.rows, np.where(plan.sample_row < plan.n_decode, plan.n_query[plan.sample_row], 1)[at]
+        table.accept(rows, table.known[rows] + n, most - counts)
+        running = rows[table.status[rows] == RUNNING]
+        self._state.space.trim(running, table.computed[running] + RUN_TOKENS)
+        some = n > 0
+        last = (np.cumsum(n) - 1)[some]
+        return Accepted(rows[some], read.tokens[kept], read.finish[kept][last], read.which[kept], n[some])
 
     # --- beam searches -----------------------------------------------------------------------------------------
     # A beam runs like any other choice, but after each of its tokens it waits until all beams of its request have
@@ -123,13 +156,13 @@ class Results:
     def _hear(
         self, rows: Int32, at: NDArray[np.intp], result: StepResult, events: dict[int, StepEvents], stamp: float
     ) -> None:
-        """`rows` of beams have their numbers `at` in a step's result; adds the answers of searches that end."""
+        """`rows` of beams are the samples `at` of a step, one token each; adds the answers of searches that end."""
         assert result.top_ids is not None and result.top_logprobs is not None
         table = self._state.table
-        for row, s in zip(rows.tolist(), at.tolist(), strict=True):
+        for row, token in zip(rows.tolist(), _tokens_of(result, at)[1].tolist(), strict=True):
             choice, beams = table.choice(row), table.beams[row]
             most = int(table.tops[row])
-            if beams.hear(choice.number, result.top_ids[s, :most], result.top_logprobs[s, :most]):
+            if beams.hear(choice.number, result.top_ids[token, :most], result.top_logprobs[token, :most]):
                 children = beams.choose()
                 if children is None:
                     self._answer(choice, beams, stamp, events)
@@ -163,17 +196,45 @@ class Results:
 # --- events ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Accepted:
-    """Tokens that were read, one for each of `rows`: columns. Token i is number `at[i]` of the step's result.
-
-    `finish` is a Finish. The table counts the tokens already, and the rows still have their places.
-    """
+    """Tokens that were read. The table counts them already, and the rows still are their choices'."""
 
     rows: Int32
+    """[R]"""
     tokens: Int32
+    """[T] one row's after the other's."""
     finish: Int32
-    at: NDArray[np.intp]
+    """[R] a Finish."""
+    which: NDArray[np.intp]
+    """[T] the token's number in the step's result."""
+    counts: Int32 | None = None
+    """[R] tokens of each row; None: one of each."""
+
+    @property
+    def of(self) -> NDArray[np.intp]:
+        """[T] the number of the token's row."""
+        n = np.arange(self.rows.size)
+        return n if self.counts is None else np.repeat(n, self.counts)
+
+    def part(self, mine: NDArray[np.bool_]) -> Accepted:
+        """That of some rows."""
+        some = mine[self.of]
+        counts = None if self.counts is None else self.counts[mine]
+        return Accepted(self.rows[mine], self.tokens[some], self.finish[mine], self.which[some], counts)
+
+
+def _tokens_of(
+    result: StepResult, at: NDArray[np.intp]
+) -> tuple[NDArray[np.intp] | slice, NDArray[np.intp], NDArray[np.intp] | int]:
+    """The tokens of the samples `at`, as columns: a sample's place in `at`, the token's number in the result, and its
+    number among those of its sample."""
+    if result.counts is None:
+        return slice(None), at, 0
+    counts = result.counts[at]
+    of = np.repeat(np.arange(at.size), counts)
+    nth = np.arange(of.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    return of, (np.cumsum(result.counts) - result.counts)[at][of] + nth, nth
 
 
 def _by_owner(accepted: Accepted, table: RequestTable, result: StepResult, stamp: float) -> dict[int, StepEvents]:
@@ -183,12 +244,7 @@ def _by_owner(accepted: Accepted, table: RequestTable, result: StepResult, stamp
         return {}
     if (owners == owners[0]).all():
         return {int(owners[0]): _events(accepted, table, result, stamp)}
-    events = {}
-    for owner in np.unique(owners):
-        mine = np.flatnonzero(owners == owner)
-        part = Accepted(accepted.rows[mine], accepted.tokens[mine], accepted.finish[mine], accepted.at[mine])
-        events[int(owner)] = _events(part, table, result, stamp)
-    return events
+    return {int(owner): _events(accepted.part(owners == owner), table, result, stamp) for owner in np.unique(owners)}
 
 
 def add_errors(events: dict[int, StepEvents], choices: Iterable[Choice], error: Reason, stamp: float) -> None:
@@ -239,11 +295,12 @@ def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: 
         stamp=stamp,
         request=table.request[rows].tolist(),
         choice=table.number[rows].tolist(),
-        count=[1] * rows.size,
+        count=[1] * rows.size if accepted.counts is None else accepted.counts.tolist(),
         tokens=accepted.tokens.tolist(),
         finish=accepted.finish.tolist(),
     )
-    for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + 1):
+    n = 1 if accepted.counts is None else accepted.counts
+    for i in np.flatnonzero(table.known[rows] == table.prompt_len[rows] + n):
         request = table.choice(int(rows[i])).request
         events.cached[int(i)] = request.cached
         if int(rows[i]) in table.probing:
@@ -251,9 +308,9 @@ def _events(accepted: Accepted, table: RequestTable, result: StepResult, stamp: 
             table.probing.discard(int(rows[i]))
     if result.scores is not None:
         events.count, events.tokens = [0] * rows.size, []
-        events.scores = dict(enumerate(result.scores[accepted.at].tolist()))
+        events.scores = dict(enumerate(result.scores[accepted.which].tolist()))
     if result.logprobs is not None:
-        _add_logprobs(events, accepted.at, table.tops[rows], result.logprobs, result)
+        _add_logprobs(events, accepted, table.tops[rows], result)
     return _without_tokens(events) if events.pooled else events
 
 
@@ -282,18 +339,18 @@ def _without_tokens(events: StepEvents) -> StepEvents:
     return events
 
 
-def _add_logprobs(
-    events: StepEvents, at: NDArray[np.intp], tops: Int32, logprobs: NDArray[np.float32], result: StepResult
-) -> None:
+def _add_logprobs(events: StepEvents, accepted: Accepted, tops: Int32, result: StepResult) -> None:
+    assert result.logprobs is not None
     if not (tops >= 0).any():
         return
-    events.logprobs = np.where(tops >= 0, logprobs[at], 0.0).tolist()
+    of, which = accepted.of, accepted.which
+    events.logprobs = np.where(tops[of] >= 0, result.logprobs[which], 0.0).tolist()
     if result.top_ids is None or result.top_logprobs is None:
         return
-    for i in np.flatnonzero(tops > 0):
-        k, s = int(tops[i]), int(at[i])
-        best = zip(result.top_ids[s, :k].tolist(), result.top_logprobs[s, :k].tolist(), strict=True)
-        events.top[int(i)] = [list(best)]
+    for i in np.flatnonzero(tops[of] > 0):
+        k, at = int(tops[of[i]]), int(which[i])
+        best = zip(result.top_ids[at, :k].tolist(), result.top_logprobs[at, :k].tolist(), strict=True)
+        events.top.setdefault(int(of[i]), []).append(list(best))
 
 
 def _note(table: RequestTable, plan: StepPlan, alive: NDArray[np.bool_], result: StepResult) -> None:

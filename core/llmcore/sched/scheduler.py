@@ -18,6 +18,7 @@ import numpy as np
 from llmcore.bridge import Load, StepEvents, Submit
 from llmcore.errors import RequestError, reraise_if_stopping, text_of
 from llmcore.kv.group import KVGroup
+from llmcore.kv.slots import RUN_TOKENS
 from llmcore.kv.space import KVSpace
 from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.sched.capacity import Capacity, check_submit, fitting
@@ -52,8 +53,9 @@ class Scheduler:
     """Requests of several owners (HTTP workers) on one engine; used by one thread.
 
     `plan` makes the next step; `commit` takes the results of the oldest one not read yet. Up to `ahead` plans may be
-    made before a commit. `priorities`: the policy heeds those of requests. Raises ConfigError where `limits`
-    contradict each other or the groups.
+    made before a commit. `priorities`: the policy heeds those of requests. `drafts`: the most drafted tokens that a
+    row verifies; results then say how many tokens each sample has. Raises ConfigError where `limits` contradict each
+    other or the groups.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class Scheduler:
         *,
         ahead: int = 0,
         priorities: bool = False,
+        drafts: int = 0,
     ) -> None:
         space = KVSpace(groups)
         limits = fitting(limits, space)
-        self._state = State(limits, RequestTable(limits.max_running, limits.max_total_len), space, estimator, ahead)
+        table = RequestTable(limits.max_running, limits.max_total_len)
+        self._state = State(limits, table, space, estimator, ahead, drafts)
         self._policy = policy
         self._priorities = priorities
         self._release = Release(self._state)
@@ -99,6 +103,16 @@ class Scheduler:
     def space(self) -> KVSpace:
         """The KV groups, for figures and checks."""
         return self._state.space
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between any two calls; for tests."""
+        state, table = self._state, self._state.table
+        state.space.check()
+        table.check_invariants()
+        rows = table.running()
+        for group in state.space.groups:
+            most = group.granules_of(table.computed[rows] + RUN_TOKENS)
+            assert (group.held[rows] <= most).all(), "a row keeps slots that it does not need"
 
     # --- what the front end asks for ---------------------------------------------------------------------------
 
@@ -286,6 +300,8 @@ class Scheduler:
         self._release_unused(view, rows)
         if not rows.size:
             return None
+        if state.drafts:
+            n_query = self._with_drafts(rows, n_query)
         for choice in view.placed:
             state.admitted(choice)
             self._last_join = state.step
@@ -297,11 +313,11 @@ class Scheduler:
     def _view(self) -> StepView:
         state, table = self._state, self._state.table
         running = table.running()
-        # Left out: choices whose logits processors are late, and beams that wait for others of their search.
-        waiting = [row for row, processors in table.processors.items() if processors.held]
-        waiting += [row for row in table.beams if table.length[row] > table.known[row]]
-        if waiting:
-            running = running[~np.isin(running, waiting)]
+        if table.processors or table.beams:
+            # Left out: choices whose logits processors are late, and beams that wait for others of their search.
+            waiting = [row for row, processors in table.processors.items() if processors.held]
+            waiting += [row for row in table.beams if table.length[row] > table.known[row]]
+            running = running[~np.isin(running, waiting)] if waiting else running
         suspect = self._isolation.suspect()
         if suspect is not None:
             return self._isolation.view(suspect, running)
@@ -373,6 +389,23 @@ class Scheduler:
             stays = table.status[rows] == RUNNING
             rows, n_query = rows[stays], n_query[stays]
         return rows, n_query
+
+    def _with_drafts(self, rows: Int32, n_query: Int32) -> Int32:
+        """Let the rows that decode verify drafts too, as far as their limits, the budget and the slots allow.
+
+        Drafts are a guess: they take no slots that other requests count on, and never cause a preemption. Rows whose
+        tokens the host decides, by logits processors or a beam search, verify none.
+        """
+        state, table = self._state, self._state.table
+        starts = table.computed[rows]
+        able = (starts >= table.prefill[rows]) & ~np.isin(rows, [*table.processors, *table.beams])
+        drafts = np.clip(table.limit[rows] - starts - n_query, 0, state.drafts) * able
+        left = state.limits.batch_tokens - int(n_query.sum())
+        drafts = np.clip(left - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
+        if not drafts.any() or not Capacity(state, ask=False).holds(rows, drafts):
+            return n_query
+        more = n_query + drafts
+        return more if state.space.secure(rows, starts, starts + more) else n_query
 
     def _release_unused(self, view: StepView, rows: Int32) -> None:
         """Take places back from candidates that were found to fit but do not run."""

@@ -36,7 +36,8 @@ class Scenario:
     `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `failures` are steps
     that cannot be launched, or cannot be read. `cursed` requests make every step fail that they are in; `poisoned`
     ones give logits that are not finite at some position. `crowd`: steps of more rows than this fail, 0 for none.
-    `priorities`: of which each request gets one; () for none.
+    `priorities`: of which each request gets one; () for none. `drafts`: a drafter proposes so many tokens to each row
+    that decodes, of which any number is right; now and then the row gives nothing at all.
     """
 
     seed: int = 0
@@ -63,6 +64,7 @@ class Scenario:
     crowd: int = 0
     searches: float = 0.0
     priorities: tuple[int, ...] = ()
+    drafts: int = 0
     vocab: int = 50
 
 
@@ -115,9 +117,16 @@ class Simulation:
         limits = _limits(scenario)
         self._guaranteed = estimator(limits).guaranteed
         self._scheduler = Scheduler(
-            limits, self._groups, policy(limits), estimator(limits), ahead=scenario.ahead, priorities=True
+            limits,
+            self._groups,
+            policy(limits),
+            estimator(limits),
+            ahead=scenario.ahead,
+            priorities=True,
+            drafts=scenario.drafts,
         )
-        self._device = SimulatedDevice(self._groups, vocab=scenario.vocab, bad=self._is_bad)
+        drafter = self._draft if scenario.drafts else None
+        self._device = SimulatedDevice(self._groups, vocab=scenario.vocab, bad=self._is_bad, drafter=drafter)
         self._roots = [self._draw_tokens(scenario.longest_prompt) for _ in range(3)]
         self._clients: dict[tuple[int, int], Client] = {}
         self._flying: deque[tuple[StepPlan, StepResult | None]] = deque()
@@ -225,7 +234,7 @@ class Simulation:
         return client.poison_at is not None or again or client.failed >= TRIALS
 
     def _check(self) -> None:
-        self._scheduler.space.check()
+        self._scheduler.check_invariants()
         load = self._scheduler.load()
         assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
         stats = self._scheduler.queue_stats()
@@ -294,9 +303,13 @@ class Simulation:
         owner, request = self._scheduler.who(index)
         return self._clients[owner, request]
 
-    def _is_bad(self, plan: StepPlan, row: int) -> bool:
-        poison = self._client_at(int(plan.request[row])).poison_at
-        return poison is not None and bool(plan.start[row] <= poison < plan.start[row] + plan.n_query[row])
+    def _is_bad(self, index: int, start: int, end: int) -> bool:
+        poison = self._client_at(index).poison_at
+        return poison is not None and start <= poison < end
+
+    def _draft(self, most: int) -> int:
+        """How many of `most` drafted tokens are right; -1 where the row gives nothing at all."""
+        return int(self._random.integers(-1 if self._random.random() < 0.1 else 0, most + 1))
 
     def _draw_search(self, n: int) -> BeamSearch:
         width = max(2, int(self._random.integers(n, self._scenario.most_choices + 1)))

@@ -23,8 +23,8 @@ from llmcore.bench.engine_runs import BenchEngine
 from llmcore.bench.workloads import Prompts
 from llmcore.bridge import Finish, SamplingParams, StepEvents, Submit
 from llmcore.budget import DEFAULT_TOTAL_LEN
-from llmcore.engine.graphs import MIXED_TOKENS, padded
 from llmcore.engine.model import pick_device
+from llmcore.sched.plan import MIXED_TOKENS, padded
 
 OWNER = 0
 GIB = 1 << 30

@@ -47,9 +47,9 @@ def failing(llm: LLM, fails: Callable[[str, Any], Exception | None]) -> None:
         maybe("after", plan)
         return step
 
-    def flaky_draw(step: Any) -> Any:
+    def flaky_draw(step: Any, steered: Any) -> Any:
         maybe("draw", step.plan)
-        return draw(step)
+        return draw(step, steered)
 
     def flaky_read(step: Any) -> Any:
         result = read(step)

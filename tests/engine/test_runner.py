@@ -17,7 +17,7 @@ from llmcore.engine.tables import Tables, Upload
 from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
 from llmcore.plugins import build_registry
-from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites
+from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites, frame_of
 from llmcore.testing import fake_config
 from llmcore.testing.fake_files import fake_answer
 from llmcore.testing.fake_model import FakeModel
@@ -66,6 +66,7 @@ class Rig:
             writes=[TableWrites(*columns)],
             copies=[copies or []],
         )
+        plan.frame = frame_of(plan, self.runner.graph_rows)
         self.number += 1
         result = self.runner.read(self.runner.launch(plan))
         assert self.tables.computed[plan.request.tolist()].tolist() == (plan.start + plan.n_query).tolist()

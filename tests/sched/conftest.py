@@ -30,6 +30,7 @@ class Bench:
         manager: Callable[[int], Any] = RadixCache,
         ahead: int = 0,
         priorities: bool = False,
+        graph_rows: int = 0,
         **limits: Any,
     ) -> None:
         given = {"max_running": 8, "max_input_len": 200, "max_total_len": 300, "batch_tokens": 64, "chunk_tokens": 64}
@@ -48,6 +49,7 @@ class Bench:
             estimator(self.limits),
             ahead=ahead,
             priorities=priorities,
+            graph_rows=graph_rows,
         )
         self.events: dict[int, list[ChoiceEvent]] = {}
 
@@ -64,7 +66,7 @@ class Bench:
         size = plan.sample_row.size
         good = np.ones(size, np.bool_) if finite is None else np.array(finite, np.bool_)
         self.receive(self.scheduler.commit(plan, StepResult(np.full(size, token, np.int32), good, **more)))
-        self.scheduler.space.check()
+        self.scheduler.check()
 
     def receive(self, events: dict[int, StepEvents]) -> None:
         for columns in events.values():

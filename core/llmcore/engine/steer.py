@@ -11,29 +11,24 @@ import torch
 from torch import Tensor
 
 from llmcore.engine.frame import Packed
-from llmcore.engine.graphs import Frame
 from llmcore.engine.tables import Tables, Upload
 from llmcore.errors import reraise_if_stopping
 from llmcore.protocols import Event
-from llmcore.sched.plan import StepPlan
-from llmcore.sched.processors import ChoiceProcessors
+from llmcore.sched.plan import Frame, StepPlan
+from llmcore.sched.processors import ChoiceProcessors, Steered
 
 _POLL = 0.0001
 _PATIENCE = 0.01
 """How long to wait, in seconds, when nobody could be served by going on without the masks."""
 
-Steered = tuple[int, ChoiceProcessors]
-"""A sampled row's number among the sampled, and its logits processors."""
-
 
 @dataclass(frozen=True)
 class Pending:
-    """A launched forward: its logits [S, V], padding included, and the rows that the host has a say in."""
+    """A launched forward: its logits [S, V], padding included."""
 
     packed: Packed
     frame: Frame | None
     logits: Tensor
-    bound: Sequence[Steered]
 
 
 @dataclass

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcore.kv.group import NO_GRANULES
 from llmcore.kv.space import Columns
 from llmcore.protocols import Int32, Int64
-from llmcore.sched.plan import Admitted, Pool, Probe, StepPlan, TableWrites, Want
+from llmcore.sched.plan import NONE, Admitted, Pool, Probe, StepPlan, TableWrites, Want, frame_of
 from llmcore.sched.request import Choice, RequestTable, State
 
 
@@ -71,11 +72,8 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
     table.sample(sample_request, most)
     want = np.zeros(rows.size, np.uint8)
     want[sample_row] = Want.SAMPLE
-    probes, pools = _asked(table, rows, starts, ends) if table.probing else ([], [])
-    for probe in probes:
-        want[probe.row] |= Want.LOGPROBS
-    for pool in pools:
-        want[pool.row] |= Want.HIDDEN
+    probes, pools = _asked(table, rows, starts, ends, want) if table.probing else ([], [])
+    late = [row for row, processors in table.processors.items() if not processors.free] if table.processors else []
     plan = StepPlan(
         number=state.step,
         request=rows,
@@ -86,12 +84,15 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
         n_decode=n_decode,
         sample_row=sample_row,
         sample_request=sample_request,
+        late=np.flatnonzero(np.isin(sample_request, late)).astype(np.int32) if late else NONE,
         admitted=admitted,
         writes=[_joined(columns) for columns in parts],
         copies=copies,
         probes=probes,
         pools=pools,
     )
+    if state.graph_rows:
+        plan.frame = frame_of(plan, state.graph_rows)
     return InFlight(plan, table.epoch[rows], table.epoch[sample_request], entered)
 
 
@@ -135,7 +136,7 @@ def _announce(choice: Choice, tokens: Int32, start: int, fork_of: int = -1) -> A
         min_new_tokens=submit.min_new_tokens,
         stop_ids=submit.stop_ids,
         fork_of=fork_of,
-        bound=choice.processors,
+        masked=choice.processors is not None and bool(choice.processors.hosts),
     )
 
 
@@ -166,9 +167,11 @@ def _enter(state: State, rows: Int32) -> list[Entered]:
     return entered
 
 
-def _asked(table: RequestTable, rows: Int32, starts: Int32, ends: Int32) -> tuple[list[Probe], list[Pool]]:
+def _asked(
+    table: RequestTable, rows: Int32, starts: Int32, ends: Int32, want: NDArray[np.uint8]
+) -> tuple[list[Probe], list[Pool]]:
     """What `rows` that compute from `starts` to `ends` are asked for: log-probabilities of the prompt tokens that
-    follow what they compute, and hidden states of prompt tokens that they compute."""
+    follow what they compute, and hidden states of prompt tokens that they compute. Notes it in `want`."""
     probes, pools = [], []
     for r in np.flatnonzero(np.isin(rows, list(table.probing))).tolist():
         row, start, end = int(rows[r]), int(starts[r]), int(ends[r])
@@ -177,10 +180,12 @@ def _asked(table: RequestTable, rows: Int32, starts: Int32, ends: Int32) -> tupl
             targets = table.tokens[row, start + 1 : min(end + 1, size)]
             if targets.size:
                 probes.append(Probe(r, targets.copy(), request.submit.prompt_top))
-        if request.submit.pool == "mean":
-            pools.append(Pool(r, 0))
-        elif request.submit.pool and end == size:
-            pools.append(Pool(r, end - start - 1))
+                want[r] |= Want.LOGPROBS
+        if request.submit.pool == "mean" or (request.submit.pool and end == size):
+            pools.append(Pool(r, 0 if request.submit.pool == "mean" else end - start - 1))
+            want[r] |= Want.HIDDEN
+        if request.submit.score and want[r]:
+            want[r] = Want.SCORE  # in place of a sample
     return probes, pools
 
 

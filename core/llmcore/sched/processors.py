@@ -183,6 +183,10 @@ class ChoiceProcessors:
         self._ready.set()
 
 
+Steered = tuple[int, ChoiceProcessors]
+"""A late sample's number among a step's samples, and its logits processors."""
+
+
 def _allows(mask: Int32) -> bool:
     """Whether any bit is set. numpy's `any` gives Python's lock away, and to get it back among several threads takes
     longer than to look: 32 masks of 19 KB took 3 ms of CPU instead of 1."""

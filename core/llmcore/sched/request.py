@@ -266,7 +266,7 @@ class RequestTable:
         self.renewed: dict[int, bool] = {}
         """Rows whose tokens the device does not know, and whether their table row is new as well."""
         self.probing: set[int] = set()
-        """Rows whose prompt's log-probabilities or hidden states are wanted."""
+        """Rows whose prompt's log-probabilities, hidden states or score are wanted."""
         self.choices: list[Choice | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._running: Int32 | None = None
@@ -297,7 +297,7 @@ class RequestTable:
         """Content ids of a row's first `tokens` tokens."""
         return self.tokens[row, :tokens].astype(np.int64)
 
-    def check_invariants(self) -> None:
+    def check(self) -> None:
         """Assert that the counts of every row are in order."""
         rows = np.flatnonzero(self.status == RUNNING)
         assert (self.settled[rows] <= self.computed[rows]).all(), "more was read than was enqueued"
@@ -423,7 +423,7 @@ class RequestTable:
             self.processors[row] = choice.processors
         if request.beams is not None:
             self.beams[row] = request.beams
-        if choice.number == 0 and (request.prompt_logprobs is not None or submit.pool):
+        if choice.number == 0 and (request.prompt_logprobs is not None or submit.pool or submit.score):
             self.probing.add(row)
         self.status[row] = RUNNING
         self.arrival[row] = choice.arrival
@@ -470,6 +470,8 @@ class State:
     ahead: int
     drafts: int
     """The most drafted tokens that a row verifies."""
+    graph_rows: int
+    """The most rows of a decode step that is captured; 0: none is."""
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     requests: dict[tuple[int, int], Request] = field(default_factory=dict)
     """By (owner, id): those that have not ended."""

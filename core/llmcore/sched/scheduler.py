@@ -26,7 +26,7 @@ from llmcore.sched.failure_isolation import FailureIsolation
 from llmcore.sched.in_flight import InFlight, enqueue
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.policy import PATIENCE, StepView, fault, oldest_first
-from llmcore.sched.processors import ChoiceProcessors, Reason
+from llmcore.sched.processors import ChoiceProcessors, Reason, Steered
 from llmcore.sched.release import Release, victim
 from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, Request, RequestTable, State, Totals
 from llmcore.sched.results import Results, add_errors
@@ -54,8 +54,8 @@ class Scheduler:
 
     `plan` makes the next step; `commit` takes the results of the oldest one not read yet. Up to `ahead` plans may be
     made before a commit. `priorities`: the policy heeds those of requests. `drafts`: the most drafted tokens that a
-    row verifies; results then say how many tokens each sample has. Raises ConfigError where `limits` contradict each
-    other or the groups.
+    row verifies; results then say how many tokens each sample has. `graph_rows`: the most rows of a decode step that
+    is captured. Raises ConfigError where `limits` contradict each other or the groups.
     """
 
     def __init__(
@@ -68,11 +68,12 @@ class Scheduler:
         ahead: int = 0,
         priorities: bool = False,
         drafts: int = 0,
+        graph_rows: int = 0,
     ) -> None:
         space = KVSpace(groups)
         limits = fitting(limits, space)
         table = RequestTable(limits.max_running, limits.max_total_len)
-        self._state = State(limits, table, space, estimator, ahead, drafts)
+        self._state = State(limits, table, space, estimator, ahead, drafts, graph_rows)
         self._policy = policy
         self._priorities = priorities
         self._release = Release(self._state)
@@ -104,11 +105,11 @@ class Scheduler:
         """The KV groups, for figures and checks."""
         return self._state.space
 
-    def check_invariants(self) -> None:
+    def check(self) -> None:
         """Assert what must hold between any two calls; for tests."""
         state, table = self._state, self._state.table
         state.space.check()
-        table.check_invariants()
+        table.check()
         rows = table.running()
         for group in state.space.groups:
             most = group.granules_of(table.computed[rows] + RUN_TOKENS)
@@ -118,11 +119,11 @@ class Scheduler:
 
     def submit(self, submit: Submit, owner: int, processors: Sequence[ChoiceProcessors] = ()) -> None:
         """Queue a request; `processors`: its own, by choice. Raises RequestError if it can never be served."""
-        self.check(submit, owner)
+        self.validate(submit, owner)
         self._state.add(Request.of(submit, owner, self._arrivals, processors))
         self._arrivals += submit.choices
 
-    def check(self, submit: Submit, owner: int) -> None:
+    def validate(self, submit: Submit, owner: int) -> None:
         """Raise RequestError if it can never be served."""
         state = self._state
         if (owner, submit.id) in state.requests:
@@ -215,7 +216,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> dict[int, StepEvents]:
         """Take a step's results; plans are committed in the order they were made. Returns events by owner."""
-        if not self._in_flight or self._in_flight[0].plan is not plan:
+        if not self._in_flight or self._in_flight[0].plan.number != plan.number:
             raise ValueError("plans are committed once, in the order in which they were made")
         suspect = self._isolation.suspect()
         tried = NO_ROW if suspect is None else suspect.row
@@ -224,13 +225,18 @@ class Scheduler:
             self._isolation.passed()
         return events
 
+    def steering(self, plan: StepPlan) -> list[Steered]:
+        """The logits processors of the newest plan's late samples, by the number of the sample."""
+        processors = self._state.table.processors
+        return [(s, processors[int(plan.sample_request[s])]) for s in plan.late.tolist()]
+
     def postpone(self, plan: StepPlan, late: Sequence[int]) -> None:
         """The requests `late`, in rows of one token of the newest plan, get none from it: their next rows repeat it.
 
         Call it before the next plan is made.
         """
         step, table = self._in_flight[-1], self._state.table
-        if step.plan is not plan:
+        if step.plan.number != plan.number:
             raise ValueError("only the newest plan's tokens can be postponed")
         for request in late:
             (row,), (sample,) = np.flatnonzero(plan.request == request), np.flatnonzero(plan.sample_request == request)

@@ -234,7 +234,7 @@ class Simulation:
         return client.poison_at is not None or again or client.failed >= TRIALS
 
     def _check(self) -> None:
-        self._scheduler.check_invariants()
+        self._scheduler.check()
         load = self._scheduler.load()
         assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
         stats = self._scheduler.queue_stats()

@@ -262,3 +262,38 @@ def test_right_drafts_save_steps_and_are_preempted_like_others() -> None:
 
     assert run(drafts=4).steps < 0.75 * run().steps
     assert run(drafts=4, slots=128, arrivals=0.95).totals.preemptions > 0
+
+
+LOADED: list[dict[str, float]] = [
+    {},
+    {"aborts": 0.05, "finishes": 0.03},
+    {"cursed": 0.1, "poisoned": 0.1, "failures": 0.05},
+    {"drafts": 4},
+    {"searches": 0.4},
+]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    scenario=scenarios(requests=8, vocab=50),
+    estimator=st.sampled_from(sorted(ESTIMATORS)),
+    room=st.sampled_from([3, 4, 8]),
+    others=st.sampled_from(LOADED),
+)
+def test_kv_that_others_write_is_held_under_leases(
+    scenario: Scenario, estimator: str, room: int, others: dict[str, float]
+) -> None:
+    """Sources write in time, late or never, beside aborts, failures, forks and preemptions."""
+    size = -(-(scenario.longest_prompt + scenario.longest_answer) // 16) * 16
+    changed: dict[str, Any] = {"loads": 0.6, "slots": room * size, **others}
+    simulate(FCFS, Scenario(**{**scenario.__dict__, **changed}), estimator=ESTIMATORS[estimator])
+
+
+def test_most_leases_are_filled_and_the_rest_is_computed() -> None:
+    report = simulate(FCFS, Scenario(seed=4, requests=40, loads=1.0, slots=1024))
+    assert 5 < report.filled < 30
+
+
+def test_leases_go_before_running_requests_are_preempted() -> None:
+    scenario = Scenario(seed=3, requests=40, loads=0.7, slots=64, most_choices=1, arrivals=0.95)
+    assert simulate(FCFS, scenario, estimator=Capped).filled > 0

@@ -55,6 +55,10 @@ class FuturePeak:
         """Request i holds `slots[row[i]]` more already, and may still grow as much."""
         return FuturePeak(self.row, self.own + slots[self.row], self.growth, self.shared)
 
+    def hold(self, slots: int) -> FuturePeak:
+        """With `slots` more that are held all the time."""
+        return FuturePeak(self.row, self.own, self.growth, self.shared + slots)
+
     def add(self, row: Int32, own: Int32, growth: int) -> FuturePeak:
         """With more requests that all grow alike (the choices of one)."""
         at = int(np.searchsorted(-self.growth, -growth, side="right"))
@@ -111,7 +115,8 @@ class Capacity:
     """Sees ahead from one moment: `fits` adds a request to what runs if the peak allows it in every group.
 
     A request holds the slots of its prompt at once (they will be needed), then one more a step from the end of its
-    prompt on, and gives them back `ahead` steps after its last one.
+    prompt on, and gives them back `ahead` steps after its last one. A request that loads its KV may begin at any time,
+    so all slots that it will ever need count from now on.
     """
 
     def __init__(self, state: State, *, ask: bool = True) -> None:
@@ -152,13 +157,15 @@ class Capacity:
         rows = self._table.peek(choice.places)
         peaks = []
         for group, peak, granules in zip(self._space.groups, self._peaks, hit.granules, strict=True):
+            if choice.request.given(hit.tokens) > hit.tokens:
+                peaks.append(peak.hold(self._final(group, choice, foreseen)))
+                continue
             own = np.full(rows.size, int(choice.size % group.granule > 0), np.int32)
             own[0] = group.granules(choice.size - 1) - int(np.count_nonzero(group.pool.in_use(granules)))
             owners = group.sharing.owners(group.sharing.newly_shared(granules))
-            peak = peak.share(owners).add(rows, own, group.granules(growth))
-            if peak.peak > group.pool.total:
-                return False
-            peaks.append(peak)
+            peaks.append(peak.share(owners).add(rows, own, group.granules(growth)))
+        if any(peak.peak > group.pool.total for group, peak in zip(self._space.groups, peaks, strict=True)):
+            return False
         self._peaks = peaks
         self._queue_steps = steps
         self._table.foresee(rows[:1], foreseen)
@@ -186,7 +193,16 @@ class Capacity:
             own = np.concatenate([own, np.repeat(partial, counts)])
             steps = np.concatenate([steps, np.repeat(steps[forking], counts)])
             rows = np.concatenate([rows, places])
-        return FuturePeak.of(rows, own.astype(np.int32), steps.astype(np.int32), group.sharing.total)
+        peak = FuturePeak.of(rows, own.astype(np.int32), steps.astype(np.int32), group.sharing.total)
+        for row in table.leases:
+            peak = peak.hold(self._final(group, table.choice(row), int(table.foreseen[row])))
+        return peak
+
+    def _final(self, group: KVGroup, choice: Choice, foreseen: int) -> int:
+        """The granules of a choice and its forks when they end."""
+        prompt = choice.request.prompt.size
+        each = group.granules(prompt + foreseen - 1 + self._ahead)
+        return each + choice.forks * (each - prompt // group.granule)
 
 
 def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:

@@ -93,7 +93,7 @@ class FailureIsolation:
         """End the rows whose logits were not finite, the oldest first; returns their choices.
 
         If it was a prompt's first sample, its KV is not to be trusted: it leaves the cache with all below it, and
-        every request that took it computes again. A request that took KV itself gets a second chance without.
+        every request that took it computes again. A request that took or loaded KV gets a second chance without.
         """
         plan, table = step.plan, self._state.table
         bad = np.flatnonzero(~result.finite)
@@ -109,7 +109,7 @@ class FailureIsolation:
             if table.known[first] == table.prefill[first]:
                 valid = int(table.taken[first])
                 self._retract(first, valid, rows)
-                if valid and not request.private:
+                if (valid or request.loaded) and not request.private:
                     request.private = True
                     for row in rows.tolist():
                         self._release.recompute(row, valid)
@@ -124,7 +124,7 @@ class FailureIsolation:
         """Take the KV of `row` from token `start` on out of the cache; those that took it, but `spared`, recompute."""
         state, table = self._state, self._state.table
         content = table.content(row, int(table.known[row]))
-        takers = state.space.remove(table.choice(row).request.submit.salt, content, start, table.running())
+        takers = state.space.remove(table.choice(row).request.submit.salt, content, start, table.holding())
         for taker in np.setdiff1d(takers, spared).tolist():
             if table.choices[taker] is not None:  # no beam of a search that went back with another
                 self._release.recompute(taker, start)
@@ -134,7 +134,7 @@ class FailureIsolation:
         state = self._state
         takers: dict[int, int] = {}
         for entered in step.entered:
-            rows = state.space.remove(entered.salt, entered.content, entered.start, state.table.running())
+            rows = state.space.remove(entered.salt, entered.content, entered.start, state.table.holding())
             _note_all(takers, {int(row): entered.start for row in rows})
         return takers
 

@@ -102,14 +102,15 @@ class StepView:
                 continue
             content = choice.content()[: choice.size - 1]
             hit = state.space.match(choice.request.submit.salt, content[:0] if choice.request.private else content)
-            choice.waits = None if choice.request.private else self._frontier.ahead_of(choice, content, hit)
+            alone = choice.request.private or choice.request.given(hit.tokens) > hit.tokens
+            choice.waits = None if alone else self._frontier.ahead_of(choice, content, hit)
             if choice.waits is not None:
                 continue
             self.offers.append((choice, hit))
             yield WaitingRequest(
                 index=len(self.offers) - 1,
                 tokens=choice.size,
-                cached=hit.tokens,
+                cached=choice.request.given(hit.tokens),
                 max_new=choice.request.submit.max_new_tokens - choice.produced.size,
                 choices=choice.places,
                 waited=state.step - choice.queued_at,
@@ -297,9 +298,10 @@ def _admission_fault(decision: Decision, view: StepView) -> str | None:
         choice, hit = view.offers[index]
         if choice.row == NO_ROW:
             return "it admits a request without asking whether it fits, or one that does not"
-        if not 1 <= first <= min(choice.size - hit.tokens, view.chunk):
+        rest = min(choice.size - choice.request.given(hit.tokens), view.chunk)
+        if not 1 <= first <= rest:
             return "the first chunk of an admitted request is empty, or longer than what remains or than a chunk"
-        if view.whole and first < min(choice.size - hit.tokens, view.chunk):
+        if view.whole and first < rest:
             return "it cuts a prompt in pieces where prompts are computed whole"
     return None
 

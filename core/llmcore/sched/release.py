@@ -80,7 +80,10 @@ class Release:
 
     def _let_go(self, row: int, valid: int) -> None:
         state, table = self._state, self._state.table
-        if table.status[row] != RUNNING:
+        lease = table.leases.get(row)
+        if lease is not None:
+            lease.source.cancel(lease)
+        elif table.status[row] != RUNNING:
             return
         salt = table.choice(row).request.submit.salt
         if valid < self.valid(row):

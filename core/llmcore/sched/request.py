@@ -11,6 +11,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,40 @@ STOP_COLUMNS = 8
 Float32 = NDArray[np.float32]
 
 
+class KVSource(Protocol):
+    """A component that writes the KV of a prompt's beginning in place of the model. It is called on the engine's
+    thread and must not block."""
+
+    tokens: int
+    """How many of the prompt's first tokens it writes; fewer than all, because the model has to compute the last."""
+    seconds: float
+    """How long it may take, from `begin` on."""
+
+    def begin(self, lease: Lease) -> None:
+        """The slots are there. When the last of them is written, `Scheduler.filled` is told."""
+
+    def cancel(self, lease: Lease) -> None:
+        """The slots are needed, or nobody wants them any more: after this call nothing is written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lease:
+    """Slots that a source may write until the lease is filled, or cancelled."""
+
+    number: int
+    request: tuple[int, int]
+    """(owner, id)"""
+    start: int
+    """The first token to write; the KV of those before it came from the prefix cache."""
+    end: int
+    """The token behind the last one to write."""
+    granules: tuple[Int32, ...]
+    """Per KV group, the granules of these tokens, beginning with the one that holds `start`."""
+    expires: float
+    """When it is taken back, as time.monotonic()."""
+    source: KVSource
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """What all choices of a request share."""
@@ -45,6 +80,10 @@ class Request:
     processors: Sequence[ChoiceProcessors] = ()
     """By choice; () if it has no logits processors."""
     beams: Beams | None = None
+    source: KVSource | None = None
+    """Writes the KV of its prompt's beginning when it is first admitted; None afterwards, or where nothing does."""
+    loaded: bool = False
+    """Some of its KV came from a source."""
     choices: dict[int, Choice] = field(default_factory=dict)
     """Those that have not ended. Choice 0 stands for all of them until the prompt is computed."""
     private: bool = False
@@ -65,9 +104,22 @@ class Request:
         """(owner, id)."""
         return self.owner, self.submit.id
 
+    def given(self, cached: int) -> int:
+        """Prompt tokens that the model does not compute, where `cached` come from the prefix cache."""
+        return cached if self.source is None else max(cached, self.source.tokens)
+
     @staticmethod
-    def of(submit: Submit, owner: int, arrival: int, processors: Sequence[ChoiceProcessors] = ()) -> Request:
-        """A request that has just come, with its first choice; `arrival` orders choices."""
+    def of(
+        submit: Submit,
+        owner: int,
+        arrival: int,
+        processors: Sequence[ChoiceProcessors] = (),
+        source: KVSource | None = None,
+    ) -> Request:
+        """A request that has just come, with its first choice; `arrival` orders choices.
+
+        Raises ValueError for a source that writes what the model has to compute.
+        """
         prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
         info = RequestInfo(submit.priority, submit.client, submit.hints)
         request = Request(submit, owner, prompt, info, processors)
@@ -84,6 +136,9 @@ class Request:
                 request.prompt_top = np.zeros(shape, np.int32), np.full(shape, np.nan, np.float32)
         if submit.pool == "mean":
             request.private = True  # nor does it keep hidden states
+        if source is not None and (request.private or not 0 < source.tokens < prompt.size):
+            raise ValueError(f"a source cannot write {source.tokens} of these {prompt.size} prompt tokens")
+        request.source = source
         request.choices[0] = Choice(request, 0, arrival, forks)
         return request
 
@@ -211,9 +266,10 @@ def _arrival(choice: Choice) -> int:
     return choice.arrival
 
 
-FREE, RESERVED, RUNNING, LEAVING = range(4)
+FREE, RESERVED, RUNNING, LEAVING, LOADING = range(5)
 """The states of a row. RESERVED: for a fork that does not run yet. LEAVING: its choice was preempted, and goes back to
-the queue when its last step was read. Plain numbers, because every step of steady decoding looks at them."""
+the queue when its last step was read. LOADING: a source writes its KV, and it is in no step. Plain numbers, because
+every step of steady decoding looks at them."""
 
 
 class RequestTable:
@@ -267,6 +323,8 @@ class RequestTable:
         """Rows whose tokens the device does not know, and whether their table row is new as well."""
         self.probing: set[int] = set()
         """Rows whose prompt's log-probabilities, hidden states or score are wanted."""
+        self.leases: dict[int, Lease] = {}
+        """Of the rows that are loading."""
         self.choices: list[Choice | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._running: Int32 | None = None
@@ -286,6 +344,10 @@ class RequestTable:
             rows = np.flatnonzero(self.status == RUNNING)
             self._running = rows[np.argsort(self.arrival[rows])].astype(np.int32)
         return self._running
+
+    def holding(self) -> Int32:
+        """Rows that hold KV: those that run, and those that are loading."""
+        return np.append(self.running(), np.array([*self.leases], np.int32)) if self.leases else self.running()
 
     def choice(self, row: int) -> Choice:
         """The choice that has `row`."""
@@ -324,6 +386,21 @@ class RequestTable:
         self.prefill[row] = self.length[row] = self.known[row] = choice.size
         self.computed[row] = self.settled[row] = self.taken[row] = self.entered[row] = cached
         self.forks[row] = choice.forks
+
+    def load(self, row: int, lease: Lease) -> None:
+        """A source writes the KV of the admitted choice in `row`, which runs when that is done."""
+        self.status[row] = LOADING
+        self.leases[row] = lease
+        self._running = None
+
+    def loaded(self, row: int) -> None:
+        """The source has written all of it. The device has not heard of the row yet."""
+        lease = self.leases.pop(row)
+        self.computed[row] = self.settled[row] = lease.end
+        self.choice(row).request.loaded = True
+        self.status[row] = RUNNING
+        self.renewed[row] = True
+        self._running = None
 
     def enqueue(self, rows: Int32, ends: Int32) -> NDArray[np.intp]:
         """A step computes `rows` up to `ends` tokens; returns the numbers of those that sample."""
@@ -404,6 +481,7 @@ class RequestTable:
             self.processors.pop(place, None)
             self.beams.pop(place, None)
             self.renewed.pop(place, None)
+            self.leases.pop(place, None)
             self.probing.discard(place)
             self._free.append(place)
         choice.reserved = []
@@ -490,8 +568,9 @@ class State:
         return [choice for request in self.requests.values() for choice in request.choices.values()]
 
     def admitted(self, choice: Choice) -> None:
-        """`choice`, which has its row, runs in the step that is being planned."""
+        """`choice`, which has its row, leaves the queue: it runs in the step that is being planned, or is loading."""
         request = choice.request
+        request.source = None
         self.queue.remove(choice)
         choice.waits = None
         if request.cached < 0:

@@ -7,6 +7,7 @@ A result for a choice that is gone finds a new epoch at its row and is dropped.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -28,7 +29,18 @@ from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.policy import PATIENCE, StepView, fault, oldest_first
 from llmcore.sched.processors import ChoiceProcessors, Reason, Steered
 from llmcore.sched.release import Release, victim
-from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, Request, RequestTable, State, Totals
+from llmcore.sched.request import (
+    NO_ROW,
+    RESERVED,
+    RUNNING,
+    Choice,
+    KVSource,
+    Lease,
+    Request,
+    RequestTable,
+    State,
+    Totals,
+)
 from llmcore.sched.results import Results, add_errors
 from llmcore.tallies import TALLIES
 
@@ -81,6 +93,7 @@ class Scheduler:
         self._results = Results(self._state, self._release, self._isolation)
         self._in_flight: deque[InFlight] = deque()
         self._arrivals = 0
+        self._leases = itertools.count()
         self._last_join = -limits.wait_steps
         self._passed_over = 0
         self._distrusted = False
@@ -117,10 +130,17 @@ class Scheduler:
 
     # --- what the front end asks for ---------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, owner: int, processors: Sequence[ChoiceProcessors] = ()) -> None:
-        """Queue a request; `processors`: its own, by choice. Raises RequestError if it can never be served."""
+    def submit(
+        self,
+        submit: Submit,
+        owner: int,
+        processors: Sequence[ChoiceProcessors] = (),
+        source: KVSource | None = None,
+    ) -> None:
+        """Queue a request; `processors`: its own, by choice. `source`: writes the KV of its prompt's beginning once
+        there is room for it. Raises RequestError if it can never be served."""
         self.validate(submit, owner)
-        self._state.add(Request.of(submit, owner, self._arrivals, processors))
+        self._state.add(Request.of(submit, owner, self._arrivals, processors, source))
         self._arrivals += submit.choices
 
     def validate(self, submit: Submit, owner: int) -> None:
@@ -158,6 +178,21 @@ class Scheduler:
             valid = min(self._release.valid(choice.row), max(request.prompt.size + n_tokens, entered))
         self._state.estimator.observe(n_tokens)
         self._release.end(choice, valid)
+
+    def filled(self, lease: Lease) -> None:
+        """The source has written all that it was to write: the request may run. One that is not loading any more is
+        ignored."""
+        table = self._state.table
+        for row, open_lease in table.leases.items():
+            if open_lease is lease:
+                table.loaded(row)
+                return
+
+    def lapse(self, now: float) -> None:
+        """Take back the slots of leases that have expired by `now` (time.monotonic()); their requests wait again, and
+        compute their prompts themselves."""
+        for row in [row for row, lease in self._state.table.leases.items() if lease.expires <= now]:
+            self._release.preempt(row)
 
     def queue_stats(self) -> QueueStats:
         """What waits, and what there is room for now. Slots are those of the first group."""
@@ -355,8 +390,9 @@ class Scheduler:
         state, table = self._state, self._state.table
         rows, n_query = np.asarray(decision.rows, np.int32), np.asarray(decision.n_query, np.int32)
         if decision.admit:
-            new = [(view.offers[index][0].row, first) for index, first in decision.admit]
-            joining, first_chunks = np.array(new, np.int32).T
+            placed = [(view.offers[index][0], first) for index, first in decision.admit]
+            new = [(choice.row, first) for choice, first in placed if not self._load(view, choice)]
+            joining, first_chunks = np.array(new, np.int32).reshape(-1, 2).T
             rows, n_query = np.concatenate((rows, joining)), np.concatenate((n_query, first_chunks))
         starts, length = table.computed[rows], table.length[rows]
         ends = starts + n_query
@@ -371,6 +407,31 @@ class Scheduler:
         self._passed_over = 0 if oldest_ran else self._passed_over + 1
         return rows, n_query
 
+    def _load(self, view: StepView, choice: Choice) -> bool:
+        """Whether `choice`, which was placed, has a source for its KV: then it is in no step. It holds the slots under
+        a lease from now on, or waits for slots."""
+        state, table, row = self._state, self._state.table, choice.row
+        request, source, start = choice.request, choice.request.source, int(table.computed[row])
+        end = request.given(start)
+        if source is None or end == start:
+            return False
+        rows, starts, ends = np.array([[row], [start], [end]], np.int32)
+        view.placed.remove(choice)
+        if not state.space.secure(rows, starts, ends):
+            self._release.unplace(choice)
+            return True
+        for group in state.space.groups:
+            group.grow(rows, ends, table.limit[rows])
+        state.admitted(choice)
+        granules = tuple(
+            group.row(row)[start // group.granule : group.granules(end)].copy() for group in state.space.groups
+        )
+        expires = time.monotonic() + source.seconds
+        lease = Lease(next(self._leases), request.key, start, end, granules, expires, source)
+        table.load(row, lease)
+        source.begin(lease)
+        return True
+
     def _secure(self, view: StepView, rows: Int32, n_query: Int32) -> tuple[Int32, Int32]:
         """Have slots for all rows: evict, take reserves back, then preempt; the oldest request always stays."""
         state, table = self._state, self._state.table
@@ -383,6 +444,9 @@ class Scheduler:
             if not trimmed:
                 state.space.trim(running, table.computed[running])
                 trimmed = True
+                continue
+            if table.leases:
+                self._release.preempt(list(table.leases)[-1])
                 continue
             leaving = victim(running, table)
             choice = table.choice(leaving)

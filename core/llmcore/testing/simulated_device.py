@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import Int32, Int64
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.request import Lease
 
 BAD = -1
 """KV that is not finite; whoever reads it computes nothing finite."""
@@ -130,6 +131,17 @@ class SimulatedDevice:
         every = [logprobs(state, self._vocab) for some in states for state in some]
         order = [np.argsort(-one, kind="stable")[:most] for one in every]
         return np.array(order, np.int32), np.array([one[at] for one, at in zip(every, order, strict=True)])
+
+    def write(self, lease: Lease, prompt: Sequence[int], start: int, end: int) -> None:
+        """In place of a row: the KV of `prompt` from token `start` to `end`, into the slots of `lease`."""
+        state = START
+        for at, token in enumerate(prompt[:end]):
+            state = extend(state, token)
+            for group, kv, granules in zip(self._groups, self._kv, lease.granules, strict=True):
+                granule = granules[at // group.granule - lease.start // group.granule] if at >= start else -1
+                assert granule < 0 or group.pool.holders[granule] == 1, "a source writes what others hold"
+                if granule >= 0:
+                    kv[granule, at % group.granule] = state
 
     def _prepare(self, plan: StepPlan) -> None:
         for table, writes in zip(self._tables, plan.writes, strict=True):

@@ -7,6 +7,7 @@ request ends.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from llmcore.plugins import load
 from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.sched.failure_isolation import TRIALS
 from llmcore.sched.plan import StepPlan, StepResult
-from llmcore.sched.request import Totals
+from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
 from llmcore.testing.simulated_device import SimulatedDevice, answer
 from llmcore.testing.simulated_search import searched
@@ -37,7 +38,8 @@ class Scenario:
     that cannot be launched, or cannot be read. `cursed` requests make every step fail that they are in; `poisoned`
     ones give logits that are not finite at some position. `crowd`: steps of more rows than this fail, 0 for none.
     `priorities`: of which each request gets one; () for none. `drafts`: a drafter proposes so many tokens to each row
-    that decodes, of which any number is right; now and then the row gives nothing at all.
+    that decodes, of which any number is right; now and then the row gives nothing at all. `loads`: requests whose
+    prompts' beginning somebody else writes, a part at a time, or not at all until the lease is over.
     """
 
     seed: int = 0
@@ -65,6 +67,7 @@ class Scenario:
     searches: float = 0.0
     priorities: tuple[int, ...] = ()
     drafts: int = 0
+    loads: float = 0.0
     vocab: int = 50
 
 
@@ -92,6 +95,29 @@ class Client:
         return self.aborted or len(self.ended) == self.submit.n
 
 
+@dataclass(eq=False)
+class Writer:
+    """A KVSource that writes what a device would compute, a part at a time. `stalls`: it never gets done."""
+
+    prompt: list[int]
+    tokens: int
+    seconds: float
+    stalls: bool
+    lease: Lease | None = None
+    at: int = 0
+    began: int = 0
+
+    def begin(self, lease: Lease) -> None:
+        """Llmcore's side: see KVSource."""
+        self.lease, self.at = lease, lease.start
+        self.began += 1
+
+    def cancel(self, lease: Lease) -> None:
+        """Llmcore's side: see KVSource."""
+        assert lease is self.lease, "a lease is cancelled that is not open"
+        self.lease = None
+
+
 @dataclass(frozen=True)
 class Report:
     """What happened, for assertions about a policy: the scheduler's own totals, steps made, and the clients."""
@@ -99,6 +125,8 @@ class Report:
     totals: Totals
     steps: int
     clients: list[Client]
+    filled: int
+    """Leases that were filled."""
 
 
 class Simulation:
@@ -131,6 +159,8 @@ class Simulation:
         self._clients: dict[tuple[int, int], Client] = {}
         self._flying: deque[tuple[StepPlan, StepResult | None]] = deque()
         self._steps = 0
+        self._writers: list[Writer] = []
+        self._filled = 0
 
     def run(self) -> Report:
         """Serve everything; AssertionError where something is not as it must be."""
@@ -141,7 +171,8 @@ class Simulation:
                 self._arrive()
                 waiting -= 1
             self._interfere()
-            progress = self._step()
+            self._write()
+            progress = self._step() or any(writer.lease for writer in self._writers)
             self._check()
             idle = 0 if progress or waiting else idle + 1
             assert idle < 3, "requests wait, nothing is in flight, and nothing is planned: starvation"
@@ -150,13 +181,16 @@ class Simulation:
             self._read()
             self._check()
         self._check_end()
-        return Report(self._scheduler.totals, self._steps, list(self._clients.values()))
+        return Report(self._scheduler.totals, self._steps, list(self._clients.values()), self._filled)
 
     def _step(self) -> bool:
         plan = self._scheduler.plan()
         if plan is not None:
             self._steps += 1
             assert plan.n_tokens <= self._scenario.batch_tokens, "a step exceeds its budget"
+            loading = {writer.lease.request for writer in self._writers if writer.lease is not None}
+            planned = {self._scheduler.who(index) for index in plan.request.tolist()}
+            assert not loading & planned, "a request is in a step before its KV is there"
             self._launch(plan)
         if self._flying and (plan is None or len(self._flying) > self._scenario.ahead):
             self._read()
@@ -243,6 +277,7 @@ class Simulation:
 
     def _check_end(self) -> None:
         assert self._scheduler.idle, "something is left when all requests have ended"
+        assert all(writer.lease is None and writer.began < 2 for writer in self._writers), "a lease is left open"
         for group in self._groups:
             assert group.pool.live == 0, "slots leaked: nobody runs and some are live"
             group.make_free(group.pool.total)
@@ -283,7 +318,29 @@ class Simulation:
             poison_at=int(random.integers(0, len(prompt) + max_new)) if poisoned else None,
         )
         self._clients[owner, submit.id] = client
-        self._scheduler.submit(submit, owner)
+        writer = None
+        if scenario.loads and random.random() < scenario.loads and len(prompt) > 1:
+            stalls = bool(random.random() < 0.3)
+            seconds = 0.0 if stalls or random.random() < 0.2 else 1e9
+            writer = Writer(prompt, int(random.integers(1, len(prompt))), seconds, stalls)
+            self._writers.append(writer)
+        self._scheduler.submit(submit, owner, source=writer)
+
+    def _write(self) -> None:
+        """Let every source go on, and take expired leases back now and then."""
+        for writer in self._writers:
+            lease = writer.lease
+            if lease is None or self._random.random() < 0.4:
+                continue
+            end = min(writer.at + int(self._random.integers(1, 12)), lease.end - writer.stalls)
+            self._device.write(lease, writer.prompt, writer.at, end)
+            writer.at = max(end, writer.at)
+            if writer.at == lease.end:
+                writer.lease = None
+                self._filled += 1
+                self._scheduler.filled(lease)
+        if self._writers and self._random.random() < 0.2:
+            self._scheduler.lapse(time.monotonic())
 
     def _interfere(self) -> None:
         for (owner, request), client in self._clients.items():

@@ -37,13 +37,10 @@ class Results:
         plan, table = step.plan, self._state.table
         stamp = time.monotonic()
         self._state.totals.steps += 1
-        alive = table.epoch[plan.request] == step.row_epoch
-        exact = alive
-        if self._state.drafts:  # where a decode row began, its counts will tell
-            exact = alive & ((np.arange(alive.size) >= plan.n_decode) | np.isin(plan.request, list(table.beams)))
-        table.settle(plan.request[exact], (plan.start + plan.n_query)[exact])
+        if plan.n_decode < plan.request.size:
+            self._settle(step)
         if plan.probes or plan.pools:
-            _note(table, plan, alive, result)
+            _note(table, plan, table.epoch[plan.request] == step.row_epoch, result)
         rejected = self._isolation.reject(step, result) if not result.finite.all() else []
         at = np.flatnonzero((table.epoch[plan.sample_request] == step.sample_epoch) & result.finite)
         if table.processors:
@@ -62,6 +59,12 @@ class Results:
         for choice, error in failed:
             add_errors(events, [choice], error, stamp)
         return rows, events
+
+    def _settle(self, step: InFlight) -> None:
+        """The chunks of a step that was read are written. Where its other rows began, their tokens will tell."""
+        plan, table, chunks = step.plan, self._state.table, slice(step.plan.n_decode, None)
+        alive = table.epoch[plan.request[chunks]] == step.row_epoch[chunks]
+        table.settle(plan.request[chunks][alive], (plan.start[chunks] + plan.n_query[chunks])[alive])
 
     def _tell(
         self, at: NDArray[np.intp], rows: Int32, result: StepResult
@@ -159,6 +162,7 @@ class Results:
         """`rows` of beams are the samples `at` of a step, one token each; adds the answers of searches that end."""
         assert result.top_ids is not None and result.top_logprobs is not None
         table = self._state.table
+        table.settle(rows, table.computed[rows])  # a beam has one step in flight at most
         for row, token in zip(rows.tolist(), _tokens_of(result, at)[1].tolist(), strict=True):
             choice, beams = table.choice(row), table.beams[row]
             most = int(table.tops[row])

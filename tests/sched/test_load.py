@@ -1,4 +1,4 @@
-"""Requests whose KV somebody else writes: under a lease, in no step, runnable once it is filled."""
+"""Requests whose KV a source writes: under a lease, in no step, runnable once it is filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests, their choices, the queue, and who may write what is counted of them."""
+"""Requests, their choices, the queue, and a rule: only transitions write what is counted of a request."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class FuturePeak:
 
 @dataclass(frozen=True)
 class PromptPace:
-    """How many steps a prompt takes at most: `factor` for every `tokens` tokens, after the prompts before it."""
+    """The most steps that a prompt takes: `factor` for every `tokens` tokens, after the prompts before it."""
 
     tokens: int
     factor: int
@@ -92,14 +92,14 @@ class PromptPace:
 
 
 class Lengths:
-    """How long answers are expected to be, at one moment."""
+    """The expected lengths of answers, at one moment."""
 
     def __init__(self, state: State) -> None:
         self._estimator = state.estimator
         self._used = max(group.pool.live / group.pool.total for group in state.space.groups)
 
     def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_]) -> Int32:
-        """Tokens in all of requests that have `produced` so many."""
+        """Tokens in all of requests that have `produced` tokens."""
         totals = self._estimator.totals(produced, max_new, ignore_eos, self._used)
         clipped: Int32 = np.minimum(np.maximum(totals, np.minimum(produced + 1, max_new)), max_new)
         return clipped
@@ -138,7 +138,7 @@ class Capacity:
         self._queue_steps = int(steps[prompts][-1]) if prompts.any() else 0
         produced = table.length[rows] - table.prompt_len[rows]
         foreseen = np.maximum(table.foreseen[rows], np.minimum(produced + 1, table.max_new[rows]))
-        # Where lengths are upper bounds, a request may hold that much and yet grow from the tokens that are known.
+        # A length that is an upper bound counts as held, and the request may yet grow from the tokens that are known.
         length = table.known[rows] if state.drafts else table.length[rows]
         growth = np.maximum(steps + table.prompt_len[rows] + foreseen - 1 - length, 0) + self._ahead
         self._peaks = [self._peak_of(group, rows, growth) for group in space.groups]
@@ -149,7 +149,7 @@ class Capacity:
         return self._peaks[0].peak * self._space.groups[0].granule
 
     def fits(self, choice: Choice, hit: Hit) -> bool:
-        """Whether `choice`, started with `hit`, fits; if so it counts from now on, in the places it will get next."""
+        """True if `choice`, started with `hit`, fits; then it counts from now on, in the rows it will get next."""
         foreseen = self._lengths.of(choice)
         rest = np.array([choice.size - hit.tokens], np.int32)
         steps = self._queue_steps + int(self._pace.steps(rest)[0])
@@ -172,7 +172,7 @@ class Capacity:
         return True
 
     def holds(self, rows: Int32, more: Int32) -> bool:
-        """Whether all that runs still fits if `rows` take the slots of `more` tokens each ahead of time."""
+        """True if all that runs still fits when `rows` take the slots of `more` tokens each ahead of time."""
         ahead = np.zeros(self._table.length.size, np.int32)
         ahead[rows] = more
         return all(

@@ -61,7 +61,7 @@ class FailureIsolation:
             self._suspects.popleft()
 
     def dismiss(self) -> None:
-        """There is no room for the suspect beside those that wait for their trial: go on with all requests."""
+        """The suspect does not fit beside those that wait for their trial: go on with all requests."""
         for choice in self._suspects:
             choice.miss_trial()
         self._suspects.clear()

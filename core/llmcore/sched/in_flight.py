@@ -38,7 +38,7 @@ def enqueue(state: State, rows: Int32, n_query: Int32, placed: Sequence[Choice])
     """Make the plan of a step in which `rows` compute `n_query` tokens each; slots have been secured.
 
     From here on these tokens count as computed, and the most that a row can give as part of its sequence, before
-    anybody has read what it gave.
+    the host has read what it gave.
     """
     table, space = state.table, state.space
     decodes = table.computed[rows] >= table.prefill[rows]
@@ -104,7 +104,7 @@ def _admit(state: State, choice: Choice, parts: list[list[Columns]]) -> Admitted
 
 
 def _renew(state: State, rows: Int32, parts: list[list[Columns]]) -> list[Admitted]:
-    """What the device has to be told of those `rows` whose tokens, or whose table rows, were dealt out anew."""
+    """The device state of those `rows` whose tokens, or whose table rows, the device does not know."""
     table = state.table
     admitted = []
     moved = [row for row in rows.tolist() if table.renewed.get(row)]
@@ -170,8 +170,8 @@ def _enter(state: State, rows: Int32) -> list[Entered]:
 def _asked(
     table: RequestTable, rows: Int32, starts: Int32, ends: Int32, want: NDArray[np.uint8]
 ) -> tuple[list[Probe], list[Pool]]:
-    """What `rows` that compute from `starts` to `ends` are asked for: log-probabilities of the prompt tokens that
-    follow what they compute, and hidden states of prompt tokens that they compute. Notes it in `want`."""
+    """Requests for log-probabilities and hidden states that `rows`, which compute from `starts` to `ends`, answer:
+    of the prompt tokens that follow, and of those that they compute. Notes both in `want`."""
     probes, pools = [], []
     for r in np.flatnonzero(np.isin(rows, list(table.probing))).tolist():
         row, start, end = int(rows[r]), int(starts[r]), int(ends[r])

@@ -30,7 +30,7 @@ NONE: Int32 = np.empty(0, np.int32)
 
 
 class Want(IntFlag):
-    """What a row's request needs from its forward."""
+    """The outputs that a row's request needs from its forward."""
 
     NOTHING = 0
     SAMPLE = 1
@@ -46,9 +46,9 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     tokens: Int32
     """The ids known so far: the prompt, then what the request had produced before a preemption."""
     prompt_len: int
-    """How many of them are the prompt's."""
+    """The number of them that are the prompt's."""
     start: int
-    """How many of them are in KV already."""
+    """The number of them that are in KV already."""
     sampling: SamplingParams
     choice: int
     min_new_tokens: int
@@ -68,12 +68,12 @@ class TableWrites(msgspec.Struct, frozen=True, gc=False):
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False):
-    """The log-probabilities of `targets`, a prompt's tokens, after the first so many new tokens of row `row`."""
+    """The log-probabilities of `targets`, a prompt's tokens: number i follows new token i of row `row`."""
 
     row: int
     targets: Int32
     top: int = 0
-    """How many of the best tokens in the place of each are wanted beside it."""
+    """The number of best tokens in the place of each that are wanted beside it."""
 
 
 class Pool(msgspec.Struct, frozen=True, gc=False):
@@ -117,11 +117,11 @@ class StepPlan(msgspec.Struct, kw_only=True):
     writes: list[TableWrites] = []
     """Per KV group: every table entry that this step needs and the device does not have yet, forks' rows included."""
     copies: list[list[tuple[int, int]]] = []
-    """Per KV group, granules (src, dst) to copy before the forward, because somebody else still holds src."""
+    """Per KV group, granules (src, dst) to copy before the forward, because other requests still hold src."""
     probes: list[Probe] = []
-    """What is wanted of prompts beside samples."""
+    """The log-probabilities that are wanted of prompts."""
     pools: list[Pool] = []
-    """Whose hidden states are wanted."""
+    """The hidden states that are wanted of prompts."""
 
     @property
     def n_tokens(self) -> int:
@@ -163,8 +163,8 @@ def padded(rows: int) -> int:
 
 
 def frame_of(plan: StepPlan, most_rows: int) -> Frame | None:
-    """What to pad `plan` to where decode steps of at most `most_rows` rows are captured (0: none is); None for a step
-    that is not captured."""
+    """The sizes to pad `plan` to if decode steps of at most `most_rows` rows are captured (0: none is); None for a
+    step that is not captured."""
     rows, tokens, samples = plan.request.size, plan.n_tokens, plan.sample_row.size
     if not most_rows or plan.probes or plan.pools:
         return None
@@ -179,7 +179,7 @@ def frame_of(plan: StepPlan, most_rows: int) -> Frame | None:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the host reads back of a step. S: its samples; T: the tokens of all of them, one sample after the other."""
+    """The part of a step that the host reads back. S: its samples; T: their tokens, one sample after the other."""
 
     tokens: Int32
     """[T]"""

@@ -1,4 +1,4 @@
-"""What a scheduling policy sees of a step, what it may decide, and what happens in place of a wrong decision."""
+"""The scheduling policy's side of a step: the view that it gets, the check of its decision, and a fallback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ proportion. A crowd of prompts waits longer than any answer, and is computed fas
 
 
 class Frontier:
-    """Where running prompts are about to be computed, so that nobody computes the same beside them."""
+    """The positions at which running prompts will be computed next, so that no other request computes the same."""
 
     def __init__(self, table: RequestTable, space: KVSpace) -> None:
         self._table = table
@@ -74,7 +74,7 @@ class StepView:
         self.remaining = rest[able]
         self.prompt_budget = _prompt_budget(state, len(queue))
         self.offers: list[tuple[Choice, Hit]] = []
-        """What was offered; a WaitingRequest's index points here."""
+        """The candidates that were offered; a WaitingRequest's index points here."""
         self.placed: list[Choice] = []
         """Those found to fit, in order; they have places and hold their hits."""
         self._state = state
@@ -118,7 +118,7 @@ class StepView:
             )
 
     def fits(self, candidate: WaitingRequest) -> bool:
-        """Whether the future peak allows `candidate`; what runs alone always fits."""
+        """True if the future peak allows `candidate`; a request that runs alone always fits."""
         state, table = self._state, self._state.table
         choice, hit = self.offers[candidate.index]
         if choice.row != NO_ROW:
@@ -126,7 +126,7 @@ class StepView:
         if table.places < choice.places:
             return False
         if not (table.status > RESERVED).any():
-            # What is alone always fits: that it can be served was checked when it came.
+            # A request alone always fits: `check_submit` has seen that it can be served.
             table.foresee(table.peek(1), Lengths(state).of(choice))
         else:
             if self._capacity is None:
@@ -241,7 +241,7 @@ PATIENCE = 64
 
 
 def fault(decision: Decision, view: StepView, places: int) -> str | None:
-    """What is wrong with `decision` (None: nothing); `places` is the number of rows of the request table."""
+    """The fault of `decision`, or None; `places` is the number of rows of the request table."""
     rows, n_query = np.asarray(decision.rows), np.asarray(decision.n_query)
     if not rows.size and not n_query.size:
         rows = n_query = view.running[:0]

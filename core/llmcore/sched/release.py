@@ -1,4 +1,4 @@
-"""How choices leave their rows: they end, are preempted, or have to compute something again."""
+"""Release: a choice leaves its row because it ends, is preempted, or has to compute something again."""
 
 from __future__ import annotations
 

@@ -37,15 +37,15 @@ class KVSource(Protocol):
     thread and must not block."""
 
     tokens: int
-    """How many of the prompt's first tokens it writes; fewer than all, because the model has to compute the last."""
+    """The number of the prompt's first tokens that it writes; the model has to compute the last token itself."""
     seconds: float
-    """How long it may take, from `begin` on."""
+    """The longest time that it may take, from `begin` on."""
 
     def begin(self, lease: Lease) -> None:
         """The slots are there. When the last of them is written, `Scheduler.filled` is told."""
 
     def cancel(self, lease: Lease) -> None:
-        """The slots are needed, or nobody wants them any more: after this call nothing is written."""
+        """The slots are needed elsewhere, or the request has ended: after this call the source writes nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +68,10 @@ class Lease:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What all choices of a request share."""
+    """A request: the state that all its choices share."""
 
     submit: Submit
-    """What to compute; for a beam search, what to compute for each beam."""
+    """The request as it was submitted; for a beam search, the request that is computed for each beam."""
     owner: int
     """The HTTP worker that gets its events."""
     prompt: Int32
@@ -91,7 +91,7 @@ class Request:
     cached: int = -1
     """Prompt tokens that came from the prefix cache at its first admission; -1 before that."""
     prompt_logprobs: Float32 | None = None
-    """Of all prompt tokens but the first, as far as they are known; None if nobody wants them (any more)."""
+    """Of all prompt tokens but the first, as far as they are known; None if they are not wanted (any more)."""
     prompt_ranks: Int32 | None = None
     """For each of these tokens, how many tokens are likelier in its place, plus one."""
     prompt_top: tuple[Int32, Float32] | None = None
@@ -187,18 +187,18 @@ class Choice:
 
     @property
     def ready(self) -> bool:
-        """Whether its processors, and those of its forks, know what they want of the next token."""
+        """True if its processors, and those of its forks, have said what they want of the next token."""
         return all(processors.ready for processors in self.all_processors)
 
     @property
     def name(self) -> str:
-        """What logs call it."""
+        """Its name in logs."""
         submit = self.request.submit
         name = submit.request_id or f"{self.request.owner}/{submit.id}"
         return name if submit.n == 1 else f"{name}, choice {self.number}"
 
     def miss_trial(self) -> None:
-        """A step that it was in failed, and there was no room to try it alone."""
+        """A step that it was in failed, and it could not be tried alone."""
         self.untried += 1
 
     def tokens(self) -> Int32:
@@ -304,7 +304,7 @@ class RequestTable:
         self.taken = np.zeros(rows, np.int32)
         """Tokens whose KV came from the prefix cache."""
         self.entered = np.zeros(rows, np.int32)
-        """Tokens whose KV is in the prefix cache, whoever put it there."""
+        """Tokens whose KV is in the prefix cache, put there by this choice or another."""
         self.max_new = np.zeros(rows, np.int32)
         self.min_new = np.zeros(rows, np.int32)
         self.stops = np.full((rows, STOP_COLUMNS), NO_TOKEN, np.int32)
@@ -430,7 +430,7 @@ class RequestTable:
         return twins
 
     def sample(self, rows: Int32, most: Int32 | int) -> None:
-        """A step that was enqueued gives each of `rows` at most so many tokens."""
+        """A step that was enqueued gives each of `rows` at most `most` tokens."""
         self.length[rows] += most
 
     def postpone(self, row: int) -> None:

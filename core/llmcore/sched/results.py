@@ -1,4 +1,4 @@
-"""What the results of a step do to the requests that were in it, and the events that tell their owners."""
+"""Results: the tokens of a step that was read are counted, choices end, and events tell the owners."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Results:
         return rows, events
 
     def _settle(self, step: InFlight) -> None:
-        """The chunks of a step that was read are written. Where its other rows began, their tokens will tell."""
+        """The chunks of a step that was read are written. The tokens of its other rows will tell where these began."""
         plan, table, chunks = step.plan, self._state.table, slice(step.plan.n_decode, None)
         alive = table.epoch[plan.request[chunks]] == step.row_epoch[chunks]
         table.settle(plan.request[chunks][alive], (plan.start[chunks] + plan.n_query[chunks])[alive])
@@ -154,7 +154,7 @@ class Results:
     # --- beam searches -----------------------------------------------------------------------------------------
     # A beam runs like any other choice, but after each of its tokens it waits until all beams of its request have
     # been heard. Then the search says how each of them goes on. A sequence that goes on twice is copied by its table
-    # row. What the device drew itself does not count, so it is told of every beam's tokens with the beam's next row.
+    # row. The tokens that the device drew do not count: it is told of every beam's tokens with the beam's next row.
 
     def _hear(
         self, rows: Int32, at: NDArray[np.intp], result: StepResult, events: dict[int, StepEvents], stamp: float
@@ -222,7 +222,7 @@ class Accepted:
         return n if self.counts is None else np.repeat(n, self.counts)
 
     def part(self, mine: NDArray[np.bool_]) -> Accepted:
-        """That of some rows."""
+        """The part of some rows."""
         some = mine[self.of]
         counts = None if self.counts is None else self.counts[mine]
         return Accepted(self.rows[mine], self.tokens[some], self.finish[mine], self.which[some], counts)
@@ -334,7 +334,7 @@ def _add_prompt(events: StepEvents, i: int, request: Request) -> None:
 
 
 def _without_tokens(events: StepEvents) -> StepEvents:
-    """The rows that bring a hidden state have been drawn for, too, but nobody asked for that."""
+    """A row that brings a hidden state has sampled a token, too, which its request does not want."""
     kept = [i not in events.pooled for i in range(len(events.count))]
     events.tokens = list(compress(events.tokens, kept))
     events.logprobs = list(compress(events.logprobs, kept))

@@ -1,4 +1,4 @@
-"""The scheduler's mechanism: requests in, plans out, results in, events out. Policy is somebody else's.
+"""The scheduler's mechanism: requests in, plans out, results in, events out. Policy is a plugin's.
 
 It never waits and never looks at a device. With steps in flight, lengths are what they will be once those were read.
 The row and the slots of a choice that ends are free at once, because steps run in the order of their plans.
@@ -46,8 +46,8 @@ from llmcore.tallies import TALLIES
 
 log = logging.getLogger(__name__)
 
-NOBODY = -1
-"""No epoch: a result for whom nobody waits."""
+NO_EPOCH = -1
+"""An epoch that no row ever has: such a result is dropped."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Scheduler:
 
     @property
     def totals(self) -> Totals:
-        """What was done since the start."""
+        """Counters since the start."""
         return self._state.totals
 
     @property
@@ -173,7 +173,7 @@ class Scheduler:
             return
         valid = None
         if choice.row != NO_ROW:
-            # What it took from the cache or entered stays there, whatever the front end made of it.
+            # KV that it took from the cache or entered stays there, even behind its last token.
             entered = int(self._state.table.entered[choice.row])
             valid = min(self._release.valid(choice.row), max(request.prompt.size + n_tokens, entered))
         self._state.estimator.observe(n_tokens)
@@ -195,7 +195,7 @@ class Scheduler:
             self._release.preempt(row)
 
     def queue_stats(self) -> QueueStats:
-        """What waits, and what there is room for now. Slots are those of the first group."""
+        """The queue, and the room that there is now. Slots are those of the first group."""
         queue, group = self._state.queue, self._state.space.groups[0]
         free = (group.pool.total - group.pool.live) * group.granule
         return QueueStats(queue.places, queue.tokens, self._state.table.places, free)
@@ -278,7 +278,7 @@ class Scheduler:
             if table.epoch[request] == step.row_epoch[row]:
                 self.totals.late_masks += 1
                 table.postpone(request)
-            step.row_epoch[row] = step.sample_epoch[sample] = NOBODY
+            step.row_epoch[row] = step.sample_epoch[sample] = NO_EPOCH
 
     def expel(self, plan: StepPlan, errors: Mapping[int, Reason]) -> dict[int, StepEvents]:
         """The requests `errors` of the newest plan end, each with its error. Returns errors by owner, as events."""
@@ -386,7 +386,7 @@ class Scheduler:
         return oldest_first(view)
 
     def _settle(self, view: StepView, decision: Decision) -> tuple[Int32, Int32]:
-        """The rows of a decision, chunks cut back to granule borders; who is left with nothing is left out."""
+        """The rows of a decision, chunks cut back to granule borders; rows that are left with nothing are left out."""
         state, table = self._state, self._state.table
         rows, n_query = np.asarray(decision.rows, np.int32), np.asarray(decision.n_query, np.int32)
         if decision.admit:
@@ -408,7 +408,7 @@ class Scheduler:
         return rows, n_query
 
     def _load(self, view: StepView, choice: Choice) -> bool:
-        """Whether `choice`, which was placed, has a source for its KV: then it is in no step. It holds the slots under
+        """True if `choice`, which was placed, has a source for its KV: then it is in no step. It holds the slots under
         a lease from now on, or waits for slots."""
         state, table, row = self._state, self._state.table, choice.row
         request, source, start = choice.request, choice.request.source, int(table.computed[row])

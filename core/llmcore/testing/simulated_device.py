@@ -54,7 +54,7 @@ def logprobs(state: int, vocab: int) -> NDArray[np.float32]:
 
 @dataclass
 class _Known:
-    """What the device knows of a request."""
+    """A request on the device."""
 
     tokens: list[int]
     states: list[int]

@@ -37,9 +37,10 @@ class Scenario:
     `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `failures` are steps
     that cannot be launched, or cannot be read. `cursed` requests make every step fail that they are in; `poisoned`
     ones give logits that are not finite at some position. `crowd`: steps of more rows than this fail, 0 for none.
-    `priorities`: of which each request gets one; () for none. `drafts`: a drafter proposes so many tokens to each row
-    that decodes, of which any number is right; now and then the row gives nothing at all. `loads`: requests whose
-    prompts' beginning somebody else writes, a part at a time, or not at all until the lease is over.
+    `priorities`: of which each request gets one; () for none. `drafts`: a drafter proposes at most this number of
+    tokens to each row that decodes, of which any number is right; now and then the row gives nothing at all. `loads`:
+    the share of requests whose prompt's beginning a source writes, a part at a time, or not at all until the lease is
+    over.
     """
 
     seed: int = 0
@@ -365,7 +366,7 @@ class Simulation:
         return poison is not None and start <= poison < end
 
     def _draft(self, most: int) -> int:
-        """How many of `most` drafted tokens are right; -1 where the row gives nothing at all."""
+        """The number of right ones among `most` drafted tokens; -1 if the row gives nothing at all."""
         return int(self._random.integers(-1 if self._random.random() < 0.1 else 0, most + 1))
 
     def _draw_search(self, n: int) -> BeamSearch:

@@ -14,6 +14,7 @@ from llmcore.builtin.radix import RadixCache
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.processors import ChoiceProcessors
 from llmcore.sched.scheduler import Scheduler
 
 
@@ -31,6 +32,7 @@ class Bench:
         ahead: int = 0,
         priorities: bool = False,
         graph_rows: int = 0,
+        drafts: int = 0,
         **limits: Any,
     ) -> None:
         given = {"max_running": 8, "max_input_len": 200, "max_total_len": 300, "batch_tokens": 64, "chunk_tokens": 64}
@@ -50,12 +52,22 @@ class Bench:
             ahead=ahead,
             priorities=priorities,
             graph_rows=graph_rows,
+            drafts=drafts,
         )
         self.events: dict[int, list[ChoiceEvent]] = {}
 
-    def submit(self, id: int, prompt: Sequence[int], max_new: int = 4, **more: Any) -> None:
+    def submit(
+        self,
+        id: int,
+        prompt: Sequence[int],
+        max_new: int = 4,
+        owner: int = 0,
+        processors: Sequence[ChoiceProcessors] = (),
+        **more: Any,
+    ) -> None:
         tokens = np.array(prompt, "<i4").tobytes()
-        self.scheduler.submit(Submit(id=id, prompt=tokens, max_new_tokens=max_new, **more), owner=0)
+        submit = Submit(id=id, prompt=tokens, max_new_tokens=max_new, **more)
+        self.scheduler.submit(submit, owner, processors)
 
     def plan(self) -> StepPlan:
         plan = self.scheduler.plan()

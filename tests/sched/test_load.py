@@ -114,7 +114,7 @@ def test_room_is_kept_for_all_that_it_will_need(bench: Make) -> None:
     submit(b, 1, source, max_new_tokens=21)
     assert b.scheduler.plan() is None
     b.submit(2, range(100, 110), max_new=15)
-    assert b.scheduler.plan() is None, "20 + 20 and 10 + 14 are more than 60 where nobody knows when the first begins"
+    assert b.scheduler.plan() is None, "20 + 20 and 10 + 14 are more than 60 if the first begins late"
     b.scheduler.filled(source.open[0])
     assert b.step().n_query.tolist() == [6, 10], "it begins now: when it ends, the other has ended long since"
     b.drain()

@@ -89,9 +89,9 @@ class Meter:
             finally:
                 device.launching = False
 
-        def drawn(runner: Runner, step: Any) -> Any:
+        def drawn(runner: Runner, step: Any, steered: Any) -> Any:
             over = step.event.at
-            outcome = draw(runner, step)
+            outcome = draw(runner, step, steered)
             meter.accept.append(meter._accepted)
             meter.masks.append(meter._computed)
             meter.pack.append(meter._packed)

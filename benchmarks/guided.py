@@ -27,7 +27,7 @@ from llmcore.engine.runner import Runner
 from llmcore.engine.sampling import RowSampler
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec
-from llmcore.sched.bound import Bound
+from llmcore.sched.processors import ChoiceProcessors
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import registry_of, write_fake_model
 
@@ -78,7 +78,7 @@ class Meter:
     def install(self) -> None:
         """Measure from now on."""
         launch, draw, pack = Runner._launch_forward, Runner.draw, RowSampler.pack
-        accept, prepare = Bound.accept, Bound._prepare
+        accept, prepare = ChoiceProcessors.accept, ChoiceProcessors._prepare
         meter = self
 
         def launched(runner: Runner, *args: Any) -> Any:
@@ -89,9 +89,9 @@ class Meter:
             finally:
                 device.launching = False
 
-        def drawn(runner: Runner, step: Any) -> Any:
+        def drawn(runner: Runner, step: Any, steered: Any) -> Any:
             over = step.event.at
-            outcome = draw(runner, step)
+            outcome = draw(runner, step, steered)
             meter.accept.append(meter._accepted)
             meter.masks.append(meter._computed)
             meter.pack.append(meter._packed)
@@ -107,14 +107,14 @@ class Meter:
             meter._packed += (meter._ready - began) * 1e3
             return found
 
-        def accepted(bound: Bound, token: int) -> bool:
+        def accepted(bound: ChoiceProcessors, token: int) -> bool:
             began = time.perf_counter()
             meter._from = meter._from or began
             ended = accept(bound, token)
             meter._accepted += (time.perf_counter() - began) * 1e3
             return ended
 
-        def prepared(bound: Bound) -> None:
+        def prepared(bound: ChoiceProcessors) -> None:
             began = time.thread_time()
             prepare(bound)
             meter._computed += (time.thread_time() - began) * 1e3
@@ -124,8 +124,8 @@ class Meter:
             (Runner, "_launch_forward", launched),
             (Runner, "draw", drawn),
             (RowSampler, "pack", packed),
-            (Bound, "accept", accepted),
-            (Bound, "_prepare", prepared),
+            (ChoiceProcessors, "accept", accepted),
+            (ChoiceProcessors, "_prepare", prepared),
         ]
         for owner, name, function in changed:
             setattr(owner, name, function)

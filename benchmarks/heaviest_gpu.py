@@ -21,8 +21,8 @@ import torch
 from gpu import config_of
 from llmcore.bridge import Finish, SamplingParams, StepEvents, Submit
 from llmcore.budget import DEFAULT_TOTAL_LEN
-from llmcore.engine.graphs import MIXED_TOKENS, padded
 from llmcore.engine.model import pick_device
+from llmcore.sched.plan import MIXED_TOKENS, padded
 from llmcore_devtools.bench.engine_runs import BenchEngine
 from llmcore_devtools.bench.workloads import Prompts
 

@@ -29,11 +29,11 @@ from llmcore.engine.runner import Runner
 from llmcore.engine.sampling import RowSampler
 from llmcore.engine.tables import Tables, Upload
 from llmcore.sched import scheduler
-from llmcore.sched.departures import Departures
-from llmcore.sched.foresight import Foresight
+from llmcore.sched.capacity import Capacity
+from llmcore.sched.policy import StepView
+from llmcore.sched.release import Release
 from llmcore.sched.results import Results
 from llmcore.sched.scheduler import Scheduler
-from llmcore.sched.view import StepView
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PROMPT, CHAT_ROWS, CHAT_PROMPTS = 512, 200, 6
@@ -44,7 +44,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("plan: view", Scheduler, "_view"),
     ("plan: policy, offers", Scheduler, "_decide"),
     ("plan: fits", StepView, "fits"),
-    ("plan: foresight", Foresight, "__init__"),
+    ("plan: capacity", Capacity, "__init__"),
     ("plan: settle", Scheduler, "_settle"),
     ("plan: slots", Scheduler, "_secure"),
     ("plan: enqueue", scheduler, "enqueue"),
@@ -61,7 +61,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("read", Runner, "read"),
     ("commit", Scheduler, "commit"),
     ("commit: results", Results, "take"),
-    ("commit: ends", Departures, "end"),
+    ("commit: ends", Release, "end"),
 )
 
 

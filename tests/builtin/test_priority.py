@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.priority import TURN, Priority
-from llmcore.sched.validate import PATIENCE
+from llmcore.sched.policy import PATIENCE
 from written_view import LIMITS, View, shares
 
 

@@ -12,12 +12,40 @@ import pytest
 from llmcore import plugins
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
+from llmcore.engine.runner import Launched, Runner
+from llmcore.sched.plan import StepPlan, decode, encode
 from llmcore_devtools import write_fake_model
 from steered import PLUGINS
 
 AHEAD = str(Path(__file__).with_name("ahead_device.py"))
 
 MakeLLM = Callable[..., LLM]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--encode-plans", action="store_true", help="runners get every plan encoded and decoded")
+
+
+@pytest.fixture
+def encoded_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Between scheduler and runner every plan is encoded and decoded; the bytes of each."""
+    launch: Callable[..., Launched] = Runner.launch
+    sent: list[int] = []
+
+    def sending(runner: Runner, plan: StepPlan) -> Launched:
+        data = encode(plan)
+        sent.append(len(data))
+        return launch(runner, decode(data))
+
+    monkeypatch.setattr(Runner, "launch", sending)
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def _encoded_if_asked(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--encode-plans", default=False):
+        request.getfixturevalue("encoded_plans")
+
 
 installed = cache(plugins.available)
 """What it finds is the same for all of hundreds of engines."""

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from llmcore.bridge import BeamSearch, Submit
-from llmcore.config import make_config
 from llmcore.errors import RequestError
-from llmcore.sched.crowd import Crowd
+from llmcore.plugins import configure
+from llmcore.sched.scheduler import QueueStats
 from llmcore_server.engine import admission
 from llmcore_server.engine.admission import RETRY_SECONDS, Admission
 from llmcore_server.limits import NO_BOUND, UNBOUNDED, Bounds, bounds
@@ -23,17 +23,17 @@ def submit(tokens: int = 1, *, n: int = 1, client: int = -1, beams: int = 0) -> 
 
 
 class Desk:
-    """An Admission, the crowd that the test says there is, and its clock."""
+    """An Admission, the queue that the test says there is, and its clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, limits: Bounds = LIMITS) -> None:
         self.now = 1000.0
-        self.crowd = Crowd(0, 0, places=8, slots=1000)
+        self.queue_stats = QueueStats(0, 0, places=8, slots=1000)
         monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.admission = Admission(limits, lambda: self.crowd)
+        self.admission = Admission(limits, lambda: self.queue_stats)
 
     def left_over(self, choices: int, tokens: int, *, places: int = 0, slots: int = 0) -> None:
         """After a step so many wait."""
-        self.crowd = Crowd(choices, tokens, places, slots)
+        self.queue_stats = QueueStats(choices, tokens, places, slots)
         self.admission.stepped()
 
     def refusal(self, request: Submit) -> RequestError | None:
@@ -78,9 +78,9 @@ def test_an_empty_queue_takes_any_request(desk: Desk) -> None:
 def test_what_is_free_counts_while_nobody_was_left_over(desk: Desk) -> None:
     """A burst that an idle server has places for is taken at once, however short its queue may be."""
     desk.left_over(0, 0)
-    desk.crowd = Crowd(11, 11, places=8, slots=1000)
+    desk.queue_stats = QueueStats(11, 11, places=8, slots=1000)
     assert desk.refusal(submit()) is None
-    desk.crowd = Crowd(12, 12, places=8, slots=1000)
+    desk.queue_stats = QueueStats(12, 12, places=8, slots=1000)
     assert desk.refusal(submit()) is not None
     desk.left_over(4, 4, places=8, slots=1000)  # these found no KV: the places are of no use to them
     assert desk.refusal(submit()) is not None
@@ -144,15 +144,15 @@ def test_nothing_is_refused_without_bounds(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_defaults_follow_what_runs_and_what_fits() -> None:
-    found = bounds(make_config(), max_running=100, kv_tokens=5000)
+    found = bounds(configure()[0], max_running=100, kv_tokens=5000)
     assert found == Bounds(waiting=100, tokens=20_000, per_key=NO_BOUND, open=200)
-    two = bounds(make_config(api_keys=["a", "b"]), max_running=100, kv_tokens=5000)
+    two = bounds(configure(api_keys=["a", "b"])[0], max_running=100, kv_tokens=5000)
     assert two.per_key == 100
 
 
 def test_options_say_otherwise_and_0_means_any_number() -> None:
-    config = make_config(max_waiting_requests=7, max_waiting_tokens="1k", max_requests_per_key=2)
+    config, _ = configure(max_waiting_requests=7, max_waiting_tokens="1k", max_requests_per_key=2)
     assert bounds(config, max_running=3, kv_tokens=9) == Bounds(waiting=7, tokens=1000, per_key=2, open=10)
-    config = make_config(max_waiting_requests=0, max_waiting_tokens=0, max_requests_per_key=0, api_keys=["a", "b"])
+    config, _ = configure(max_waiting_requests=0, max_waiting_tokens=0, max_requests_per_key=0, api_keys=["a", "b"])
     found = bounds(config, max_running=3, kv_tokens=9)
     assert (found.waiting, found.tokens, found.per_key) == (NO_BOUND, NO_BOUND, NO_BOUND)

@@ -47,9 +47,9 @@ def failing(llm: LLM, fails: Callable[[str, Any], Exception | None]) -> None:
         maybe("after", plan)
         return step
 
-    def flaky_draw(step: Any) -> Any:
+    def flaky_draw(step: Any, steered: Any) -> Any:
         maybe("draw", step.plan)
-        return draw(step)
+        return draw(step, steered)
 
     def flaky_read(step: Any) -> Any:
         result = read(step)
@@ -118,11 +118,11 @@ KINDS: Mapping[str, tuple[list[int], dict[str, Any]]] = {
 
 
 def failing_now_and_then(llm: LLM, requests: list[Any], expected: list[Any], chance: random.Random) -> None:
-    trials = engine_of(llm)._scheduler._trials
+    isolation = engine_of(llm)._scheduler._isolation
 
     def now_and_then(where: str, plan: Any) -> Exception | None:
         # Whoever fails a second time, alone, would end.
-        fails = trials.suspect() is None and chance.random() < 0.15
+        fails = isolation.suspect() is None and chance.random() < 0.15
         return RuntimeError(f"told to fail {where}") if fails else None
 
     failing(llm, now_and_then)

@@ -2,44 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from llmcore.engine.graphs import CAPTURED_AT, Frame, Graphs, frame_of, padded
-from llmcore.sched.plan import StepPlan
-
-
-def plan(n_query: list[int], n_decode: int, samples: int) -> StepPlan:
-    rows = np.arange(len(n_query), dtype=np.int32)
-    return StepPlan(
-        number=0,
-        request=rows,
-        n_query=np.array(n_query, np.int32),
-        start=np.zeros_like(rows),
-        want=np.zeros(rows.size, np.uint8),
-        n_decode=n_decode,
-        sample_row=rows[:samples],
-        sample_request=rows[:samples],
-    )
-
-
-def test_sizes() -> None:
-    sizes = {rows: padded(rows) for rows in (1, 2, 3, 5, 8, 9, 33, 64, 65, 81, 256, 257)}
-    assert list(sizes.values()) == [1, 2, 4, 8, 8, 16, 40, 64, 80, 96, 256, 320]
-
-
-@pytest.mark.parametrize(
-    ("n_query", "n_decode", "samples", "frame"),
-    [
-        ([1, 1, 1], 3, 3, Frame(4, 4, 4, mixed=False)),
-        ([1] * 17, 17, 17, None),
-        ([1, 1, 9], 2, 3, Frame(16, 16, 4, mixed=True)),
-        ([300], 0, 1, Frame(320, 320, 1, mixed=True)),
-        ([300], 0, 0, Frame(320, 320, 0, mixed=True)),
-        ([1, 512], 1, 2, None),
-    ],
-)
-def test_frames(n_query: list[int], n_decode: int, samples: int, frame: Frame | None) -> None:
-    assert frame_of(plan(n_query, n_decode, samples), 16) == frame
+from llmcore.engine.graphs import CAPTURED_AT, Graphs
 
 
 class Device:

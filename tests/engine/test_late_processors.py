@@ -12,8 +12,8 @@ import pytest
 from llmcore.engine import engine, making, steer, threads
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
-from llmcore.sched import bound
-from llmcore.sched.state import Totals
+from llmcore.sched import processors
+from llmcore.sched.request import Totals
 from llmcore_devtools import fake_answer
 from steered import AHEAD, ANSWERS, GREEDY, together, use
 
@@ -76,7 +76,7 @@ def test_nobody_waits_for_a_processor_that_never_answers(
     steered: MakeLLM, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows without processors go on; the one that hangs is left out after some steps."""
-    monkeypatch.setattr(bound, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(processors, "MOST_SECONDS", 60.0)
     llm = steered(1)
     wait_for(gate)
     pieces = llm.stream_chat(
@@ -96,7 +96,7 @@ def test_nobody_waits_for_a_processor_that_never_answers(
 def test_who_never_answers_is_given_up(
     steered: MakeLLM, ahead: int, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bound, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(processors, "MOST_SECONDS", 0.1)
     monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.02)  # how often it looks whose time is over
     llm = steered(ahead)
     wait_for(gate)
@@ -163,7 +163,7 @@ def test_what_is_never_made_is_given_up_and_others_are_made(
 def test_masks_that_hang_leave_threads_for_others(
     steered: MakeLLM, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bound, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(processors, "MOST_SECONDS", 60.0)
     monkeypatch.setattr(threads, "HUNG_SECONDS", 0.1)
     monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.02)  # how often it looks whether a thread hangs
     llm = steered(1)

@@ -17,7 +17,7 @@ from llmcore.engine.tables import Tables, Upload
 from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
 from llmcore.plugins import build_registry
-from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites
+from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites, frame_of
 from llmcore_devtools import fake_config
 from llmcore_devtools.fake_files import fake_answer
 from llmcore_devtools.fake_model import FakeModel
@@ -56,6 +56,7 @@ class Rig:
             number=self.number,
             request=ints(*(r for r, _, _ in rows)),
             n_query=ints(*(n for _, n, _ in rows)),
+            reserve=ints(*(n for _, n, _ in rows)),
             start=ints(*(s for _, _, s in rows)),
             want=np.zeros(len(rows), np.uint8),
             n_decode=sum(n == 1 for _, n, _ in rows),
@@ -65,6 +66,7 @@ class Rig:
             writes=[TableWrites(*columns)],
             copies=[copies or []],
         )
+        plan.frame = frame_of(plan, self.runner.graph_rows)
         self.number += 1
         result = self.runner.read(self.runner.launch(plan))
         assert self.tables.computed[plan.request.tolist()].tolist() == (plan.start + plan.n_query).tolist()

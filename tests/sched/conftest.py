@@ -14,6 +14,7 @@ from llmcore.builtin.radix import RadixCache
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.processors import ChoiceProcessors
 from llmcore.sched.scheduler import Scheduler
 
 
@@ -30,6 +31,8 @@ class Bench:
         manager: Callable[[int], Any] = RadixCache,
         ahead: int = 0,
         priorities: bool = False,
+        graph_rows: int = 0,
+        drafts: int = 0,
         **limits: Any,
     ) -> None:
         given = {"max_running": 8, "max_input_len": 200, "max_total_len": 300, "batch_tokens": 64, "chunk_tokens": 64}
@@ -48,12 +51,23 @@ class Bench:
             estimator(self.limits),
             ahead=ahead,
             priorities=priorities,
+            graph_rows=graph_rows,
+            drafts=drafts,
         )
         self.events: dict[int, list[ChoiceEvent]] = {}
 
-    def submit(self, id: int, prompt: Sequence[int], max_new: int = 4, **more: Any) -> None:
+    def submit(
+        self,
+        id: int,
+        prompt: Sequence[int],
+        max_new: int = 4,
+        owner: int = 0,
+        processors: Sequence[ChoiceProcessors] = (),
+        **more: Any,
+    ) -> None:
         tokens = np.array(prompt, "<i4").tobytes()
-        self.scheduler.submit(Submit(id=id, prompt=tokens, max_new_tokens=max_new, **more), owner=0)
+        submit = Submit(id=id, prompt=tokens, max_new_tokens=max_new, **more)
+        self.scheduler.submit(submit, owner, processors)
 
     def plan(self) -> StepPlan:
         plan = self.scheduler.plan()
@@ -64,7 +78,7 @@ class Bench:
         size = plan.sample_row.size
         good = np.ones(size, np.bool_) if finite is None else np.array(finite, np.bool_)
         self.receive(self.scheduler.commit(plan, StepResult(np.full(size, token, np.int32), good, **more)))
-        self.scheduler.space.check()
+        self.scheduler.check()
 
     def receive(self, events: dict[int, StepEvents]) -> None:
         for columns in events.values():

@@ -1,4 +1,4 @@
-"""The scheduler step by step: chunks, forks, the cache, endings, steps in flight, failures."""
+"""The scheduler step by step: chunks, choices, the prefix cache, limits, owners."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from llmcore.api import ConfigError, Finish, RequestError, SamplingParams, Submit
-from llmcore.builtin.estimators import Capped
 from llmcore.builtin.radix import NoCache
 from llmcore.sched.plan import StepResult
 
 Make = Any
-BAD_LUCK = ("internal_error", "out of luck")
 
 
 def test_chunks_run_beside_decode_rows_under_one_budget(bench: Make) -> None:
@@ -49,26 +47,6 @@ def test_a_whole_prompt_is_computed_in_one_step(bench: Make) -> None:
         bench(batch_tokens=32, chunked=False, max_input_len=33)
 
 
-def test_n_choices_share_one_prefill(bench: Make) -> None:
-    b = bench(granule=4)
-    b.submit(1, range(10), max_new=3, n=3, sampling=SamplingParams(seed=5))
-    first = b.plan()
-    assert first.n_query.tolist() == [10]
-    assert first.sample_row.tolist() == [0, 0, 0]
-    assert len(set(first.sample_request.tolist())) == 3
-    assert [(a.choice, a.fork_of, a.start) for a in first.admitted] == [(0, -1, 0), (1, 0, 10), (2, 0, 10)]
-    rows = [first.writes[0].granule[first.writes[0].index == i].tolist() for i in first.sample_request]
-    assert rows[0][:3] == rows[1] == rows[2]
-    b.commit(first)
-    second = b.plan()
-    assert len(second.copies[0]) == 2, "all but the last write the shared granule into a copy"
-    assert {src for src, _ in second.copies[0]} == {rows[0][2]}
-    b.commit(second)
-    b.drain()
-    assert [(e.choice, e.cached) for e in b.events[1][:3]] == [(0, 0), (1, 0), (2, 0)]
-    assert sum(e.finish is Finish.LENGTH for e in b.events[1]) == 3
-
-
 def test_choices_need_as_many_places(bench: Make) -> None:
     b = bench(max_running=3)
     b.submit(1, [1, 2], n=2)
@@ -103,18 +81,6 @@ def test_salts_separate_and_no_cache_keeps_nothing(bench: Make) -> None:
     for i in (1, 2):
         b.submit(i, range(20))
     assert b.step().n_query.tolist() == [20, 20], "and nobody waits for anybody"
-
-
-def test_a_prompt_enters_the_cache_chunk_by_chunk_when_enqueued(bench: Make) -> None:
-    b = bench(batch_tokens=32, chunk_tokens=16, ahead=1)
-    b.submit(1, range(100))
-    first = b.plan()
-    b.submit(2, [*range(16), 500, 501])
-    second = b.plan()
-    assert second.n_query.tolist() == [2, 16]
-    assert second.start.tolist() == [16, 16]
-    b.commit(first)
-    b.commit(second)
 
 
 def test_the_same_prompt_waits_instead_of_being_computed_twice(bench: Make) -> None:
@@ -167,87 +133,6 @@ def test_new_requests_join_every_nth_step(bench: Make) -> None:
     assert [b.step().request.size for _ in range(3)] == [1, 1, 2]
 
 
-def test_an_abort_frees_its_slots_at_once(bench: Make) -> None:
-    b = bench(ahead=1)
-    b.submit(1, range(30), n=2)
-    b.submit(2, range(100, 110), max_new=9)
-    first = b.plan()
-    b.scheduler.abort(0, 1)
-    b.scheduler.abort(0, 99)
-    assert b.group.pool.live <= 10 + b.group.pool.run
-    second = b.plan()
-    b.commit(first)
-    b.commit(second)
-    assert 1 not in b.events
-    b.drain()
-    assert len(b.events[2]) == 9
-    assert b.scheduler.load().aborts == 1
-
-
-def test_a_text_stop_ends_a_choice_and_caches_up_to_it(bench: Make) -> None:
-    b = bench()
-    b.submit(1, range(10), max_new=9)
-    for _ in range(6):
-        b.step()
-    b.scheduler.finish(0, 1, 0, 2)
-    b.scheduler.finish(0, 1, 0, 2)
-    assert b.scheduler.idle
-    b.submit(2, [*range(10), 7, 7, 7, 7])
-    assert b.step().start.tolist() == [12]
-
-
-def test_with_a_step_in_flight_a_finished_request_runs_one_step_too_many(bench: Make) -> None:
-    b = bench(ahead=1)
-    b.submit(1, [1, 2], max_new=9, stop_ids=(7,))
-    first = b.plan()
-    second = b.plan()
-    assert second.start.tolist() == [2]
-    b.commit(first)
-    assert b.events[1][-1].finish is Finish.STOP
-    assert b.group.pool.live == 0
-    b.submit(2, [5, 6], max_new=2)
-    third = b.plan()
-    assert third.request.tolist() == second.request.tolist(), "its place is used again before its last step is read"
-    b.commit(second)
-    assert len(b.events[1]) == 1, "the result of that step is dropped"
-    b.commit(third)
-    assert len(b.events[2]) == 1
-
-
-def test_nothing_is_planned_beyond_max_new_tokens(bench: Make) -> None:
-    b = bench(ahead=1)
-    b.submit(1, [1, 2], max_new=2)
-    first, second = b.plan(), b.plan()
-    assert b.scheduler.plan() is None
-    b.commit(first)
-    b.commit(second)
-    assert b.scheduler.idle
-
-
-def test_plans_are_committed_in_order(bench: Make) -> None:
-    b = bench(ahead=1)
-    b.submit(1, [1, 2])
-    b.plan()
-    with pytest.raises(ValueError, match="in the order"):
-        b.commit(b.plan())
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_the_newest_is_preempted_and_goes_on_where_it_was(bench: Make, ahead: int) -> None:
-    b = bench(slots=40, estimator=Capped, capped_new_tokens=1, ahead=ahead)
-    for i in range(3):
-        b.submit(i, range(100 * i, 100 * i + 8), max_new=30, stop_ids=(9,))
-    order: list[int] = []
-    while not b.scheduler.idle:
-        plans = [plan for plan in [b.plan(), *(b.scheduler.plan() for _ in range(ahead))] if plan]
-        for plan in plans:
-            order += [i for i, events in b.events.items() if events[-1].finish and i not in order]
-            b.commit(plan)
-    assert b.scheduler.totals.preemptions > 0
-    assert [len(b.events[i]) for i in range(3)] == [30, 30, 30]
-    assert order[0] == 0, "the oldest is never a victim"
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_capacity_is_exact(bench: Make, ahead: int) -> None:
     b = bench(slots=40, ahead=ahead)
@@ -281,84 +166,6 @@ def test_ids_are_unique_per_owner(bench: Make) -> None:
     b.submit(1, [1])
     with pytest.raises(RequestError, match="exists already"):
         b.submit(1, [1])
-
-
-def test_a_row_that_is_not_finite_ends_alone(bench: Make) -> None:
-    b = bench()
-    b.submit(1, range(10))
-    b.submit(2, range(100, 110))
-    b.step(finite=[False, True])
-    assert (b.events[1][0].finish, b.events[1][0].tokens) == (Finish.ERROR, ())
-    assert b.events[1][0].error is not None and b.events[1][0].error[0] == "internal_error"
-    b.drain()
-    assert len(b.events[2]) == 4
-    b.submit(3, range(10))
-    assert b.step().n_query.tolist() == [10], "what it wrote left the cache"
-
-
-def test_who_took_kv_that_is_not_finite_computes_again(bench: Make) -> None:
-    b = bench(batch_tokens=32, chunk_tokens=16, ahead=1)
-    b.submit(1, range(32), max_new=9)
-    b.commit(b.plan())
-    second = b.plan()
-    b.submit(2, [*range(32), 90, 91], max_new=3)
-    third = b.plan()
-    assert third.start.tolist()[-1] == 32
-    b.commit(second, finite=[False])
-    b.commit(third)
-    assert b.events[1][0].finish is Finish.ERROR
-    assert 2 not in b.events, "what it computed from that is dropped"
-    assert b.plan().start.tolist() == [0]
-
-
-def test_a_failed_step_is_tried_again_one_at_a_time(bench: Make) -> None:
-    b = bench(ahead=1)
-    for i in range(3):
-        b.submit(i, range(100 * i, 100 * i + 10))
-    failing, later = b.plan(), b.plan()
-    assert later.request.size == 3
-    assert b.scheduler.fail(failing, BAD_LUCK) == {}
-    assert b.group.pool.live == 0
-    alone = []
-    for guilty in (False, True, False):
-        plan = b.plan()
-        alone.append(plan.request.size)
-        if guilty:
-            b.receive(b.scheduler.fail(plan, BAD_LUCK))
-        else:
-            b.commit(plan)
-    assert alone == [1, 1, 1]
-    b.drain()
-    assert b.events[1][0].error == BAD_LUCK
-    assert [len(b.events[i]) for i in (0, 2)] == [4, 4]
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_whoever_fails_alone_has_another_chance_and_no_third(bench: Make, ahead: int) -> None:
-    b = bench(ahead=ahead)
-    b.submit(1, range(10), max_new=4)
-    b.step()
-    for _ in range(2):
-        assert b.scheduler.fail(b.plan(), BAD_LUCK) == {}
-        b.step()
-    assert b.scheduler.fail(b.plan(), BAD_LUCK) == {}
-    b.receive(b.scheduler.fail(b.plan(), BAD_LUCK))
-    assert [event.error for event in b.events[1]] == [None] * 3 + [BAD_LUCK]
-    assert (b.scheduler.totals.failed_steps, b.scheduler.totals.failed_requests) == (4, 1)
-    assert b.scheduler.idle and b.group.pool.live == 0
-
-
-def test_a_request_that_failed_is_named_in_the_log_once(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
-    b = bench()
-    b.submit(1, range(10), request_id="chat-7")
-    b.submit(2, range(50, 55), n=2, request_id="chat-8")
-    b.commit(b.plan(), finite=[False, False, True])
-    why = (
-        "ended with an error: the model's output for this request was not finite, or not a token id; if many requests "
-        "fail like this, check the weights for NaN and Inf (docs/operators.md, Errors, says how)"
-    )
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"request chat-7 {why}", f"request chat-8, choice 0 {why}"]
 
 
 def test_a_lost_engine_ends_everything(bench: Make) -> None:

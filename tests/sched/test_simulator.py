@@ -114,7 +114,7 @@ def test_where_only_small_steps_succeed_everyone_is_answered(scenario: Scenario,
 
 
 def test_it_finds_a_scheduler_that_ends_those_who_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcore.sched.trials.TRIALS", 0)
+    monkeypatch.setattr("llmcore.sched.failure_isolation.TRIALS", 0)
     with pytest.raises(AssertionError, match="another's error"):
         simulate(FCFS, Scenario(seed=3, failures=0.1))
 
@@ -227,3 +227,73 @@ def test_searches_that_are_preempted_start_again() -> None:
     ]
     tight = [Scenario(**{**scenario.__dict__, "arrivals": 0.9}) for scenario in scenarios]
     assert sum(simulate(FCFS, scenario, estimator=Capped).totals.preemptions for scenario in tight)
+
+
+DRAFTED: list[dict[str, float]] = [
+    {},
+    {"aborts": 0.03, "finishes": 0.03},
+    {"cursed": 0.1, "poisoned": 0.1},
+    {"failures": 0.1},
+    {"searches": 0.4},
+]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    scenario=scenarios(requests=8, longest_answer=24, vocab=50),
+    drafts=st.sampled_from([1, 2, 4]),
+    ahead=st.sampled_from([0, 1, 2]),
+    room=st.sampled_from([3, 4, 8]),
+    others=st.sampled_from(DRAFTED),
+)
+def test_whatever_a_drafter_proposes_answers_and_capacity_stay_the_same(
+    estimator: str, scenario: Scenario, drafts: int, ahead: int, room: int, others: dict[str, float]
+) -> None:
+    """Of up to four drafted tokens any number is right, beside aborts, forks, preemptions and prefix hits."""
+    size = -(-(scenario.longest_prompt + scenario.longest_answer) // 16) * 16
+    changed: dict[str, Any] = {"drafts": drafts, "ahead": ahead, "slots": room * size, **others}
+    simulate(FCFS, Scenario(**{**scenario.__dict__, **changed}), estimator=ESTIMATORS[estimator])
+
+
+def test_right_drafts_save_steps_and_are_preempted_like_others() -> None:
+    def run(**more: Any) -> Any:
+        return simulate(FCFS, Scenario(seed=9, requests=30, ahead=1, longest_answer=40, **more), estimator=Capped)
+
+    assert run(drafts=4).steps < 0.75 * run().steps
+    assert run(drafts=4, slots=128, arrivals=0.95).totals.preemptions > 0
+
+
+LOADED: list[dict[str, float]] = [
+    {},
+    {"aborts": 0.05, "finishes": 0.03},
+    {"cursed": 0.1, "poisoned": 0.1, "failures": 0.05},
+    {"drafts": 4},
+    {"searches": 0.4},
+]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    scenario=scenarios(requests=8, vocab=50),
+    estimator=st.sampled_from(sorted(ESTIMATORS)),
+    room=st.sampled_from([3, 4, 8]),
+    others=st.sampled_from(LOADED),
+)
+def test_kv_that_others_write_is_held_under_leases(
+    scenario: Scenario, estimator: str, room: int, others: dict[str, float]
+) -> None:
+    """Sources write in time, late or never, beside aborts, failures, forks and preemptions."""
+    size = -(-(scenario.longest_prompt + scenario.longest_answer) // 16) * 16
+    changed: dict[str, Any] = {"loads": 0.6, "slots": room * size, **others}
+    simulate(FCFS, Scenario(**{**scenario.__dict__, **changed}), estimator=ESTIMATORS[estimator])
+
+
+def test_most_leases_are_filled_and_the_rest_is_computed() -> None:
+    report = simulate(FCFS, Scenario(seed=4, requests=40, loads=1.0, slots=1024))
+    assert 5 < report.filled < 30
+
+
+def test_leases_go_before_running_requests_are_preempted() -> None:
+    scenario = Scenario(seed=3, requests=40, loads=0.7, slots=64, most_choices=1, arrivals=0.95)
+    assert simulate(FCFS, scenario, estimator=Capped).filled > 0

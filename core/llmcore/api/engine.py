@@ -4,6 +4,6 @@ from llmcore.child import die_with_parent
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import DeviceLost, Engine, Events
 from llmcore.engine.refusals import refusal
-from llmcore.sched.crowd import Crowd
+from llmcore.sched.scheduler import QueueStats
 
-__all__ = ["Crowd", "DeviceLost", "Engine", "Events", "build_engine", "die_with_parent", "refusal"]
+__all__ = ["DeviceLost", "Engine", "Events", "QueueStats", "build_engine", "die_with_parent", "refusal"]

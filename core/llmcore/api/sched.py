@@ -12,7 +12,7 @@ from llmcore.protocols import (
     SchedulerView,
     WaitingRequest,
 )
-from llmcore.sched.share import Share
+from llmcore.sched.policy import Share
 
 __all__ = [
     "Decision",

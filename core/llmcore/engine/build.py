@@ -138,7 +138,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
     slow = (*fallbacks(registry, loaded.build.resolutions), *kernels_that_help(device.info))
     for line in (*slow, *_without_effect(config, device)):
         logger.warning(line)
-    scheduler = _scheduler(parts, kv_tokens)
+    scheduler = _scheduler(parts, kv_tokens, runner.graph_rows)
     fingerprint = _fingerprint(parts)
     report = ModelReport(
         config=loaded.config,
@@ -259,7 +259,7 @@ def _policies(config: Config) -> tuple[tuple[type[Made], str], ...]:
     )
 
 
-def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
+def _scheduler(parts: _Parts, kv_tokens: int, graph_rows: int) -> Scheduler:
     registry, limits = parts.registry, parts.limits
     (_, manager), (_, scheduling), (_, estimating) = _policies(parts.config)
     groups = [
@@ -278,7 +278,15 @@ def _scheduler(parts: _Parts, kv_tokens: int) -> Scheduler:
     policy = made(registry, SchedulerSpec, scheduling, limits)
     guarded = GuardedEstimator(made(registry, LengthEstimatorSpec, estimating, limits), estimating)
     priorities = registry.find(SchedulerSpec, scheduling).priorities
-    return Scheduler(limits, groups, policy, guarded, ahead=parts.device.ahead, priorities=priorities)
+    return Scheduler(
+        limits,
+        groups,
+        policy,
+        guarded,
+        ahead=parts.device.ahead,
+        priorities=priorities,
+        graph_rows=graph_rows,
+    )
 
 
 def _fingerprint(parts: _Parts) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -21,15 +21,14 @@ from llmcore.engine.embedding import check_pool
 from llmcore.engine.making import Making
 from llmcore.engine.processors import Processors
 from llmcore.engine.refusals import notice, refusal
-from llmcore.engine.runner import InFlight, Runner
+from llmcore.engine.runner import Launched, Runner
 from llmcore.engine.shortage import OUT_OF_MEMORY
 from llmcore.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.protocols import Device
-from llmcore.sched.beams import check_search
-from llmcore.sched.crowd import Crowd
-from llmcore.sched.events import Reason
+from llmcore.sched.beam_search import check_search
 from llmcore.sched.plan import StepPlan
-from llmcore.sched.scheduler import Scheduler
+from llmcore.sched.processors import Reason, Steered
+from llmcore.sched.scheduler import QueueStats, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._device = device
-        self._flying: deque[InFlight] = deque()
+        self._flying: deque[Launched] = deque()
         self._looks_at = 0.0
 
     @property
@@ -85,7 +84,7 @@ class Engine:
         with _own_failure(request):
             self._check(request)
             if request.sampling.logits_processors:
-                self._scheduler.check(request, owner)
+                self._scheduler.validate(request, owner)
                 self._processors.check(request)
                 self._making.begin(request, owner)
             else:
@@ -100,16 +99,16 @@ class Engine:
         """End one choice at its first `n_tokens` tokens; one that has ended already is no error."""
         self._scheduler.finish(owner, request_id, choice, n_tokens)
 
-    def crowd(self) -> Crowd:
-        """Who waits, and what there is room for; requests whose processors are being made wait too."""
-        crowd = self._scheduler.crowd()
+    def queue_stats(self) -> QueueStats:
+        """What waits, and what there is room for; requests whose processors are being made wait too."""
+        stats = self._scheduler.queue_stats()
         if not self._making:
-            return crowd
+            return stats
         unmade = list(self._making.requests())
         return replace(
-            crowd,
-            choices=crowd.choices + sum(request.choices for request in unmade),
-            tokens=crowd.tokens + sum(len(request.prompt) // 4 for request in unmade),
+            stats,
+            choices=stats.choices + sum(request.choices for request in unmade),
+            tokens=stats.tokens + sum(len(request.prompt) // 4 for request in unmade),
         )
 
     def expire(self, seconds: float) -> Events:
@@ -132,12 +131,13 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             return [*given_up, self._read()] if self._flying else given_up
+        steered = self._scheduler.steering(plan)
         events = given_up + self._launch(plan)
         if self._flying and self._flying[-1].pending is not None:
             # What its processors are told next is in the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
                 events.append(self._read())
-            events += self._draw()
+            events += self._draw(steered)
         while len(self._flying) > self._device.ahead:
             events.append(self._read())
         return events
@@ -184,13 +184,13 @@ class Engine:
             return self._failed(plan, error)
         return []
 
-    def _draw(self) -> list[Events]:
+    def _draw(self, steered: Sequence[Steered]) -> list[Events]:
         """Launch the draw of the newest step; one that failed with those before it is not there any more."""
         if not self._flying:
             return []
         step = self._flying[-1]
         try:
-            outcome = self._runner.draw(step)
+            outcome = self._runner.draw(step, steered)
         except BaseException as error:  # noqa: BLE001 - whatever a kernel raises, _note logs it
             reraise_if_stopping(error)
             self._flying.pop()

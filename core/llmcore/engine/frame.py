@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from llmcore.engine.graphs import Frame
 from llmcore.engine.tables import Scoped, Upload
 from llmcore.layers.build import AttentionKernels
 from llmcore.protocols import AttentionKernel, AttnRows, Int32
-from llmcore.sched.plan import StepPlan
+from llmcore.sched.plan import Frame, StepPlan
 from llmcore.specs import bucket_of
 
 

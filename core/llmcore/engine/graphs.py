@@ -1,4 +1,4 @@
-"""Captured steps: which sizes a step is padded to, and the graphs of those that came before.
+"""CUDA graphs: the captured steps, and when a step is captured.
 
 A graph is captured at step `CAPTURED_AT` of its key, with nothing in flight. Those before it are launched, which warms
 up what a capture cannot (compilation, libraries).
@@ -15,49 +15,13 @@ from typing import Generic, TypeVar
 
 from llmcore.errors import reraise_if_stopping
 from llmcore.protocols import Device, Graph
-from llmcore.sched.plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MIXED_TOKENS = 512
-"""Most tokens of a captured step that is not all decode rows; larger ones keep the device busy while they launch."""
-
 CAPTURED_AT = 4
 """A capture keeps the host, and every stream, about as long as a few launches: rare steps are not worth one."""
-
-_MIXED_STEP = 64
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The sizes a captured step is padded to: rows, tokens, sampled tokens. `mixed`: not all are decode rows."""
-
-    rows: int
-    tokens: int
-    samples: int
-    mixed: bool
-
-
-def padded(rows: int) -> int:
-    """1, 2, 4, 8, multiples of 8 to 64, of 16 to 256, of 64 above."""
-    if rows <= 8:
-        return 1 << (rows - 1).bit_length()
-    step = 8 if rows <= 64 else 16 if rows <= 256 else 64
-    return -(-rows // step) * step
-
-
-def frame_of(plan: StepPlan, most_rows: int) -> Frame | None:
-    """What to pad `plan` to; None for a step that is not captured."""
-    rows, tokens, samples = plan.request.size, plan.n_tokens, plan.sample_row.size
-    if plan.n_decode == rows == samples:
-        size = padded(rows)
-        return Frame(size, size, size, mixed=False) if size <= most_rows else None
-    if tokens > MIXED_TOKENS:
-        return None
-    size = 1 << (tokens - 1).bit_length() if tokens <= _MIXED_STEP else -(-tokens // _MIXED_STEP) * _MIXED_STEP
-    return Frame(size, size, 1 << (samples - 1).bit_length() if samples else 0, mixed=True)
 
 
 @dataclass(frozen=True)

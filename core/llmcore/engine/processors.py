@@ -31,7 +31,7 @@ from llmcore.plugins import load
 from llmcore.processors import OVERLOADED, LogitsProcessorSpec, ProcessorContext
 from llmcore.protocols import Int32, Tokenizer
 from llmcore.registry import Registry
-from llmcore.sched.bound import Bound
+from llmcore.sched.processors import ChoiceProcessors
 from llmcore.specs import TokenizerSpec
 from llmcore.text.bad_words import PROCESSOR as BAD_WORDS
 from llmcore.text.healing import PROCESSOR as HEALING
@@ -71,7 +71,7 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
 class Prepared:
     """The processors of a request by choice, and what of their arguments they do not enforce."""
 
-    choices: Sequence[Bound] = ()
+    choices: Sequence[ChoiceProcessors] = ()
     unenforced: tuple[str, ...] = ()
 
 
@@ -129,7 +129,7 @@ class Processors:
 
     def _bound(
         self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], prompt: Int32, banned: Ids
-    ) -> Bound:
+    ) -> ChoiceProcessors:
         hosts, devices = [], []
         for spec, call, start in starts:
             try:
@@ -142,7 +142,7 @@ class Processors:
             else:
                 hosts.append((spec.name, spec.kind, processor))
         fields = {call.name: call.param for _, call, _ in starts}
-        return Bound(hosts, devices, self._context.vocab_size, self._threads.run, banned, fields)
+        return ChoiceProcessors(hosts, devices, self._context.vocab_size, self._threads.run, banned, fields)
 
     def _find(self, call: LogitsProcessor) -> LogitsProcessorSpec:
         if call.name not in self._specs:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmcore.bridge import LengthDecay, SamplingParams
-from llmcore.engine.graphs import CAPTURED_AT, MIXED_TOKENS, padded
+from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.engine.runner import Runner
 from llmcore.errors import PluginError, reraise_if_stopping
 from llmcore.layers.build import AttentionKernels
 from llmcore.protocols import AttentionKernel, AttnLimits, Device, Int32, SchedulerLimits
-from llmcore.sched.plan import Admitted, StepPlan, TableWrites
+from llmcore.sched.plan import MIXED_TOKENS, Admitted, StepPlan, TableWrites, frame_of, padded
 from llmcore.specs import TOKEN_BUCKETS
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -69,7 +69,7 @@ def run_worst_case(runner: Runner, device: Device, limits: SchedulerLimits, gran
 
     Every token's KV goes to the first granule; the tables hold nothing of worth afterwards.
     """
-    runner.read(runner.launch(worst_plan(limits, granules)))
+    _run(runner, worst_plan(limits, granules))
     device.synchronize()
 
 
@@ -81,7 +81,7 @@ def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: t
     before = device.graph_memory
     for plan in filter(None, (decode_plan(limits, runner.graph_rows), mixed_plan(limits))):
         for _ in range(CAPTURED_AT):
-            runner.read(runner.launch(plan))
+            _run(runner, plan)
     device.synchronize()
     return device.graph_memory - before
 
@@ -89,8 +89,13 @@ def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: t
 def warm_up(runner: Runner, device: Device, limits: SchedulerLimits) -> None:
     """Run a step of every kind and token bucket: what is compiled on first use should not be when requests wait."""
     for plan in warm_plans(limits):
-        runner.read(runner.launch(plan))
+        _run(runner, plan)
     device.synchronize()
+
+
+def _run(runner: Runner, plan: StepPlan) -> None:
+    plan.frame = frame_of(plan, runner.graph_rows)
+    runner.read(runner.launch(plan))
 
 
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
@@ -123,7 +128,7 @@ def prefill_rate(runner: Runner, device: Device, limits: SchedulerLimits) -> flo
     spent = []
     for _ in range(_TIMED):
         began = time.perf_counter()
-        runner.read(runner.launch(plan))
+        _run(runner, plan)
         device.synchronize()
         spent.append(time.perf_counter() - began)
     return plan.n_tokens / (min(spent) * 1e3)
@@ -171,6 +176,7 @@ def _plan(rows: Int32, n_query: Int32, start: Int32, n_decode: int, sampling: Sa
         number=0,
         request=rows,
         n_query=n_query,
+        reserve=n_query,
         start=start,
         want=np.zeros(rows.size, np.uint8),
         n_decode=n_decode,
@@ -196,6 +202,7 @@ def worst_plan(limits: SchedulerLimits, granules: tuple[int, ...]) -> StepPlan:
         number=0,
         request=rows,
         n_query=lengths,
+        reserve=lengths,
         start=np.zeros_like(rows),
         want=np.zeros(rows.size, np.uint8),
         n_decode=0,

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from llmcore.engine.frame import FramePacker, Packed
-from llmcore.engine.graphs import Frame, Graphs, frame_of
+from llmcore.engine.graphs import Graphs
 from llmcore.engine.probes import Asked, Probed, answered, put_probed
 from llmcore.engine.sampling import Draw, RowSampler
 from llmcore.engine.scoring import Scored
-from llmcore.engine.steer import Outcome, Pending, Steered, changed, put_outputs, settle
+from llmcore.engine.steer import Outcome, Pending, changed, put_outputs, settle
 from llmcore.engine.tables import Tables, Upload
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
@@ -30,7 +30,8 @@ from llmcore.models import ModelConfig
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.sample import Sampled, with_logprobs
 from llmcore.protocols import Device, Event
-from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.plan import Frame, StepPlan, StepResult
+from llmcore.sched.processors import Steered
 from llmcore.specs import bucket_of
 
 _CHANGES, _FRAME = 1 << 14, 1 << 16
@@ -91,7 +92,7 @@ class Scores:
 
 
 @dataclass
-class InFlight:
+class Launched:
     """A launched step: its outcome on its way to the host, None where it samples nothing.
 
     `pending`: its forward, as long as `draw` is still to come. `probed`: what the plan's probes asked for.
@@ -162,16 +163,15 @@ class Runner:
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> InFlight:
+    def launch(self, plan: StepPlan) -> Launched:
         """Enqueue a step. Raises what the model raises."""
         for upload in (self._changes, self._eager, self._static):
             upload.clear()
         self._probed = None  # a step that failed may have left its own
         self._sampler.admit(plan)
-        bound = self._sampler.bound(plan)
-        if bound:
-            return self._launch_forward(plan, bound)
-        frame = self._frame(plan)
+        if plan.late.size:
+            return self._launch_forward(plan)
+        frame = None if self._graphs is None else plan.frame
         packed, draw = self._pack(plan, frame)
         if frame is not None and (not all(packed.keys) or not draw.lasting):
             frame = None
@@ -187,15 +187,16 @@ class Runner:
             outcome = found
         host = None if outcome is None else self._sampler.to_host(outcome, plan.sample_row.size)
         probed = self._take_probed()
-        return InFlight(plan, self._device.event(), host, probed=probed)
+        return Launched(plan, self._device.event(), host, probed=probed)
 
     @torch.inference_mode()
-    def draw(self, step: InFlight) -> Outcome:
-        """Enqueue the draw of a step whose forward is `pending`; every step before it must have been read."""
+    def draw(self, step: Launched, steered: Sequence[Steered]) -> Outcome:
+        """Enqueue the draw of a step whose forward is `pending`; every step before it must have been read. `steered`:
+        the logits processors of its late samples."""
         pending, plan, upload = step.pending, step.plan, self._drawing
         assert pending is not None
         packed = pending.packed
-        outcome = settle(plan, pending.bound, step.event)
+        outcome = settle(plan, steered, step.event)
         upload.clear()
         put_outputs(plan, packed, pending.frame, outcome.late, upload)
         draw = self._sampler.pack(plan, upload, packed.n_samples, outcome.ready)
@@ -214,7 +215,7 @@ class Runner:
         step.event, step.pending = self._device.event(), None
         return outcome
 
-    def read(self, step: InFlight) -> StepResult:
+    def read(self, step: Launched) -> StepResult:
         """Wait for a launched step. Raises what the device raises."""
         step.event.wait()
         out = step.outcome
@@ -253,10 +254,6 @@ class Runner:
                 for kv in group.kv.values():
                     group.layout.copy(kv, src, dst)
 
-    def _frame(self, plan: StepPlan) -> Frame | None:
-        """What the step is padded to; None if it is not to be captured."""
-        return None if self._graphs is None or plan.probes or plan.pools else frame_of(plan, self._graph_rows)
-
     def _take_probed(self) -> Probed | None:
         """What the forward's probes found, on its way to the host."""
         probed, self._probed = self._probed, None
@@ -268,9 +265,9 @@ class Runner:
         self._asked = put_probed(plan, upload)
         return packed, self._sampler.pack(plan, upload, packed.n_samples)
 
-    def _launch_forward(self, plan: StepPlan, bound: Sequence[Steered]) -> InFlight:
+    def _launch_forward(self, plan: StepPlan) -> Launched:
         """The forward alone: its key has no variant, because nobody knows yet how it will be drawn from."""
-        frame = self._frame(plan)
+        frame = None if self._graphs is None else plan.frame
         packed = self._packer.pack(plan, frame, self._eager if frame is None else self._static)
         self._asked = put_probed(plan, packed.upload)
         if frame is not None and not all(packed.keys):
@@ -288,7 +285,7 @@ class Runner:
             if self._logits is not None and self._logits.dtype == logits.dtype and len(logits) <= len(self._logits):
                 logits = self._logits[: len(logits)].copy_(logits)
         probed = self._take_probed()
-        return InFlight(plan, self._device.event(), None, Pending(packed, frame, logits, bound), probed)
+        return Launched(plan, self._device.event(), None, Pending(packed, frame, logits), probed)
 
     def _scores(self, packed: Packed) -> Scores:
         request, n_query = packed.upload.get("request"), packed.upload.get("n_query")

@@ -14,8 +14,8 @@ from llmcore.bridge import LengthDecay, SamplingParams
 from llmcore.engine.tables import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
 from llmcore.protocols import Device, Int32
-from llmcore.sched.bound import Bound, both_masks, mask_of
 from llmcore.sched.plan import Admitted, StepPlan
+from llmcore.sched.processors import Steered, both_masks, mask_of
 from llmcore.specs import bucket_of
 
 _GREEDY, _TEMPERATURE, _FILTERED, _FULL = range(len(VARIANTS))
@@ -79,12 +79,10 @@ class RowSampler:
         size = tables.lengths.shape[0]
         self._variant = np.zeros(size, np.uint8)
         self._adjusts = np.zeros(size, np.bool_)
-        self._steered = np.zeros(size, np.bool_)
         self._typical = np.zeros(size, np.bool_)
         self._logprobs = np.full(size, -1, np.int32)
         self._longest = np.zeros(size, np.int32)
         self._bias: dict[int, _Bias] = {}
-        self._bound: dict[int, Bound] = {}
         self._allowed: dict[int, Int32] = {}
         self._decay: dict[int, LengthDecay] = {}
         self._greedy: dict[int, SampleRows] = {}
@@ -96,26 +94,20 @@ class RowSampler:
         if plan.sample_request.size:
             self._longest[plan.sample_request] += 1
 
-    def bound(self, plan: StepPlan) -> list[tuple[int, Bound]]:
-        """Host: the sampled rows that have logits processors, by their number among the sampled."""
-        steered = np.flatnonzero(self._steered[plan.sample_request]).tolist() if self._bound else []
-        found = [(s, self._bound[int(plan.sample_request[s])]) for s in steered]
-        return [(s, bound) for s, bound in found if not bound.free]
-
-    def pack(self, plan: StepPlan, upload: Upload, rows: int, bound: Sequence[tuple[int, Bound]] = ()) -> Draw:
+    def pack(self, plan: StepPlan, upload: Upload, rows: int, ready: Sequence[Steered] = ()) -> Draw:
         """Host: what kind of draw the step needs; puts biases, masks and rises of the sampled rows.
 
-        `rows`: sampled ones with padding. `bound`: those whose logits processors have said what they want.
+        `rows`: sampled ones with padding. `ready`: those whose logits processors have said what they want.
         """
         indices = plan.sample_request
         variant = int(self._variant[indices].max(initial=_GREEDY))
         if variant < _FULL:
             return Draw(variant)
         biases = [(s, self._bias[i]) for s, i in enumerate(indices.tolist()) if i in self._bias] if self._bias else []
-        if biases and (ending := {s for s, b in bound if b.must_end}):
+        if biases and (ending := {s for s, b in ready if b.must_end}):
             biases = [(s, bias.without_bans() if s in ending else bias) for s, bias in biases]
-        biases += [(s, _bias_of(b.bias)) for s, b in bound if b.bias]
-        masks = _put_masks(self._masked(indices, bound), rows, upload)
+        biases += [(s, _bias_of(b.bias)) for s, b in ready if b.bias]
+        masks = _put_masks(self._masked(indices, ready), rows, upload)
         rises = self._put_rises(indices, upload)
         if biases:
             of = np.repeat(np.array([s for s, _ in biases], np.int32), [b.token.size for _, b in biases])
@@ -161,9 +153,9 @@ class RowSampler:
         )
         return sample(logits, rows)
 
-    def _masked(self, indices: Int32, bound: Sequence[tuple[int, Bound]]) -> list[tuple[int, Int32]]:
+    def _masked(self, indices: Int32, ready: Sequence[Steered]) -> list[tuple[int, Int32]]:
         """The masks of sampled rows, by their number."""
-        masks = {s: b.mask for s, b in bound if b.mask is not None}
+        masks = {s: b.mask for s, b in ready if b.mask is not None}
         for s, index in enumerate(indices.tolist() if self._allowed else ()):
             if index in self._allowed:
                 mask = both_masks(self._allowed[index], masks.get(s))
@@ -210,22 +202,18 @@ class RowSampler:
         self._longest[index] = len(admitted.tokens)
         self._logprobs[index] = -1 if sampling.logprobs is None else sampling.logprobs
         self._bias.pop(index, None)
-        for table in (self._bound, self._allowed, self._decay):
-            table.pop(index, None)
-        bound = admitted.bound
+        self._allowed.pop(index, None)
+        self._decay.pop(index, None)
         if sampling.allowed_ids:
             self._allowed[index] = mask_of(sampling.allowed_ids, self._vocab_size)
         if sampling.length_decay is not None:
             self._decay[index] = sampling.length_decay
-        self._steered[index] = bound is not None
         self._typical[index] = _typical(sampling)
-        if bound is not None:
-            self._bound[index] = bound
         bias = _bias(admitted)
         if bias is not None:
             self._bias[index] = bias
         self._adjusts[index] = bias is not None or _penalized(sampling)
-        full = self._adjusts[index] or (bound is not None and bound.hosts)
+        full = self._adjusts[index] or admitted.masked
         self._variant[index] = _FULL if full else variant_of(sampling)
 
 

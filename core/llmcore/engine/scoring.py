@@ -28,7 +28,7 @@ class RowScorer(RowSampler):
     def admit(self, plan: StepPlan) -> None:
         """Nothing to note."""
 
-    def pack(self, plan: StepPlan, upload: Upload, rows: int, bound: Sequence[Any] = ()) -> Draw:
+    def pack(self, plan: StepPlan, upload: Upload, rows: int, ready: Sequence[Any] = ()) -> Draw:
         """Every step is alike."""
         return Draw(0)
 

@@ -11,29 +11,24 @@ import torch
 from torch import Tensor
 
 from llmcore.engine.frame import Packed
-from llmcore.engine.graphs import Frame
 from llmcore.engine.tables import Tables, Upload
 from llmcore.errors import reraise_if_stopping
 from llmcore.protocols import Event
-from llmcore.sched.bound import Bound
-from llmcore.sched.plan import StepPlan
+from llmcore.sched.plan import Frame, StepPlan
+from llmcore.sched.processors import ChoiceProcessors, Steered
 
 _POLL = 0.0001
 _PATIENCE = 0.01
 """How long to wait, in seconds, when nobody could be served by going on without the masks."""
 
-Steered = tuple[int, Bound]
-"""A sampled row's number among the sampled, and its logits processors."""
-
 
 @dataclass(frozen=True)
 class Pending:
-    """A launched forward: its logits [S, V], padding included, and the rows that the host has a say in."""
+    """A launched forward: its logits [S, V], padding included."""
 
     packed: Packed
     frame: Frame | None
     logits: Tensor
-    bound: Sequence[Steered]
 
 
 @dataclass
@@ -52,7 +47,7 @@ def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
     outcome = Outcome()
     for s, b in bound:
         request = int(plan.sample_request[s])
-        if b.ended:
+        if b.dropped:
             continue
         if not b.ready:
             b.late += 1
@@ -64,9 +59,9 @@ def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
     return outcome
 
 
-def _wait(bound: Sequence[Bound], samples: int, forward: Event) -> None:
+def _wait(bound: Sequence[ChoiceProcessors], samples: int, forward: Event) -> None:
     end = time.perf_counter() + _PATIENCE
-    while waiting := [b for b in bound if not b.ready and not b.ended]:
+    while waiting := [b for b in bound if not b.ready and not b.dropped]:
         # Where every row waits, there is nobody to go on without.
         if forward.done() and (len(waiting) < samples or time.perf_counter() > end):
             return

@@ -1,16 +1,18 @@
-"""The scheduler's mechanism: requests in, plans out, results in, events out. Policy is somebody else's.
+"""The scheduler's mechanism: requests in, plans out, results in, events out. Policy is a plugin's.
 
-It never waits and never looks at a device. With steps in flight, lengths are what they will be once those were read;
-places and slots of whoever ends are free at once, because steps run in the order in which they were planned, and a
-result for someone who is gone finds a new epoch at his place and is dropped.
+It never waits and never looks at a device. With steps in flight, lengths are what they will be once those were read.
+The row and the slots of a choice that ends are free at once, because steps run in the order of their plans.
+A result for a choice that is gone finds a new epoch at its row and is dropped.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,37 +20,54 @@ from llmcore.bridge import Load, StepEvents, Submit
 from llmcore.counters import TALLIES
 from llmcore.errors import RequestError, reraise_if_stopping, text_of
 from llmcore.kv.group import KVGroup
+from llmcore.kv.slots import RUN_TOKENS
 from llmcore.kv.space import KVSpace
 from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
-from llmcore.sched.bound import Bound
-from llmcore.sched.crowd import Crowd, crowd, expire
-from llmcore.sched.departures import Departures
-from llmcore.sched.events import Reason, add_errors
-from llmcore.sched.flight import Flight, enqueue
-from llmcore.sched.foresight import Foresight
-from llmcore.sched.job import NO_ROW, Job, new_job
-from llmcore.sched.limits import check_submit, fitting
+from llmcore.sched.capacity import Capacity, check_submit, fitting
+from llmcore.sched.failure_isolation import FailureIsolation
+from llmcore.sched.in_flight import InFlight, enqueue
 from llmcore.sched.plan import StepPlan, StepResult
-from llmcore.sched.results import Results
-from llmcore.sched.search import outrun, victim
-from llmcore.sched.state import State, Totals
-from llmcore.sched.table import RESERVED, RUNNING, RequestTable
-from llmcore.sched.trials import Trials
-from llmcore.sched.validate import PATIENCE, fault, oldest_first
-from llmcore.sched.view import StepView
+from llmcore.sched.policy import PATIENCE, StepView, fault, oldest_first
+from llmcore.sched.processors import ChoiceProcessors, Reason, Steered
+from llmcore.sched.release import Release, victim
+from llmcore.sched.request import (
+    NO_ROW,
+    RESERVED,
+    RUNNING,
+    Choice,
+    KVSource,
+    Lease,
+    Request,
+    RequestTable,
+    State,
+    Totals,
+)
+from llmcore.sched.results import Results, add_errors
 
 log = logging.getLogger(__name__)
 
-NOBODY = -1
-"""No epoch: a result for whom nobody waits."""
+NO_EPOCH = -1
+"""An epoch that no row ever has: such a result is dropped."""
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """Choices that wait and the tokens they will compute first; `places` for choices and KV `slots`, in tokens, that
+    no request holds."""
+
+    choices: int
+    tokens: int
+    places: int
+    slots: int
 
 
 class Scheduler:
     """Requests of several owners (HTTP workers) on one engine; used by one thread.
 
     `plan` makes the next step; `commit` takes the results of the oldest one not read yet. Up to `ahead` plans may be
-    made before a commit. `priorities`: the policy heeds those of requests. Raises ConfigError where `limits`
-    contradict each other or the groups.
+    made before a commit. `priorities`: the policy heeds those of requests. `drafts`: the most drafted tokens that a
+    row verifies; results then say how many tokens each sample has. `graph_rows`: the most rows of a decode step that
+    is captured. Raises ConfigError where `limits` contradict each other or the groups.
     """
 
     def __init__(
@@ -60,17 +79,21 @@ class Scheduler:
         *,
         ahead: int = 0,
         priorities: bool = False,
+        drafts: int = 0,
+        graph_rows: int = 0,
     ) -> None:
         space = KVSpace(groups)
         limits = fitting(limits, space)
-        self._state = State(limits, RequestTable(limits.max_running, limits.max_total_len), space, estimator, ahead)
+        table = RequestTable(limits.max_running, limits.max_total_len)
+        self._state = State(limits, table, space, estimator, ahead, drafts, graph_rows)
         self._policy = policy
         self._priorities = priorities
-        self._departures = Departures(self._state)
-        self._results = Results(self._state, self._departures)
-        self._flights: deque[Flight] = deque()
-        self._trials = Trials(self._state, self._departures)
+        self._release = Release(self._state)
+        self._isolation = FailureIsolation(self._state, self._release)
+        self._results = Results(self._state, self._release, self._isolation)
+        self._in_flight: deque[InFlight] = deque()
         self._arrivals = 0
+        self._leases = itertools.count()
         self._last_join = -limits.wait_steps
         self._passed_over = 0
         self._distrusted = False
@@ -78,11 +101,11 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing waits, runs or is on its way."""
-        return not self._state.requests and not self._flights
+        return not self._state.requests and not self._in_flight
 
     @property
     def totals(self) -> Totals:
-        """What was done since the start."""
+        """Counters since the start."""
         return self._state.totals
 
     @property
@@ -95,19 +118,32 @@ class Scheduler:
         """The KV groups, for figures and checks."""
         return self._state.space
 
+    def check(self) -> None:
+        """Assert what must hold between any two calls; for tests."""
+        state, table = self._state, self._state.table
+        state.space.check()
+        table.check()
+        rows = table.running()
+        for group in state.space.groups:
+            most = group.granules_of(table.computed[rows] + RUN_TOKENS)
+            assert (group.held[rows] <= most).all(), "a row keeps slots that it does not need"
+
     # --- what the front end asks for ---------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, owner: int, bounds: Sequence[Bound] = ()) -> None:
-        """Queue a request; `bounds`: its processors by choice. Raises RequestError if it can never be served."""
-        self.check(submit, owner)
-        state = self._state
-        job = new_job(submit, owner, self._arrivals)
-        job.queued_at, job.bounds = state.step, bounds
-        self._arrivals += job.choices
-        state.requests[owner, submit.id] = {0: job}
-        state.queue.append(job)
+    def submit(
+        self,
+        submit: Submit,
+        owner: int,
+        processors: Sequence[ChoiceProcessors] = (),
+        source: KVSource | None = None,
+    ) -> None:
+        """Queue a request; `processors`: its own, by choice. `source`: writes the KV of its prompt's beginning once
+        there is room for it. Raises RequestError if it can never be served."""
+        self.validate(submit, owner)
+        self._state.add(Request.of(submit, owner, self._arrivals, processors, source))
+        self._arrivals += submit.choices
 
-    def check(self, submit: Submit, owner: int) -> None:
+    def validate(self, submit: Submit, owner: int) -> None:
         """Raise RequestError if it can never be served."""
         state = self._state
         if (owner, submit.id) in state.requests:
@@ -123,36 +159,60 @@ class Scheduler:
 
     def abort(self, owner: int, request_id: int) -> None:
         """End every choice of a request, without events; its slots are free at once. Unknown ids are ignored."""
-        jobs = self._state.requests.get((owner, request_id), {})
-        self.totals.aborts += bool(jobs)
-        for job in list(jobs.values()):
-            self._departures.end(job)
+        request = self._state.requests.get((owner, request_id))
+        if request is not None:
+            self.totals.aborts += 1
+            for choice in list(request.choices.values()):
+                self._release.end(choice)
 
-    def finish(self, owner: int, request_id: int, choice: int, n_tokens: int) -> None:
+    def finish(self, owner: int, request_id: int, number: int, n_tokens: int) -> None:
         """End one choice, without events, as if it had produced only its first `n_tokens` tokens."""
-        job = self._state.requests.get((owner, request_id), {}).get(choice)
-        if job is None:
+        request = self._state.requests.get((owner, request_id))
+        choice = None if request is None else request.choices.get(number)
+        if request is None or choice is None:
             return
         valid = None
-        if job.row != NO_ROW:
-            # What it took from the cache or entered stays there, whatever the front end made of it.
-            table, row = self._state.table, job.row
-            valid = min(self._departures.valid(row), max(job.prompt.size + n_tokens, int(table.entered[row])))
+        if choice.row != NO_ROW:
+            # KV that it took from the cache or entered stays there, even behind its last token.
+            entered = int(self._state.table.entered[choice.row])
+            valid = min(self._release.valid(choice.row), max(request.prompt.size + n_tokens, entered))
         self._state.estimator.observe(n_tokens)
-        self._departures.end(job, valid)
+        self._release.end(choice, valid)
 
-    def crowd(self) -> Crowd:
-        """Who waits, and what there is room for."""
-        return crowd(self._state)
+    def filled(self, lease: Lease) -> None:
+        """The source has written all that it was to write: the request may run. One that is not loading any more is
+        ignored."""
+        table = self._state.table
+        for row, open_lease in table.leases.items():
+            if open_lease is lease:
+                table.loaded(row)
+                return
 
-    def expire(self, before: float, error: tuple[str, str]) -> dict[int, StepEvents]:
-        """End with `error` who was received before that time and never ran. Returns errors by owner, as events."""
-        return expire(self._state, self._departures, before, error)
+    def lapse(self, now: float) -> None:
+        """Take back the slots of leases that have expired by `now` (time.monotonic()); their requests wait again, and
+        compute their prompts themselves."""
+        for row in [row for row, lease in self._state.table.leases.items() if lease.expires <= now]:
+            self._release.preempt(row)
+
+    def queue_stats(self) -> QueueStats:
+        """The queue, and the room that there is now. Slots are those of the first group."""
+        queue, group = self._state.queue, self._state.space.groups[0]
+        free = (group.pool.total - group.pool.live) * group.granule
+        return QueueStats(queue.places, queue.tokens, self._state.table.places, free)
+
+    def expire(self, before: float, error: Reason) -> dict[int, StepEvents]:
+        """End with `error` the requests that were received before that time and have never run. Returns errors by
+        owner, as events."""
+        events: dict[int, StepEvents] = {}
+        fresh = self._state.queue.fresh()
+        for choice in [choice for choice in fresh if 0.0 < choice.request.submit.received < before]:
+            add_errors(events, [choice], error, time.monotonic())
+            self._release.end(choice)
+        return events
 
     def who(self, index: int) -> tuple[int, int]:
         """(owner, request id) of the request that has `index` in plans; ids as submitted."""
-        job = self._state.table.job(index)
-        return job.owner, job.submit.id
+        return self._state.table.choice(index).request.key
 
     def load(self) -> Load:
         """A snapshot: requests, the first group's slots in tokens, the future peak as last foreseen, and totals."""
@@ -167,7 +227,7 @@ class Scheduler:
             kv_cached=group.pool.cached * group.granule,
             kv_free=group.pool.free * group.granule,
             kv_total=group.pool.total * group.granule,
-            peak=Foresight(state, ask=False).peak,
+            peak=Capacity(state, ask=False).peak,
             steps=self.totals.steps,
             prompt_tokens=self.totals.prompt_tokens,
             cached_tokens=self.totals.cached_tokens,
@@ -184,84 +244,85 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, which counts as enqueued from now on; None if nothing can run (before a commit)."""
         plan = self._plan()
-        if plan is None and not self._flights and self._trials.suspect() is not None:
-            self._trials.dismiss()
+        if plan is None and not self._in_flight and self._isolation.suspect() is not None:
+            self._isolation.dismiss()
             plan = self._plan()
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> dict[int, StepEvents]:
         """Take a step's results; plans are committed in the order they were made. Returns events by owner."""
-        if not self._flights or self._flights[0].plan is not plan:
+        if not self._in_flight or self._in_flight[0].plan.number != plan.number:
             raise ValueError("plans are committed once, in the order in which they were made")
-        suspect = self._trials.suspect()
+        suspect = self._isolation.suspect()
         tried = NO_ROW if suspect is None else suspect.row
-        rows, events = self._results.take(self._flights.popleft(), result)
+        rows, events = self._results.take(self._in_flight.popleft(), result)
         if tried in rows:
-            self._trials.passed()
+            self._isolation.passed()
         return events
+
+    def steering(self, plan: StepPlan) -> list[Steered]:
+        """The logits processors of the newest plan's late samples, by the number of the sample."""
+        processors = self._state.table.processors
+        return [(s, processors[int(plan.sample_request[s])]) for s in plan.late.tolist()]
 
     def postpone(self, plan: StepPlan, late: Sequence[int]) -> None:
         """The requests `late`, in rows of one token of the newest plan, get none from it: their next rows repeat it.
 
         Call it before the next plan is made.
         """
-        flight, table = self._flights[-1], self._state.table
-        if flight.plan is not plan:
+        step, table = self._in_flight[-1], self._state.table
+        if step.plan.number != plan.number:
             raise ValueError("only the newest plan's tokens can be postponed")
         for request in late:
             (row,), (sample,) = np.flatnonzero(plan.request == request), np.flatnonzero(plan.sample_request == request)
-            if table.epoch[request] == flight.row_epoch[row]:
+            if table.epoch[request] == step.row_epoch[row]:
                 self.totals.late_masks += 1
-                table.length[request] -= 1
-                table.computed[request] -= 1
-            flight.row_epoch[row] = flight.sample_epoch[sample] = NOBODY
+                table.postpone(request)
+            step.row_epoch[row] = step.sample_epoch[sample] = NO_EPOCH
 
     def expel(self, plan: StepPlan, errors: Mapping[int, Reason]) -> dict[int, StepEvents]:
         """The requests `errors` of the newest plan end, each with its error. Returns errors by owner, as events."""
-        flight, table = self._flights[-1], self._state.table
+        step, table = self._in_flight[-1], self._state.table
         events: dict[int, StepEvents] = {}
         for request, error in errors.items():
             at = int(np.flatnonzero(plan.sample_request == request)[0])
-            if table.epoch[request] == flight.sample_epoch[at]:
-                self._fail(table.job(request), error, events)
+            if table.epoch[request] == step.sample_epoch[at]:
+                self._fail(table.choice(request), error, events)
         return events
 
     def give_up(self) -> dict[int, StepEvents]:
         """End requests whose logits processors never answer. Returns errors by owner, as events."""
         events: dict[int, StepEvents] = {}
         now = time.monotonic()
-        jobs = [job for choices in self._state.requests.values() for job in choices.values() if job.bounds]
-        for job in jobs:
-            bounds = job.bounds[job.choice : job.choice + job.choices]
-            late = [bound.error for bound in bounds if bound.overdue(now) and bound.error is not None]
+        for choice in self._state.choices():
+            late = [one.error for one in choice.all_processors if one.overdue(now) and one.error is not None]
             if late:
-                self._fail(job, late[0], events)
+                self._fail(choice, late[0], events)
         return events
 
     def fail(self, plan: StepPlan, error: Reason) -> dict[int, StepEvents]:
         """The step of `plan` failed and it and all after it were discarded. Returns errors by owner, as events.
 
-        Everyone in it computes again, each alone until it has produced a token; who fails then ends with `error`.
+        All its choices compute again, each alone until it has produced a token. One that fails then ends with `error`.
         """
         discarded = []
-        while self._flights and self._flights[-1].plan.number >= plan.number:
-            discarded.append(self._flights.pop())
+        while self._in_flight and self._in_flight[-1].plan.number >= plan.number:
+            discarded.append(self._in_flight.pop())
         self.totals.failed_steps += bool(discarded)
         events: dict[int, StepEvents] = {}
-        for job in self._trials.take_back(discarded):
-            if not job.ended:  # no beam of a search that ended with another
-                self._fail(job, error, events)
+        for choice in self._isolation.take_back(discarded):
+            if not choice.ended:  # no beam of a search that ended with another
+                self._fail(choice, error, events)
         return events
 
     def abandon(self, error: Reason) -> dict[int, StepEvents]:
         """The engine is lost: everything that waits or runs ends with `error`."""
-        self._flights.clear()
+        self._in_flight.clear()
         events: dict[int, StepEvents] = {}
-        jobs = [job for choices in self._state.requests.values() for job in choices.values()]
-        for job in jobs:
-            if not job.ended:
-                add_errors(events, [job], error, time.monotonic())
-                self._departures.end(job)
+        for choice in self._state.choices():
+            if not choice.ended:
+                add_errors(events, [choice], error, time.monotonic())
+                self._release.end(choice)
         return events
 
     # --- planning ----------------------------------------------------------------------------------------------
@@ -272,7 +333,7 @@ class Scheduler:
             return None
         view = self._view()
         rows, n_query = self._settle(view, self._decide(view))
-        if not rows.size and not self._flights:
+        if not rows.size and not self._in_flight:
             self._release_unused(view, rows)
             view = self._view()
             rows, n_query = self._settle(view, oldest_first(view))
@@ -280,23 +341,27 @@ class Scheduler:
         self._release_unused(view, rows)
         if not rows.size:
             return None
-        self._note_admissions(view.placed)
-        flight = enqueue(state, rows, n_query, view.placed)
-        self._flights.append(flight)
+        if state.drafts:
+            n_query = self._with_drafts(rows, n_query)
+        for choice in view.placed:
+            state.admitted(choice)
+            self._last_join = state.step
+        step = enqueue(state, rows, n_query, view.placed)
+        self._in_flight.append(step)
         state.step += 1
-        return flight.plan
+        return step.plan
 
     def _view(self) -> StepView:
         state, table = self._state, self._state.table
         running = table.running()
-        if table.bound:
-            held = [row for row, bound in table.bound.items() if bound.held]
-            running = running[~np.isin(running, held)] if held else running
-        if table.beams:
-            running = outrun(running, state)
-        suspect = self._trials.suspect()
+        if table.processors or table.beams:
+            # Left out: choices whose logits processors are late, and beams that wait for others of their search.
+            waiting = [row for row, processors in table.processors.items() if processors.held]
+            waiting += [row for row in table.beams if table.length[row] > table.known[row]]
+            running = running[~np.isin(running, waiting)] if waiting else running
+        suspect = self._isolation.suspect()
         if suspect is not None:
-            return self._trials.view(suspect, running)
+            return self._isolation.view(suspect, running)
         admit = state.step - self._last_join >= state.limits.wait_steps or not running.size
         return StepView(state, running, state.queue, admit=admit)
 
@@ -321,12 +386,13 @@ class Scheduler:
         return oldest_first(view)
 
     def _settle(self, view: StepView, decision: Decision) -> tuple[Int32, Int32]:
-        """The rows of a decision, chunks cut back to granule borders; who is left with nothing is left out."""
+        """The rows of a decision, chunks cut back to granule borders; rows that are left with nothing are left out."""
         state, table = self._state, self._state.table
         rows, n_query = np.asarray(decision.rows, np.int32), np.asarray(decision.n_query, np.int32)
         if decision.admit:
-            new = [(view.offers[index][0].row, first) for index, first in decision.admit]
-            joining, first_chunks = np.array(new, np.int32).T
+            placed = [(view.offers[index][0], first) for index, first in decision.admit]
+            new = [(choice.row, first) for choice, first in placed if not self._load(view, choice)]
+            joining, first_chunks = np.array(new, np.int32).reshape(-1, 2).T
             rows, n_query = np.concatenate((rows, joining)), np.concatenate((n_query, first_chunks))
         starts, length = table.computed[rows], table.length[rows]
         ends = starts + n_query
@@ -341,6 +407,31 @@ class Scheduler:
         self._passed_over = 0 if oldest_ran else self._passed_over + 1
         return rows, n_query
 
+    def _load(self, view: StepView, choice: Choice) -> bool:
+        """True if `choice`, which was placed, has a source for its KV: then it is in no step. It holds the slots under
+        a lease from now on, or waits for slots."""
+        state, table, row = self._state, self._state.table, choice.row
+        request, source, start = choice.request, choice.request.source, int(table.computed[row])
+        end = request.given(start)
+        if source is None or end == start:
+            return False
+        rows, starts, ends = np.array([[row], [start], [end]], np.int32)
+        view.placed.remove(choice)
+        if not state.space.secure(rows, starts, ends):
+            self._release.unplace(choice)
+            return True
+        for group in state.space.groups:
+            group.grow(rows, ends, table.limit[rows])
+        state.admitted(choice)
+        granules = tuple(
+            group.row(row)[start // group.granule : group.granules(end)].copy() for group in state.space.groups
+        )
+        expires = time.monotonic() + source.seconds
+        lease = Lease(next(self._leases), request.key, start, end, granules, expires, source)
+        table.load(row, lease)
+        source.begin(lease)
+        return True
+
     def _secure(self, view: StepView, rows: Int32, n_query: Int32) -> tuple[Int32, Int32]:
         """Have slots for all rows: evict, take reserves back, then preempt; the oldest request always stays."""
         state, table = self._state, self._state.table
@@ -354,37 +445,46 @@ class Scheduler:
                 state.space.trim(running, table.computed[running])
                 trimmed = True
                 continue
+            if table.leases:
+                self._release.preempt(list(table.leases)[-1])
+                continue
             leaving = victim(running, table)
-            job = table.job(leaving)
-            if job in view.placed:
-                view.placed.remove(job)
-                self._departures.unplace(job)
+            choice = table.choice(leaving)
+            if choice in view.placed:
+                view.placed.remove(choice)
+                self._release.unplace(choice)
             else:
                 self.totals.preemptions += 1
-                self._departures.preempt(leaving)
+                self._release.preempt(leaving)
             stays = table.status[rows] == RUNNING
             rows, n_query = rows[stays], n_query[stays]
         return rows, n_query
 
+    def _with_drafts(self, rows: Int32, n_query: Int32) -> Int32:
+        """Let the rows that decode verify drafts too, as far as their limits, the budget and the slots allow.
+
+        Drafts are a guess: they take no slots that other requests count on, and never cause a preemption. Rows whose
+        tokens the host decides, by logits processors or a beam search, verify none.
+        """
+        state, table = self._state, self._state.table
+        starts = table.computed[rows]
+        able = (starts >= table.prefill[rows]) & ~np.isin(rows, [*table.processors, *table.beams])
+        drafts = np.clip(table.limit[rows] - starts - n_query, 0, state.drafts) * able
+        left = state.limits.batch_tokens - int(n_query.sum())
+        drafts = np.clip(left - (np.cumsum(drafts) - drafts), 0, drafts).astype(np.int32)
+        if not drafts.any() or not Capacity(state, ask=False).holds(rows, drafts):
+            return n_query
+        more = n_query + drafts
+        return more if state.space.secure(rows, starts, starts + more) else n_query
+
     def _release_unused(self, view: StepView, rows: Int32) -> None:
         """Take places back from candidates that were found to fit but do not run."""
         runs = set(rows.tolist()) if view.placed else set()
-        for job in view.placed:
-            if job.row not in runs:
-                self._departures.unplace(job)
-        view.placed = [job for job in view.placed if job.row != NO_ROW]
+        for choice in view.placed:
+            if choice.row not in runs:
+                self._release.unplace(choice)
+        view.placed = [choice for choice in view.placed if choice.row != NO_ROW]
 
-    def _note_admissions(self, placed: Sequence[Job]) -> None:
-        state = self._state
-        for job in placed:
-            state.queue.remove(job)
-            job.waits = None
-            self._last_join = state.step
-            if job.cached < 0:
-                job.cached = int(state.table.taken[job.row])
-                self.totals.prompt_tokens += job.prompt.size
-                self.totals.cached_tokens += job.cached
-
-    def _fail(self, job: Job, error: Reason, events: dict[int, StepEvents]) -> None:
-        add_errors(events, [job], error, time.monotonic())
-        self._departures.fail(job, error)
+    def _fail(self, choice: Choice, error: Reason, events: dict[int, StepEvents]) -> None:
+        add_errors(events, [choice], error, time.monotonic())
+        self._release.fail(choice, error)

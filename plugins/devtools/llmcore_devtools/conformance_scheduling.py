@@ -21,8 +21,7 @@ from llmcore.protocols import (
     SchedulerView,
 )
 from llmcore.registry import Registry
-from llmcore.sched.validate import fault
-from llmcore.sched.view import StepView
+from llmcore.sched.policy import StepView, fault
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded
 from llmcore_devtools.simulator import Scenario, simulate
@@ -38,9 +37,10 @@ SCENARIOS = (
     Scenario(seed=8, chunked=False, batch_tokens=48),
     Scenario(seed=9, ahead=1, stall_tokens=8, arrivals=0.9),
     Scenario(seed=10, ahead=1, slots=128, arrivals=0.9, priorities=(-3, 0, 7)),
+    Scenario(seed=11, ahead=1, drafts=4, loads=0.3),
 )
 """Random traces: steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps,
-prompts that may not keep answers waiting, priorities."""
+prompts that may not keep answers waiting, priorities, rows that give several tokens and KV that others write."""
 
 
 def check_register_length_estimators(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:

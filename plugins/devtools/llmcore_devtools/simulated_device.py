@@ -7,11 +7,13 @@ whatever a request reads that is not its own is noticed at once, and its answer 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import Int32, Int64
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.request import Lease
 from numpy.typing import NDArray
 
 BAD = -1
@@ -49,47 +51,96 @@ def logprobs(state: int, vocab: int) -> NDArray[np.float32]:
     return np.array([-(number % 65_521) / 8192 - 0.01 for number in mixed], np.float32)
 
 
+@dataclass
+class _Known:
+    """A request on the device."""
+
+    tokens: list[int]
+    states: list[int]
+    """The numbers of all prefixes of `tokens`, the empty one included."""
+    computed: int
+    """Tokens that have KV."""
+    choice: int
+    asked: int
+    """The best tokens to report in the place of each."""
+
+    def append(self, token: int) -> None:
+        """One more token."""
+        self.tokens.append(token)
+        self.states.append(extend(self.states[-1], token))
+
+
 class SimulatedDevice:
     """Tables, histories and KV as a runner keeps them, told apart from the scheduler's own.
 
-    `bad`: (plan, row) -> whether the row's logits, and the KV it writes, are not finite.
+    `bad`: (request index, first position, position behind the last) -> whether the logits of a row that computes
+    these, and the KV it writes, are not finite. `drafter`: (tokens to draft) -> how many of them are right, or -1
+    where the whole row gives nothing; None: there are no drafts, and each sample is one token.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], *, vocab: int, bad: Callable[[StepPlan, int], bool]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        *,
+        vocab: int,
+        bad: Callable[[int, int, int], bool],
+        drafter: Callable[[int], int] | None = None,
+    ) -> None:
         self._groups = groups
         self._vocab = vocab
         self._bad = bad
+        self._drafter = drafter
         self._kv: list[Int64] = [np.zeros((group.pool.total, group.granule), np.int64) for group in groups]
         self._tables: list[Int32] = [np.full(group.table.shape, -1, np.int32) for group in groups]
-        self._tokens: dict[int, list[int]] = {}
-        self._states: dict[int, list[int]] = {}
-        self._choice: dict[int, int] = {}
-        self._asked: dict[int, int] = {}
+        self._requests: dict[int, _Known] = {}
 
     def run(self, plan: StepPlan, *, broken: bool = False) -> StepResult:
         """Execute a plan; a `broken` one leaves KV that nobody may use. AssertionError where the plan is wrong."""
         self._prepare(plan)
         self._check_rows(plan)
-        finite = {}
-        for row in range(plan.request.size):
-            finite[row] = self._run_row(plan, row, broken=broken)
-        top_ids, top_logprobs = self._best(plan)
-        tokens = [self._sample(int(index)) for index in plan.sample_request]
+        sampled = set(plan.sample_row.tolist())
+        finite, given = {}, {}
+        for row, index in enumerate(plan.request.tolist()):
+            request, n_query = self._requests[index], int(plan.n_query[row])
+            decodes = row < plan.n_decode
+            drafts = decodes and not request.asked and self._drafter is not None
+            right = self._drafter(n_query - 1) if drafts and self._drafter is not None else n_query - 1
+            fed = self._fed(request, n_query, right) if decodes else request.tokens[request.computed :][:n_query]
+            finite[row] = self._compute(plan, row, fed, broken=broken)
+            if row in sampled:
+                given[row] = right + 1 if decodes else 1
+            request.computed += given[row] if decodes else n_query
+        requests = [self._requests[index] for index in plan.sample_request.tolist()]
+        counts = [given[row] for row in plan.sample_row.tolist()]
+        states = [self._sample(request, count) for request, count in zip(requests, counts, strict=True)]
+        drawn = [request.tokens[len(request.tokens) - n :] for request, n in zip(requests, counts, strict=True)]
+        top_ids, top_logprobs = self._best(states, max((request.asked for request in requests), default=0))
         return StepResult(
-            tokens=np.array(tokens, np.int32),
-            finite=np.array([finite[int(row)] for row in plan.sample_row], np.bool_),
+            tokens=np.array([token for some in drawn for token in some], np.int32),
+            finite=np.array([finite[row] for row in plan.sample_row.tolist()], np.bool_),
+            counts=None if self._drafter is None else np.array(counts, np.int32),
             top_ids=top_ids,
             top_logprobs=top_logprobs,
         )
 
-    def _best(self, plan: StepPlan) -> tuple[Int32 | None, NDArray[np.float32] | None]:
-        """The best next tokens [S, k] and their log-probabilities, where any request asked."""
-        most = max((self._asked[int(index)] for index in plan.sample_request), default=0)
+    def _best(self, states: Sequence[Sequence[int]], most: int) -> tuple[Int32 | None, NDArray[np.float32] | None]:
+        """The `most` best tokens after each state, and their log-probabilities; None where nobody asked."""
         if not most:
             return None, None
-        every = [logprobs(self._states[int(index)][-1], self._vocab) for index in plan.sample_request]
+        every = [logprobs(state, self._vocab) for some in states for state in some]
         order = [np.argsort(-one, kind="stable")[:most] for one in every]
         return np.array(order, np.int32), np.array([one[at] for one, at in zip(every, order, strict=True)])
+
+    def write(self, lease: Lease, prompt: Sequence[int], start: int, end: int) -> None:
+        """In place of a row: the KV of `prompt` from token `start` to `end`, into the slots of `lease`."""
+        state = START
+        for at, token in enumerate(prompt[:end]):
+            state = extend(state, token)
+            for group, kv, granules in zip(self._groups, self._kv, lease.granules, strict=True):
+                granule = granules[at // group.granule - lease.start // group.granule] if at >= start else -1
+                assert granule < 0 or group.pool.holders[granule] == 1, "a source writes what others hold"
+                if granule >= 0:
+                    kv[granule, at % group.granule] = state
 
     def _prepare(self, plan: StepPlan) -> None:
         for table, writes in zip(self._tables, plan.writes, strict=True):
@@ -100,24 +151,29 @@ class SimulatedDevice:
             for src, dst in pairs:
                 kv[dst] = kv[src]
         for new in plan.admitted:
-            self._tokens[new.index] = new.tokens.tolist()
-            self._choice[new.index] = new.choice
-            self._asked[new.index] = new.sampling.logprobs or 0
-            states = [START]
-            for token in self._tokens[new.index]:
-                states.append(extend(states[-1], token))
-            self._states[new.index] = states
+            request = self._requests[new.index] = _Known(
+                [], [START], new.start, new.choice, new.sampling.logprobs or 0
+            )
+            for token in new.tokens.tolist():
+                request.append(token)
 
     def _check_rows(self, plan: StepPlan) -> None:
         assert np.unique(plan.request).size == plan.request.size, "a request has two rows in one step"
         assert (plan.n_query >= 1).all(), "a row without tokens"
-        assert (plan.n_query[: plan.n_decode] == 1).all(), "a decode row with more than one token"
+        assert (np.diff(plan.n_query[: plan.n_decode]) >= 0).all(), "decode rows are not in order of their size"
         assert (np.diff(plan.n_query[plan.n_decode :]) >= 0).all(), "chunks are not in order of their size"
+        starts = [self._requests[index].computed for index in plan.request.tolist()]
+        ends = plan.start + plan.n_query
+        for row, start in enumerate(starts):
+            exact = row >= plan.n_decode or self._drafter is None
+            assert start == plan.start[row] if exact else start <= plan.start[row], "a row begins somewhere else"
+            assert ends[row] - plan.reserve[row] <= start, "a row begins before the slots that it holds"
         for group, table in zip(self._groups, self._tables, strict=True):
             written: set[int] = set()
-            for request, n_query, start in zip(plan.request, plan.n_query, plan.start, strict=True):
-                at = np.arange(start // group.granule, -(-(start + n_query) // group.granule))
+            for request, start, end in zip(plan.request.tolist(), starts, ends.tolist(), strict=True):
+                at = np.arange(start // group.granule, -(-end // group.granule))
                 granules = table[request, at]
+                assert end <= group.held[request] * group.granule, "a row holds fewer slots than it may need"
                 assert (granules >= 0).all(), "a row has no slots for what it computes"
                 assert np.array_equal(granules, group.table[request, at]), "the device's table is not the host's"
                 assert not written & set(granules.tolist()), "two rows write one granule"
@@ -125,13 +181,27 @@ class SimulatedDevice:
                 forks = sum(new.fork_of == request for new in plan.admitted)
                 assert (group.pool.holders[granules] <= 1 + forks).all(), "a row writes what others hold"
 
-    def _run_row(self, plan: StepPlan, row: int, *, broken: bool) -> bool:
-        index, start, n_query = int(plan.request[row]), int(plan.start[row]), int(plan.n_query[row])
-        states = self._states[index]
-        end = start + n_query
-        assert end <= len(self._tokens[index]), "a row computes tokens that do not exist yet"
-        mine = np.array(states[1 : end + 1], np.int64)
-        finite = not self._bad(plan, row)
+    def _fed(self, request: _Known, n_query: int, right: int) -> list[int]:
+        """The last token of a row that decodes, and its drafts: `right` right ones, then wrong ones."""
+        assert request.computed == len(request.tokens) - 1, "a row that decodes does not begin with its last token"
+        fed, state = [request.tokens[-1]], request.states[-1]
+        for at in range(n_query - 1):
+            token = (next_token(state, request.choice, self._vocab) + (at >= right)) % self._vocab
+            state = extend(state, token)
+            fed.append(token)
+        return fed
+
+    def _compute(self, plan: StepPlan, row: int, fed: Sequence[int], *, broken: bool) -> bool:
+        """Write the KV of the tokens `fed`; whether that, and what was read for it, is finite."""
+        index = int(plan.request[row])
+        request = self._requests[index]
+        start, end = request.computed, request.computed + len(fed)
+        assert end <= len(request.tokens) or row < plan.n_decode, "a row computes tokens that do not exist yet"
+        states = request.states[: start + 1]
+        for token in fed:
+            states.append(extend(states[-1], token))
+        mine = np.array(states[1:], np.int64)
+        finite = not self._bad(index, start, end)
         for group, table, kv in zip(self._groups, self._tables, self._kv, strict=True):
             at = np.arange(end)
             slots = (table[index, at // group.granule], at % group.granule)
@@ -141,8 +211,8 @@ class SimulatedDevice:
             kv[slots[0][start:], slots[1][start:]] = mine[start:] if finite and not broken else BAD
         return finite
 
-    def _sample(self, index: int) -> int:
-        token = next_token(self._states[index][-1], self._choice[index], self._vocab)
-        self._tokens[index].append(token)
-        self._states[index].append(extend(self._states[index][-1], token))
-        return token
+    def _sample(self, request: _Known, count: int) -> list[int]:
+        """Give a request its next `count` tokens; the numbers of what stood before each."""
+        for _ in range(count):
+            request.append(next_token(request.states[-1], request.choice, self._vocab))
+        return request.states[-count - 1 : -1]

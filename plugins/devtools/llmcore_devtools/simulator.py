@@ -7,6 +7,7 @@ request ends.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from llmcore.bridge import BeamSearch, Finish, StepEvents, Submit, explode
 from llmcore.kv.group import KVGroup
 from llmcore.plugins import load
 from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
+from llmcore.sched.failure_isolation import TRIALS
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
-from llmcore.sched.state import Totals
-from llmcore.sched.trials import TRIALS
 
 from llmcore_devtools.simulated_device import SimulatedDevice, answer
 from llmcore_devtools.simulated_search import searched
@@ -36,7 +37,10 @@ class Scenario:
     `granules`: one KV group each. `slots`: tokens of each group, whole granules of the coarsest. `failures` are steps
     that cannot be launched, or cannot be read. `cursed` requests make every step fail that they are in; `poisoned`
     ones give logits that are not finite at some position. `crowd`: steps of more rows than this fail, 0 for none.
-    `priorities`: of which each request gets one; () for none.
+    `priorities`: of which each request gets one; () for none. `drafts`: a drafter proposes at most this number of
+    tokens to each row that decodes, of which any number is right; now and then the row gives nothing at all. `loads`:
+    the share of requests whose prompt's beginning a source writes, a part at a time, or not at all until the lease is
+    over.
     """
 
     seed: int = 0
@@ -63,6 +67,8 @@ class Scenario:
     crowd: int = 0
     searches: float = 0.0
     priorities: tuple[int, ...] = ()
+    drafts: int = 0
+    loads: float = 0.0
     vocab: int = 50
 
 
@@ -90,6 +96,29 @@ class Client:
         return self.aborted or len(self.ended) == self.submit.n
 
 
+@dataclass(eq=False)
+class Writer:
+    """A KVSource that writes what a device would compute, a part at a time. `stalls`: it never gets done."""
+
+    prompt: list[int]
+    tokens: int
+    seconds: float
+    stalls: bool
+    lease: Lease | None = None
+    at: int = 0
+    began: int = 0
+
+    def begin(self, lease: Lease) -> None:
+        """Llmcore's side: see KVSource."""
+        self.lease, self.at = lease, lease.start
+        self.began += 1
+
+    def cancel(self, lease: Lease) -> None:
+        """Llmcore's side: see KVSource."""
+        assert lease is self.lease, "a lease is cancelled that is not open"
+        self.lease = None
+
+
 @dataclass(frozen=True)
 class Report:
     """What happened, for assertions about a policy: the scheduler's own totals, steps made, and the clients."""
@@ -97,6 +126,8 @@ class Report:
     totals: Totals
     steps: int
     clients: list[Client]
+    filled: int
+    """Leases that were filled."""
 
 
 class Simulation:
@@ -115,13 +146,22 @@ class Simulation:
         limits = _limits(scenario)
         self._guaranteed = estimator(limits).guaranteed
         self._scheduler = Scheduler(
-            limits, self._groups, policy(limits), estimator(limits), ahead=scenario.ahead, priorities=True
+            limits,
+            self._groups,
+            policy(limits),
+            estimator(limits),
+            ahead=scenario.ahead,
+            priorities=True,
+            drafts=scenario.drafts,
         )
-        self._device = SimulatedDevice(self._groups, vocab=scenario.vocab, bad=self._is_bad)
+        drafter = self._draft if scenario.drafts else None
+        self._device = SimulatedDevice(self._groups, vocab=scenario.vocab, bad=self._is_bad, drafter=drafter)
         self._roots = [self._draw_tokens(scenario.longest_prompt) for _ in range(3)]
         self._clients: dict[tuple[int, int], Client] = {}
         self._flying: deque[tuple[StepPlan, StepResult | None]] = deque()
         self._steps = 0
+        self._writers: list[Writer] = []
+        self._filled = 0
 
     def run(self) -> Report:
         """Serve everything; AssertionError where something is not as it must be."""
@@ -132,7 +172,8 @@ class Simulation:
                 self._arrive()
                 waiting -= 1
             self._interfere()
-            progress = self._step()
+            self._write()
+            progress = self._step() or any(writer.lease for writer in self._writers)
             self._check()
             idle = 0 if progress or waiting else idle + 1
             assert idle < 3, "requests wait, nothing is in flight, and nothing is planned: starvation"
@@ -141,13 +182,16 @@ class Simulation:
             self._read()
             self._check()
         self._check_end()
-        return Report(self._scheduler.totals, self._steps, list(self._clients.values()))
+        return Report(self._scheduler.totals, self._steps, list(self._clients.values()), self._filled)
 
     def _step(self) -> bool:
         plan = self._scheduler.plan()
         if plan is not None:
             self._steps += 1
             assert plan.n_tokens <= self._scenario.batch_tokens, "a step exceeds its budget"
+            loading = {writer.lease.request for writer in self._writers if writer.lease is not None}
+            planned = {self._scheduler.who(index) for index in plan.request.tolist()}
+            assert not loading & planned, "a request is in a step before its KV is there"
             self._launch(plan)
         if self._flying and (plan is None or len(self._flying) > self._scenario.ahead):
             self._read()
@@ -225,15 +269,16 @@ class Simulation:
         return client.poison_at is not None or again or client.failed >= TRIALS
 
     def _check(self) -> None:
-        self._scheduler.space.check()
+        self._scheduler.check()
         load = self._scheduler.load()
         assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
-        crowd = self._scheduler.crowd()
-        assert load.waiting <= crowd.choices <= crowd.tokens * self._scenario.max_running, "the queue is miscounted"
-        assert load.waiting or not crowd.tokens, "nobody waits, and tokens do"
+        stats = self._scheduler.queue_stats()
+        assert load.waiting <= stats.choices <= stats.tokens * self._scenario.max_running, "the queue is miscounted"
+        assert load.waiting or not stats.tokens, "nobody waits, and tokens do"
 
     def _check_end(self) -> None:
         assert self._scheduler.idle, "something is left when all requests have ended"
+        assert all(writer.lease is None and writer.began < 2 for writer in self._writers), "a lease is left open"
         for group in self._groups:
             assert group.pool.live == 0, "slots leaked: nobody runs and some are live"
             group.make_free(group.pool.total)
@@ -274,7 +319,29 @@ class Simulation:
             poison_at=int(random.integers(0, len(prompt) + max_new)) if poisoned else None,
         )
         self._clients[owner, submit.id] = client
-        self._scheduler.submit(submit, owner)
+        writer = None
+        if scenario.loads and random.random() < scenario.loads and len(prompt) > 1:
+            stalls = bool(random.random() < 0.3)
+            seconds = 0.0 if stalls or random.random() < 0.2 else 1e9
+            writer = Writer(prompt, int(random.integers(1, len(prompt))), seconds, stalls)
+            self._writers.append(writer)
+        self._scheduler.submit(submit, owner, source=writer)
+
+    def _write(self) -> None:
+        """Let every source go on, and take expired leases back now and then."""
+        for writer in self._writers:
+            lease = writer.lease
+            if lease is None or self._random.random() < 0.4:
+                continue
+            end = min(writer.at + int(self._random.integers(1, 12)), lease.end - writer.stalls)
+            self._device.write(lease, writer.prompt, writer.at, end)
+            writer.at = max(end, writer.at)
+            if writer.at == lease.end:
+                writer.lease = None
+                self._filled += 1
+                self._scheduler.filled(lease)
+        if self._writers and self._random.random() < 0.2:
+            self._scheduler.lapse(time.monotonic())
 
     def _interfere(self) -> None:
         for (owner, request), client in self._clients.items():
@@ -294,9 +361,13 @@ class Simulation:
         owner, request = self._scheduler.who(index)
         return self._clients[owner, request]
 
-    def _is_bad(self, plan: StepPlan, row: int) -> bool:
-        poison = self._client_at(int(plan.request[row])).poison_at
-        return poison is not None and bool(plan.start[row] <= poison < plan.start[row] + plan.n_query[row])
+    def _is_bad(self, index: int, start: int, end: int) -> bool:
+        poison = self._client_at(index).poison_at
+        return poison is not None and start <= poison < end
+
+    def _draft(self, most: int) -> int:
+        """The number of right ones among `most` drafted tokens; -1 if the row gives nothing at all."""
+        return int(self._random.integers(-1 if self._random.random() < 0.1 else 0, most + 1))
 
     def _draw_search(self, n: int) -> BeamSearch:
         width = max(2, int(self._random.integers(n, self._scenario.most_choices + 1)))

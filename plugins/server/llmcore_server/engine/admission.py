@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from llmcore.api.engine import Crowd
+from llmcore.api.engine import QueueStats
 from llmcore.bridge import Submit
 
 from llmcore_server.limits import Bounds, too_many, too_many_of_key
@@ -55,11 +55,11 @@ class Pace:
 
 
 class Admission:
-    """`crowd`: who waits in the engine now."""
+    """`queue_stats`: what waits in the engine now."""
 
-    def __init__(self, bounds: Bounds, crowd: Callable[[], Crowd]) -> None:
+    def __init__(self, bounds: Bounds, queue_stats: Callable[[], QueueStats]) -> None:
         self._bounds = bounds
-        self._crowd = crowd
+        self._queue_stats = queue_stats
         self._pace = Pace()
         self._left_over = False
         self._crowded = 0.0
@@ -73,7 +73,7 @@ class Admission:
         open_now = self._clients[request.client] if request.client >= 0 else 0
         if open_now and open_now + n > bounds.per_key:
             raise too_many_of_key(bounds.per_key, self._pace.seconds(1))
-        now = self._crowd()
+        now = self._queue_stats()
         if now.choices and not self._fits(now, n, len(request.prompt) // 4):
             self._retry = self._pace.seconds(now.choices)
             raise too_many(self._retry)
@@ -91,7 +91,7 @@ class Admission:
 
     def stepped(self) -> None:
         """A step was planned: who waits now found no room in it."""
-        self._left_over = self._crowd().choices > 0
+        self._left_over = self._queue_stats().choices > 0
         if self._left_over:
             now = time.monotonic()
             if now - self._crowded > CALM_SECONDS:
@@ -100,7 +100,7 @@ class Admission:
 
     def news(self) -> Intake | None:
         """What workers should hear, if that has changed."""
-        now = self._crowd()
+        now = self._queue_stats()
         full = now.choices > 0 and not self._fits(now, 1, 1)
         if self._told.full and not full:
             least = self._bounds.waiting // SLACK, self._bounds.tokens // SLACK
@@ -118,7 +118,7 @@ class Admission:
         """What workers have heard."""
         return self._told
 
-    def _fits(self, now: Crowd, choices: int, tokens: int) -> bool:
+    def _fits(self, now: QueueStats, choices: int, tokens: int) -> bool:
         """Whether so many more may wait."""
         places, slots = (0, 0) if self._left_over else (now.places, now.slots)
         bounds = self._bounds

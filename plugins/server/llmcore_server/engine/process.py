@@ -76,7 +76,7 @@ class EngineProcess:
             gc.freeze()
             facts = engine.facts
             limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
-            self._admission = Admission(limits, engine.crowd)
+            self._admission = Admission(limits, engine.queue_stats)
             self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
             signal.signal(child.STOP, self._stop)
             self._tell(EngineReady(engine.facts))

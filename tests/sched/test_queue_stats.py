@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmcore.bridge import Finish
-from llmcore.sched.crowd import Crowd
+from llmcore.sched.scheduler import QueueStats
 
 Make = Any
 LATE = ("queue_timeout", "too late")
@@ -13,17 +13,17 @@ LATE = ("queue_timeout", "too late")
 
 def test_choices_and_tokens_of_those_that_wait(bench: Make) -> None:
     made = bench(max_running=4, slots=100)
-    assert made.scheduler.crowd() == Crowd(0, 0, 4, 100)
+    assert made.scheduler.queue_stats() == QueueStats(0, 0, 4, 100)
     made.submit(1, [1, 2, 3], n=3)
     made.submit(2, [8, 9])
     made.submit(3, [5])
-    assert made.scheduler.crowd() == Crowd(5, 6, 4, 100)
+    assert made.scheduler.queue_stats() == QueueStats(5, 6, 4, 100)
     made.step()
-    assert (made.scheduler.crowd().choices, made.scheduler.crowd().places) == (1, 0)
+    assert (made.scheduler.queue_stats().choices, made.scheduler.queue_stats().places) == (1, 0)
     made.scheduler.abort(0, 3)
-    assert (made.scheduler.crowd().choices, made.scheduler.crowd().tokens) == (0, 0)
+    assert (made.scheduler.queue_stats().choices, made.scheduler.queue_stats().tokens) == (0, 0)
     made.drain()
-    assert made.scheduler.crowd() == Crowd(0, 0, 4, 100)
+    assert made.scheduler.queue_stats() == QueueStats(0, 0, 4, 100)
 
 
 def test_only_who_never_ran_can_be_too_late(bench: Make) -> None:
@@ -37,7 +37,7 @@ def test_only_who_never_ran_can_be_too_late(bench: Make) -> None:
     assert 2 not in made.events
     made.receive(made.scheduler.expire(15.0, LATE))
     assert [(event.finish, event.error) for event in made.events[2]] == [(Finish.ERROR, LATE)]
-    assert made.scheduler.crowd().choices == 2
+    assert made.scheduler.queue_stats().choices == 2
     made.drain()
     assert all(made.events[number][-1].finish is Finish.LENGTH for number in (1, 3, 4))
 

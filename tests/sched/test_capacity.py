@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmcore.api import RequestError
 from llmcore.builtin.estimators import Capped, Conservative
-from llmcore.sched.peak import FuturePeak
+from llmcore.sched.capacity import FuturePeak
 
 Make = Any
 

@@ -23,19 +23,22 @@ PATIENT = 3
 
 
 MOST_SECONDS = 10.0
-"""How long an answer may take."""
+"""The longest time that an answer may take."""
+
+Reason = tuple[str, str]
+"""Why a request ends with an error: (code, message)."""
 
 CLIENTS_FAULT, _MISTAKE = "invalid_value", "internal_error"
 """Codes of what ends a choice: the request asked for what cannot be done, or a processor is broken."""
 
 
-class Bound:
+class ChoiceProcessors:
     """One choice's processors: `hosts` as (name, kind, processor), `devices` as (name, callable).
 
     `run` gets a function and calls it, now or on another thread. `mask`, `bias`: valid while `ready`. `error`: why the
     choice must end, as (code, message), None if nothing is wrong; `cause`: what was raised, where that is a mistake.
     `late`: answers in a row that came too late.
-    `ended`: nobody will ask.
+    `dropped`: the choice has ended.
     `free`: they allow everything from now on.
     `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else. `fields`:
     by processor the client's field that asked for it.
@@ -57,7 +60,7 @@ class Bound:
         self.error: tuple[str, str] | None = None
         self.cause: BaseException | None = None
         self.late = 0
-        self.ended = False
+        self.dropped = False
         self.free = False
         self.must_end = False
         self._vocab_size = vocab_size
@@ -70,16 +73,16 @@ class Bound:
 
     @property
     def ready(self) -> bool:
-        """Whether `mask` and `bias` are those of the next token, or `error` is set."""
+        """True if `mask` and `bias` are those of the next token, or `error` is set."""
         return self._ready.is_set()
 
     @property
     def held(self) -> bool:
-        """Whether the choice should be in no step now."""
+        """True if the choice should be in no step now."""
         return self.late >= PATIENT and not self.ready
 
     def overdue(self, now: float) -> bool:
-        """Whether the answer takes too long; then `error` says so. `now` is time.monotonic()."""
+        """True if the answer takes too long; then `error` says so. `now` is time.monotonic()."""
         if self.ready or now - self._since < MOST_SECONDS:
             return False
         self.error = _MISTAKE, f"logits processor {self._asked!r} gave no answer within {MOST_SECONDS:g} s"
@@ -130,7 +133,7 @@ class Bound:
         mask: Int32 | None = None
         bias: dict[int, float] = {}
         try:
-            for name, kind, processor in () if self.ended else self.hosts:
+            for name, kind, processor in () if self.dropped else self.hosts:
                 self._asked = name
                 if kind == "mask":
                     more = self._checked_mask(processor.mask())
@@ -156,7 +159,7 @@ class Bound:
         words = words.view(np.int32)
         tail = self._vocab_size % 32
         if tail and int(words[-1]) & -1 << tail:
-            # what lies behind the vocabulary is nobody's token
+            # bits behind the vocabulary stand for nothing
             words = words.copy()
             words[-1] &= np.int32((1 << tail) - 1)
         return words
@@ -180,9 +183,13 @@ class Bound:
         self._ready.set()
 
 
+Steered = tuple[int, ChoiceProcessors]
+"""A late sample's number among a step's samples, and its logits processors."""
+
+
 def _allows(mask: Int32) -> bool:
-    """Whether any bit is set. numpy's `any` gives Python's lock away, and to get it back among several threads takes
-    longer than to look: 32 masks of 19 KB took 3 ms of CPU instead of 1."""
+    """True if any bit is set. numpy's `any` releases the GIL, and taking it again among several threads costs more
+    than the comparison: 32 masks of 19 KB took 3 ms of CPU instead of 1."""
     return mask.tobytes() != bytes(mask.nbytes)
 
 
@@ -194,7 +201,7 @@ def mask_of(ids: Sequence[int], vocab_size: int) -> Int32:
 
 
 def both_masks(first: Int32, second: Int32 | None) -> Int32:
-    """What both masks allow; None allows everything."""
+    """The tokens that both masks allow; None allows everything."""
     if second is None:
         return first
     both: Int32 = first & second

@@ -55,7 +55,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """How a running beam goes on: beam `parent` with one more token. The path's, at this `score`."""
+    """A running beam goes on: beam `parent` with one more token, the last one of `path`, at this `score`."""
 
     parent: int
     score: np.float32
@@ -63,7 +63,7 @@ class Child:
 
 
 def candidates(submit: Submit) -> int:
-    """How many of a beam's best next tokens the search has to know, so that enough go on when the others end."""
+    """The number of best next tokens of a beam that the search needs, so that enough go on when others end."""
     assert submit.beams is not None
     stops = len(submit.stop_ids)
     needed = max(2, 1 + stops) * submit.beams.width + (stops if submit.min_new_tokens > 0 else 0)
@@ -71,7 +71,7 @@ def candidates(submit: Submit) -> int:
 
 
 def searching(submit: Submit) -> Submit:
-    """What the engine computes for every beam of `submit`: a greedy answer whose tokens do not matter."""
+    """The request that the engine computes for every beam of `submit`: a greedy answer whose tokens do not matter."""
     sampling = SamplingParams(temperature=0.0, logprobs=candidates(submit))
     return msgspec.structs.replace(submit, sampling=sampling, min_new_tokens=0)
 
@@ -148,7 +148,7 @@ class Beams:
         return len(self._heard) == len(self._paths)
 
     def choose(self) -> list[Child] | None:
-        """How each place goes on, by its number; None where the search is over."""
+        """The continuation of each place, by its number; None if the search is over."""
         best = self._best()
         self._heard = {}
         length = best[0].path.length
@@ -200,7 +200,7 @@ class Beams:
         return Finish.LENGTH if path.length >= self.submit.max_new_tokens else Finish.RUNNING
 
     def _improvable(self, best: np.float32, length: int) -> bool:
-        """Whether a running beam might become better than the worst of enough that ended."""
+        """True if a running beam might become better than the worst of the ended ones that are kept."""
         if len(self._ended) < self.width:
             return True
         if self._search.early_stopping:
@@ -211,7 +211,7 @@ class Beams:
         return bool(best / np.float32(length**penalty) > self._ended[-1].score)
 
     def _placed(self, running: list[Child]) -> list[Child]:
-        """By place: the best child of a beam stays where its parent is, others take the places of who has none."""
+        """By place: the best child of a beam stays in its parent's place. The others take the free places."""
         places: list[Child | None] = [None] * self.width
         others: list[Child] = []
         for child in running:

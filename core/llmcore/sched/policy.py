@@ -1,0 +1,310 @@
+"""The scheduling policy's side of a step: the view that it gets, the check of its decision, and a fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcore.kv.space import Hit, KVSpace
+from llmcore.protocols import Decision, Int32, Int64, RequestInfo, SchedulerView, WaitingRequest
+from llmcore.sched.capacity import Capacity, Lengths
+from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTable, State, WaitingQueue
+
+WORTH_WAITING = 64
+"""Tokens that another request is about to compute for which a candidate waits; or half of its own."""
+
+CROWD = 16
+"""Prompts that may wait before they get more of a step than `limits.stall_tokens`; beyond that their share grows in
+proportion. A crowd of prompts waits longer than any answer, and is computed fastest in large steps."""
+
+
+class Frontier:
+    """The positions at which running prompts will be computed next, so that no other request computes the same."""
+
+    def __init__(self, table: RequestTable, space: KVSpace) -> None:
+        self._table = table
+        self._space = space
+        self._rows: dict[tuple[bytes, int, int, bytes], int] = {}
+        rows = table.running()
+        for row in rows[table.computed[rows] < table.prefill[rows]] if space.caching else ():
+            self.add(int(row))
+
+    def add(self, row: int) -> None:
+        """`row` goes on computing its prompt; what it computed so far is in the cache."""
+        at = self._space.floor(int(self._table.computed[row]))
+        if self._space.caching and at <= self._table.entered[row]:
+            last = int(self._space.groups[0].table[row, at // self._space.groups[0].granule - 1]) if at else -1
+            content = self._table.tokens[row, at : int(self._table.prefill[row])].astype(np.int64)
+            salt = self._table.choice(row).request.submit.salt
+            self._rows.setdefault((salt, at, last, content[: self._space.granule].tobytes()), row)
+
+    def ahead_of(self, choice: Choice, content: Int64, hit: Hit) -> tuple[int, int, int] | None:
+        """(row, its epoch, tokens) to wait for, if another's next tokens are enough of what `choice` would compute."""
+        at = hit.tokens
+        if not self._rows:
+            return None
+        last = int(hit.granules[0][-1]) if at else -1
+        row = self._rows.get((choice.request.submit.salt, at, last, content[at : at + self._space.granule].tobytes()))
+        if row is None:
+            return None
+        theirs = self._table.tokens[row, at : int(self._table.prefill[row])]
+        ours = content[at : at + theirs.size]
+        differs = np.flatnonzero(ours != theirs[: ours.size])
+        same = self._space.floor(int(differs[0]) if differs.size else ours.size)
+        if same < min(WORTH_WAITING, -(-(content.size - at) // 2)):
+            return None
+        return row, int(self._table.epoch[row]), at + same
+
+
+class StepView:
+    """One step as a policy sees it (protocols.SchedulerView); `placed` are the candidates found to fit, in order."""
+
+    def __init__(self, state: State, running: Int32, queue: WaitingQueue | Sequence[Choice], *, admit: bool) -> None:
+        limits, table = state.limits, state.table
+        self.budget = limits.batch_tokens
+        self.chunk = limits.chunk_tokens if limits.chunked else limits.batch_tokens
+        self.whole = not limits.chunked
+        self.admit = admit
+        rest = np.minimum(table.length[running], table.limit[running]) - table.computed[running]
+        able = rest > 0
+        self.running = running[able]
+        self.remaining = rest[able]
+        self.prompt_budget = _prompt_budget(state, len(queue))
+        self.offers: list[tuple[Choice, Hit]] = []
+        """The candidates that were offered; a WaitingRequest's index points here."""
+        self.placed: list[Choice] = []
+        """Those found to fit, in order; they have places and hold their hits."""
+        self._state = state
+        self._queue = queue
+        self._waits: dict[tuple[int, int, int], bool] = {}
+        self._capacity: Capacity | None = None
+        self._frontier: Frontier | None = None
+
+    def info(self, index: int) -> RequestInfo:
+        """The wishes of a running request."""
+        return self._state.table.choice(index).request.info
+
+    def waiting(self, order: Callable[[RequestInfo], Any] | None = None) -> Iterator[WaitingRequest]:
+        """The queue from its head, or by `order`, lowest first; prefix hits are looked up as it is read."""
+        state = self._state
+        if not state.table.places:
+            return
+        queue = self._queue if order is None else sorted(self._queue, key=lambda choice: order(choice.request.info))
+        if self._frontier is None:
+            self._frontier = Frontier(state.table, state.space)
+        for choice in queue:
+            if state.table.places < choice.places:
+                return
+            if choice.row != NO_ROW or not choice.ready or self._waiting_for_another(choice):
+                continue
+            content = choice.content()[: choice.size - 1]
+            hit = state.space.match(choice.request.submit.salt, content[:0] if choice.request.private else content)
+            alone = choice.request.private or choice.request.given(hit.tokens) > hit.tokens
+            choice.waits = None if alone else self._frontier.ahead_of(choice, content, hit)
+            if choice.waits is not None:
+                continue
+            self.offers.append((choice, hit))
+            yield WaitingRequest(
+                index=len(self.offers) - 1,
+                tokens=choice.size,
+                cached=choice.request.given(hit.tokens),
+                max_new=choice.request.submit.max_new_tokens - choice.produced.size,
+                choices=choice.places,
+                waited=state.step - choice.queued_at,
+                info=choice.request.info,
+            )
+
+    def fits(self, candidate: WaitingRequest) -> bool:
+        """True if the future peak allows `candidate`; a request that runs alone always fits."""
+        state, table = self._state, self._state.table
+        choice, hit = self.offers[candidate.index]
+        if choice.row != NO_ROW:
+            return True
+        if table.places < choice.places:
+            return False
+        if not (table.status > RESERVED).any():
+            # A request alone always fits: `check_submit` has seen that it can be served.
+            table.foresee(table.peek(1), Lengths(state).of(choice))
+        else:
+            if self._capacity is None:
+                self._capacity = Capacity(state)
+            if not self._capacity.fits(choice, hit):
+                return False
+        table.admit(choice, hit.tokens)
+        if hit.tokens:
+            state.space.take(choice.row, hit)
+        self.placed.append(choice)
+        if self._frontier is not None:
+            self._frontier.add(choice.row)
+        return True
+
+    def _waiting_for_another(self, choice: Choice) -> bool:
+        if choice.waits is None:
+            return False
+        if choice.waits not in self._waits:
+            row, epoch, tokens = choice.waits
+            table = self._state.table
+            computing = table.epoch[row] == epoch and table.status[row] == RUNNING
+            self._waits[choice.waits] = bool(computing and table.computed[row] < tokens)
+        return self._waits[choice.waits]
+
+
+def _prompt_budget(state: State, waiting: int) -> int:
+    """Tokens of prompts for the next step; `waiting` requests are in the queue. Answers in progress limit them."""
+    limits, table = state.limits, state.table
+    if not (limits.stall_tokens and limits.chunked):
+        return limits.batch_tokens
+    rows = table.running()
+    prompts = int(np.count_nonzero(table.length[rows] - table.computed[rows] > 1))
+    if prompts == rows.size:
+        return limits.batch_tokens
+    return min(limits.batch_tokens, limits.stall_tokens * max(CROWD, prompts + waiting) // CROWD)
+
+
+class Share:
+    """One token to each row that decodes; the policy gives the rest to prompts, in its own order.
+
+    It keeps to the budgets of `view`. With `may_pause`, a whole prompt that does not fit beside the rows that decode
+    takes their tokens, and `paused` is True afterwards. A policy allows that at most every other step.
+    """
+
+    def __init__(self, view: SchedulerView, *, may_pause: bool = False) -> None:
+        self._view = view
+        self._may_pause = view.whole and may_pause
+        self._decodes = view.remaining == 1
+        self._n_query: Int32 = self._decodes.astype(np.int32)
+        self._admit: list[tuple[int, int]] = []
+        left = view.budget - int(np.count_nonzero(self._decodes))
+        if left < 0:
+            self._n_query[np.flatnonzero(self._decodes)[left:]] = 0
+        self.paused = False
+        self.left = max(0, min(left, view.prompt_budget))
+        """Tokens that prompts may still have."""
+
+    @property
+    def open(self) -> bool:
+        """True while another prompt may get something."""
+        return self.left > 0 or self._may_pause
+
+    def prompts(self) -> Int32:
+        """Places of prompts in `view.running`, oldest first."""
+        return np.flatnonzero(~self._decodes).astype(np.int32)
+
+    def compute(self, row: int) -> None:
+        """Give the prompt at `row` of `view.running` all it can have."""
+        self._n_query[row] = self._take(int(self._view.remaining[row]))
+
+    def admit(self, candidate: WaitingRequest) -> bool:
+        """Admit `candidate` if there is room for it; False if no other may follow."""
+        need = candidate.tokens - candidate.cached
+        if not self._can_have(need) or not self._view.fits(candidate):
+            self._close()
+            return False
+        self._admit.append((candidate.index, self._take(need)))
+        return self.open
+
+    def decision(self) -> Decision:
+        """The plan of the step."""
+        rows = np.flatnonzero(self._n_query)
+        return Decision(self._view.running[rows], self._n_query[rows], self._admit)
+
+    def _can_have(self, need: int) -> bool:
+        if self._may_pause:
+            return True
+        return self.left > 0 and (not self._view.whole or min(need, self._view.budget) <= self.left)
+
+    def _take(self, need: int) -> int:
+        """Take tokens for a prompt that needs `need`; a whole prompt gets all or none, and none closes the step."""
+        view = self._view
+        if not self._can_have(need):
+            self._close()
+            return 0
+        tokens = min(need, view.budget) if view.whole else min(need, view.chunk, self.left)
+        if tokens > self.left:
+            self._n_query[self._decodes] = 0
+            self.left, self.paused = view.budget, True
+        self.left -= tokens
+        self._may_pause = False
+        return tokens
+
+    def _close(self) -> None:
+        """A whole prompt that waits for room is not overtaken."""
+        if self._view.whole:
+            self.left, self._may_pause = 0, False
+
+
+PATIENCE = 64
+"""Steps in a row that may pass over the oldest request that could run."""
+
+
+def fault(decision: Decision, view: StepView, places: int) -> str | None:
+    """The fault of `decision`, or None; `places` is the number of rows of the request table."""
+    rows, n_query = np.asarray(decision.rows), np.asarray(decision.n_query)
+    if not rows.size and not n_query.size:
+        rows = n_query = view.running[:0]
+    if rows.ndim != 1 or rows.shape != n_query.shape or not _integral(rows) or not _integral(n_query):
+        return "rows and n_query are not two columns of integers of one length"
+    if rows.size and (rows.min() < 0 or rows.max() >= places):
+        return "it names a row that does not exist"
+    allowed = np.zeros(places, np.int32)
+    allowed[view.running] = view.remaining
+    if (n_query < 1).any() or (n_query > allowed[rows]).any():
+        return "it computes more of a request than remains, or nothing of it, or one that cannot run"
+    if rows.size and np.bincount(rows).max() > 1:
+        return "it names a request twice"
+    if (n_query > view.chunk).any():
+        return f"a row has more than {view.chunk} tokens"
+    if view.whole and (n_query < np.minimum(allowed[rows], view.chunk)).any():
+        return "it cuts a prompt in pieces where prompts are computed whole"
+    if decision.admit:
+        problem = _admission_fault(decision, view)
+        if problem is not None:
+            return problem
+    total = int(n_query.sum()) + sum(first for _, first in decision.admit)
+    if total > view.budget:
+        return f"its rows have {total} tokens; the budget is {view.budget}"
+    return None
+
+
+def oldest_first(view: StepView) -> Decision:
+    """The least that makes progress: what runs in order of arrival, and the head of the queue if nothing does."""
+    wish = np.minimum(view.remaining, view.chunk)
+    before = np.cumsum(wish) - wish
+    n_query = np.minimum(wish, np.maximum(view.budget - before, 0)).astype(np.int32)
+    if view.whole:
+        n_query[n_query < wish] = 0
+    rows = np.flatnonzero(n_query)
+    if rows.size:
+        return Decision(view.running[rows], n_query[rows])
+    for candidate in view.waiting():
+        if view.fits(candidate):
+            first = min(candidate.tokens - candidate.cached, view.chunk, view.budget)
+            return Decision(view.running[:0], n_query[:0], [(candidate.index, first)])
+        break
+    return Decision(view.running[:0], n_query[:0])
+
+
+def _admission_fault(decision: Decision, view: StepView) -> str | None:
+    if not view.admit:
+        return "it admits a request in a step in which none may join"
+    if len({index for index, _ in decision.admit}) < len(decision.admit):
+        return "it admits a request twice"
+    for index, first in decision.admit:
+        if not 0 <= index < len(view.offers):
+            return "it admits a request that was not offered"
+        choice, hit = view.offers[index]
+        if choice.row == NO_ROW:
+            return "it admits a request without asking whether it fits, or one that does not"
+        rest = min(choice.size - choice.request.given(hit.tokens), view.chunk)
+        if not 1 <= first <= rest:
+            return "the first chunk of an admitted request is empty, or longer than what remains or than a chunk"
+        if view.whole and first < rest:
+            return "it cuts a prompt in pieces where prompts are computed whole"
+    return None
+
+
+def _integral(column: NDArray[np.generic]) -> bool:
+    return not column.size or column.dtype.kind in "iu"

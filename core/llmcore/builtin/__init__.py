@@ -1,1 +1,1 @@
-"""Policy that ships inside, through the same hooks as anybody's: named in the loader's list, imported by nobody."""
+"""Built-in policy, on the same hooks as any plugin. The plugin loader lists them, and no other module imports them."""

@@ -1,1 +1,1 @@
-"""Built-in policy, on the same hooks as any plugin. The plugin loader lists them, and no other module imports them."""
+"""Built-in policy, on the same hooks as any plugin. Only the plugin loader names these modules."""

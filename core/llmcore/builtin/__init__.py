@@ -1,1 +1,1 @@
-"""Policy that ships inside, through the same hooks as anybody's: named in the loader's list, imported by nobody."""
+"""Built-in policy, on the same hooks as any plugin. Only the plugin loader names these modules."""

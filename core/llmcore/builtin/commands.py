@@ -24,7 +24,7 @@ _LOOK = {
 
 @hookimpl
 def register_commands() -> Iterable[CommandSpec]:
-    """One file of llmcore.cli each."""
+    """The commands of core; each is one module of llmcore.cli."""
     for heading, commands in (("Run", _RUN), ("Look", _LOOK)):
         for name, summary in commands.items():
             yield CommandSpec(name=name, summary=summary, command=f"llmcore.cli.{name}:command", heading=heading)

@@ -1,4 +1,4 @@
-"""How long answers will be: foreseen from recent ones, capped, or taken at their literal limit."""
+"""Estimators of answer length: from recent answers, with a cap, or the literal max_new_tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from llmcore.api import LengthEstimatorSpec, hookimpl
 from llmcore.api.sched import Int32, SchedulerLimits
 
 HISTORY = 1000
-"""Finished answers that count as recent."""
+"""Number of finished answers that count as recent."""
 
 ENOUGH = 16
-"""Finished answers from which a distribution is worth sampling."""
+"""Number of finished answers from which on their distribution is used."""
 
 SEED = 0x5EED
 
 
 class Conservative:
-    """max_new_tokens, literally: an upper bound, so nothing admitted has to be preempted."""
+    """The literal max_new_tokens: an upper bound, so the scheduler never has to preempt an admitted request."""
 
     guaranteed = True
 
@@ -28,17 +28,17 @@ class Conservative:
         del limits
 
     def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
-        """`max_new`."""
+        """`max_new` itself."""
         return max_new
 
     def observe(self, produced: int) -> None:
-        """Learns nothing."""
+        """Does nothing."""
 
 
 class Capped:
-    """min(max_new_tokens, max(1.1 x produced, router_max_new_token_len)); literal from `token_ratio` of use on.
+    """min(max_new_tokens, max(1.1 x produced, router_max_new_token_len)), as LightLLM's router estimates it.
 
-    The rule of LightLLM's router.
+    From `token_ratio` of used KV cache on, and for requests that ignore eos, it is max_new_tokens.
     """
 
     guaranteed = False
@@ -48,7 +48,7 @@ class Capped:
         self._ratio = limits.token_ratio
 
     def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
-        """The cap, at least a tenth more than was produced; `max_new` where eos is ignored or the pool is busy."""
+        """The estimated length of each answer, in tokens. `used`: the share of the KV cache in use, 0 to 1."""
         if self._ratio is not None and used >= self._ratio:
             return max_new
         grown = np.maximum(produced * 11 // 10, self._cap)
@@ -56,15 +56,16 @@ class Capped:
         return totals
 
     def observe(self, produced: int) -> None:
-        """Learns nothing."""
+        """Does nothing."""
 
 
 class PastFuture:
-    """A draw from the recent answers that were longer than what this one has produced.
+    """A random draw from the lengths of recent answers that were longer than this answer is now.
 
-    The idea of the Past-Future scheduler (arXiv 2507.10150): over many requests the drawn lengths add up to what
-    will be needed, so neither the literal limits nor a guess is held free. With no history yet, and for an answer
-    longer than all recent ones, it is `Capped`. The generator is seeded: equal calls foresee equal lengths.
+    The idea comes from the Past-Future scheduler (arXiv:2507.10150): over many requests, the drawn lengths add up to
+    the tokens that will be needed. So the scheduler reserves neither the literal limits nor a guess. Without enough
+    history, and for an answer longer than all recent ones, the estimate is that of `Capped`. The generator is seeded:
+    equal sequences of calls give equal lengths.
     """
 
     guaranteed = False
@@ -77,7 +78,7 @@ class PastFuture:
         self._random = np.random.default_rng(SEED)
 
     def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
-        """A draw per request from the recent lengths above `produced`."""
+        """One draw for each request from the recent lengths above `produced`, at most `max_new`."""
         if self._observed < ENOUGH:
             return self._capped.totals(produced, max_new, ignore_eos, used)
         if self._sorted is None:
@@ -93,7 +94,7 @@ class PastFuture:
         return totals
 
     def observe(self, produced: int) -> None:
-        """One more recent answer of `produced` tokens."""
+        """Add a finished answer of `produced` tokens to the history."""
         self._recent[self._observed % HISTORY] = produced
         self._observed += 1
         self._sorted = None
@@ -101,7 +102,7 @@ class PastFuture:
 
 @hookimpl
 def register_length_estimators() -> Iterable[LengthEstimatorSpec]:
-    """The three ways of `--length_estimator`."""
+    """The three values of `--length_estimator`."""
     yield LengthEstimatorSpec(
         name="past_future", make=f"{__name__}:PastFuture", summary="drawn from the recent answers' lengths"
     )

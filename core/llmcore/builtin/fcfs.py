@@ -1,4 +1,4 @@
-"""First come, first served: what decodes goes on, then prompts in order of arrival, then the queue from its head."""
+"""First come, first served: first the requests that decode, then running prompts, then the queue, oldest first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmcore.api.sched import Decision, SchedulerLimits, SchedulerView, Share
 
 
 class FCFS:
-    """Fills the budget with decode rows, then prompts, oldest first; the first candidate that does not fit blocks.
+    """Fills a step's budget with decode rows, then with prompts, oldest first.
 
-    If prompts are computed whole, one that does not fit beside the decode rows gets a step without them, at most every
-    other step.
+    The first waiting request that does not fit blocks those behind it. If prompts are not cut into chunks, a prompt
+    that does not fit beside the decode rows gets a step without them, at most every second step.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -33,5 +33,5 @@ class FCFS:
 
 @hookimpl
 def register_schedulers() -> Iterable[SchedulerSpec]:
-    """The default of `--scheduler`."""
+    """`fcfs`, the default of `--scheduler`."""
     yield SchedulerSpec(name="fcfs", make=f"{__name__}:FCFS", summary="first come, first served")

@@ -1,4 +1,4 @@
-"""Checkpoints with FP8 weights and a scale per block (DeepSeek-V3, Qwen3-FP8), as plain weights."""
+"""`fp8-block`: reads FP8 weights with a scale per block (DeepSeek-V3, Qwen3-FP8) as plain weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmcore.api import QuantMethodSpec, hookimpl
 
 @hookimpl
 def register_quant_methods() -> Iterable[QuantMethodSpec]:
-    """`fp8-block`."""
+    """The method `fp8-block`."""
     yield QuantMethodSpec(
         name="fp8-block",
         make="llmcore.builtin.fp8_checkpoint:make",
@@ -20,5 +20,5 @@ def register_quant_methods() -> Iterable[QuantMethodSpec]:
 
 
 def reads(quantization: Mapping[str, Any]) -> bool:
-    """Whether weights have a scale per block; one per tensor or per row is another method."""
+    """True if FP8 weights have a scale per block. A scale per tensor or per row needs another method."""
     return quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") is not None

@@ -1,7 +1,7 @@
 """Weights of `fp8-block`: `X.weight` in float8 e4m3 times `X.weight_scale_inv`, one f32 per block of rows and columns.
 
-The last blocks of a matrix may be cut off at its edges. A tensor that is no float8 in its file's header is plain,
-which is what `modules_to_not_convert` of the config says of it.
+The last blocks of a matrix may extend beyond its edges. A tensor whose file header does not give float8 is plain; the
+config lists such modules in `modules_to_not_convert`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from llmcore.layers import DTYPES
 
 SUFFIX = "_scale_inv"
 FLOAT8 = "F8_E4M3"
-"""As safetensors names it."""
+"""The name that safetensors gives the type."""
 NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 CHUNK = 1 << 22
-"""Elements dequantized at a time, so that their f32 form stays small."""
+"""Number of elements dequantized at a time, so that their f32 form stays small."""
 
 
 def make(quantization: Mapping[str, Any], config: ModelConfig) -> FP8Blocks:
-    """protocols.QuantMethod for one checkpoint. Raises ConfigError for what this format does not have."""
+    """The QuantMethod for one checkpoint. Raises ConfigError for a config that fp8-block cannot read."""
     block = quantization["weight_block_size"]
     if not (isinstance(block, list | tuple) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
         raise ConfigError(f"weight_block_size in quantization_config is {block!r}; fp8-block needs [rows, columns]")
@@ -36,7 +36,7 @@ def make(quantization: Mapping[str, Any], config: ModelConfig) -> FP8Blocks:
 
 
 class FP8Blocks:
-    """protocols.QuantMethod: plain weights for the model, whichever linears it has."""
+    """A protocols.QuantMethod that gives the model plain weights, so its linears stay as they are."""
 
     linear_method = None
 
@@ -44,12 +44,12 @@ class FP8Blocks:
         self.block, self.config = block, config
 
     def checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Without scales, and with weights in the type that the model computes in."""
+        """The checkpoint without scales, and with weights in the type in which the model computes."""
         return DequantizedCheckpoint(checkpoint, self.block, self.config)
 
 
 class DequantizedCheckpoint:
-    """A protocols.Checkpoint over another."""
+    """A protocols.Checkpoint that dequantizes the weights of another one."""
 
     def __init__(self, checkpoint: Checkpoint, block: tuple[int, int], config: ModelConfig) -> None:
         self._inner, self._block, self._dtype = checkpoint, block, DTYPES[config.dtype]
@@ -64,19 +64,19 @@ class DequantizedCheckpoint:
         }
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """The content of config.json."""
         return self._inner.config()
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json, or {}."""
+        """The content of generation_config.json, or {} without that file."""
         return self._inner.generation_config()
 
     def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """(shape, dtype) by tensor name, the scales left out."""
+        """(shape, dtype) by tensor name, without the scales."""
         return self._sizes
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-        """Every tensor's name with a function that reads it, good until the next one is asked for."""
+        """Each tensor's name with a function that reads it. The function works until the caller asks for the next."""
         scales = self._scales()
         for name, read in self._inner.tensors():
             if name in self._weights:
@@ -85,8 +85,11 @@ class DequantizedCheckpoint:
                 yield name, read
 
     def _scales(self) -> dict[str, torch.Tensor]:
-        """By their weight's name. They are read beforehand, as one may lie behind its weight or in another file:
-        all of them take a 4096th of what their weights take."""
+        """All scales, by the name of their weight.
+
+        They are read first, because a scale may lie behind its weight or in another file. In f32 with blocks of
+        128 x 128 they take 1/4096 of the bytes of the weights.
+        """
         found = {}
         for name, read in self._inner.tensors():
             if (weight := name.removesuffix(SUFFIX)) != name and weight in self._weights:
@@ -115,7 +118,7 @@ class DequantizedCheckpoint:
 
 
 def dequantized(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    """weight [rows, columns] float8 times scale [blocks of rows, blocks of columns] f32, computed in f32."""
+    """weight [rows, columns] float8 times scale [row blocks, column blocks] f32, computed in f32, as `dtype`."""
     (rows, columns), (high, wide) = weight.shape, block
     out = torch.empty(rows, columns, dtype=dtype)
     step = max(1, CHUNK // max(1, columns * high)) * high

@@ -1,4 +1,4 @@
-"""Kernels for the CPU, made of few and cheap calls into torch."""
+"""Kernels for the CPU, made of few and cheap calls of torch."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -11,7 +11,7 @@ _DIR = "llmcore.builtin.cpu"
 
 @hookimpl
 def register_kernels() -> Iterable[KernelSpec]:
-    """oneDNN's linear, and attention as one or few calls per layer."""
+    """linear through oneDNN, and rope, sample and attention in few calls of torch."""
     yield KernelSpec(
         op="linear",
         name="onednn",
@@ -47,7 +47,7 @@ def register_kernels() -> Iterable[KernelSpec]:
 
 
 _FLAGS: Mapping[str, str] = {"f32": "avx2", "bf16": "avx512bw"}
-"""What oneDNN needs of an x86 processor, as torch checks it."""
+"""dtype -> the x86 processor flag that oneDNN needs for it, as torch checks it."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The KV layouts that ship inside."""
+"""The built-in KV layouts."""
 
 from collections.abc import Iterable
 

@@ -92,12 +92,12 @@ _ROW_WISE = frozenset(
         *("gelu_tanh", "step_inputs", "kv_slots", "step_outputs", "moe.dispatch"),
     }
 )
-"""No products of matrices and no sums: torch may cut a sum along a row differently where there are few rows."""
+"""Ops without matrix products and sums. torch may split a sum along a row differently if there are few rows."""
 
 
 @hookimpl
 def register_ops() -> Iterable[OpSpec]:
-    """One module of llmcore.ops each."""
+    """All ops of core; each is one module of llmcore.ops."""
     for name, (signature, parts) in _OPS.items():
         module = f"llmcore.ops.{name.replace('.', '_')}"
         yield OpSpec(name=name, module=module, signature=signature, expands_to=parts, row_wise=name in _ROW_WISE)

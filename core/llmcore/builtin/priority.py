@@ -1,4 +1,4 @@
-"""Lower priority numbers first; of equal ones, first come, first served."""
+"""Schedule lower priority numbers first; with equal numbers, first come, first served."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from llmcore.api import SchedulerSpec, hookimpl
 from llmcore.api.sched import Decision, RequestInfo, SchedulerLimits, SchedulerView, Share
 
 TURN = 32
-"""Steps after which the oldest running request gets its turn, whatever its priority: core would overrule a policy that
-passes it over for much longer."""
+"""Steps after which the oldest running request gets a turn whatever its priority is.
+
+Core overrules a policy that passes it over for much longer.
+"""
 
 
 class Priority:
-    """Answers go on. Of the prompts, running and waiting alike, those with the lowest number are computed first.
+    """Requests that decode go on. Of the running and waiting prompts, those with the lowest number are computed first.
 
-    The first candidate that does not fit blocks the queue, so that small requests do not starve a large one that goes
-    before them. Requests of a high number may wait for as long as others keep coming.
+    The first waiting request that does not fit blocks those behind it, so that small requests do not starve a large
+    one. Requests with a high number may wait as long as others keep arriving.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -48,14 +50,14 @@ def _priority(info: RequestInfo) -> int:
 
 
 def _key(view: SchedulerView, row: int, turn: bool) -> float:
-    """The key by which prompts are ordered; the oldest request comes first in its turn."""
+    """The sort key of a prompt. The oldest request comes first in its turn."""
     return -np.inf if turn and row == 0 else view.info(int(view.running[row])).priority
 
 
 def _ran(view: SchedulerView, decision: Decision, turn: bool) -> bool:
-    """True if the oldest request computes as much as it can, or anything in its turn.
+    """True if the oldest request computes as much as it can, or in its turn at least one token.
 
-    A rest of the step may be less than a granule, and then core leaves the row out.
+    If the rest of a step's budget is less than a granule, core leaves the row out.
     """
     if not view.running.size:
         return True

@@ -1,4 +1,4 @@
-"""Prefix caches: a radix tree over content ids, and none at all."""
+"""Prefix caches: a radix tree over content ids, and one that keeps nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NOTHING: Int32 = np.empty(0, np.int32)
 
 
 class Node:
-    """An edge and what hangs below it: whole granules of content and the granules that hold them.
+    """A node of the radix tree: whole granules of content ids, the granules that hold them, and its children.
 
-    A request that ends its match inside an edge splits it, so a node is held as a whole or not at all.
+    A request whose match ends inside a node splits it, so a request holds a node as a whole or not at all.
     """
 
     __slots__ = ("children", "content", "granules", "key", "parent", "stamp", "ticket")
@@ -29,16 +29,17 @@ class Node:
         self.granules = granules
         self.children: dict[bytes, Node] = {}
         self.stamp = 0
-        """When it was last used."""
+        """The clock at its last use."""
         self.ticket = 0
-        """Its valid entry in the queue of leaves; 0: none."""
+        """The number of its valid entry in the heap of leaves; 0: it has none."""
 
 
 class RadixCache:
-    """A radix tree over granules of content ids; the least recently used leaf that nobody holds leaves first.
+    """A prefix cache: a radix tree over granules of content ids. It evicts the least recently used free leaf first.
 
-    Leaves stand in a heap by their last use. One that comes up while in use is taken out: whoever holds it passes
-    by with `insert` before letting go, and that puts it back. So evicting n granules touches about n of them.
+    A heap orders the leaves by their last use. If `evict` meets a leaf that a request holds, it removes the leaf from
+    the heap. The request calls `insert` before it gives up its granules, and `insert` puts the leaf back. So the
+    eviction of n granules looks at about n granules.
     """
 
     caching = True
@@ -53,13 +54,13 @@ class RadixCache:
         self._nodes = 0
 
     def match(self, salt: bytes, content: Int64) -> Int32:
-        """Granules that hold the longest cached prefix of `content`, whole granules only, in order."""
+        """The granules that hold the longest cached prefix of `content`, whole granules only, in order."""
         path, _, _ = self._walk(salt, content)
         self._touch(path)
         return np.concatenate([node.granules for node in path]) if path else NOTHING
 
     def insert(self, salt: bytes, content: Int64, granules: Int32) -> Int32:
-        """Keep `granules` for `content`; returns those newly held (the rest was there already)."""
+        """Keep `granules` for `content`; returns the new ones (the cache has the content of the others already)."""
         content = content[: granules.size * self._granule]
         path, at, parent = self._walk(salt, content)
         if at == content.size:
@@ -76,7 +77,7 @@ class RadixCache:
         return new
 
     def remove(self, salt: bytes, content: Int64, start: int) -> Int32:
-        """Drop what is held from token `start` of `content` on, and all below it; returns the granules dropped."""
+        """Drop `content` from token `start` on, and everything that continues it; returns the dropped granules."""
         start = start // self._granule * self._granule
         _, at, parent = self._walk(salt, content[:start])
         if parent is None or at < start:
@@ -91,7 +92,10 @@ class RadixCache:
         return np.concatenate([node.granules for node in dropped])
 
     def evict(self, n: int, in_use: Callable[[Int32], NDArray[np.bool_]]) -> Int32:
-        """Drop up to `n` granules that `in_use` says no request holds, least recently used first; returns them."""
+        """Drop up to `n` granules, least recently used first, and return them.
+
+        `in_use` tells for each granule whether a request holds it; such granules stay.
+        """
         dropped: list[Int32] = []
         while n > 0 and self._leaves:
             _, ticket, leaf = heapq.heappop(self._leaves)
@@ -108,11 +112,14 @@ class RadixCache:
         return np.concatenate(dropped) if dropped else NOTHING
 
     def stats(self) -> Mapping[str, int]:
-        """Granules held, and nodes they hang in."""
+        """The number of granules in the cache, and of nodes in the tree."""
         return {"granules": self._granules, "nodes": self._nodes}
 
     def _walk(self, salt: bytes, content: Int64) -> tuple[list[Node], int, Node | None]:
-        """Nodes that lie wholly on `content` (the last one split where it leaves), tokens matched, deepest node."""
+        """The nodes along `content`, the number of matched tokens, and the deepest node.
+
+        Splits the last node if only its beginning matches.
+        """
         node = self._roots.get(salt)
         path: list[Node] = []
         at = 0
@@ -195,7 +202,7 @@ class RadixCache:
 
 
 class NoCache:
-    """Keeps nothing: every prompt is computed."""
+    """A prefix cache that keeps nothing, so every prompt is computed."""
 
     caching = False
 
@@ -203,19 +210,19 @@ class NoCache:
         del granule
 
     def match(self, salt: bytes, content: Int64) -> Int32:
-        """Nothing."""
+        """No granules."""
         return NOTHING
 
     def insert(self, salt: bytes, content: Int64, granules: Int32) -> Int32:
-        """Takes nothing."""
+        """No granules: it keeps none."""
         return NOTHING
 
     def remove(self, salt: bytes, content: Int64, start: int) -> Int32:
-        """Holds nothing that could go."""
+        """No granules."""
         return NOTHING
 
     def evict(self, n: int, in_use: Callable[[Int32], NDArray[np.bool_]]) -> Int32:
-        """Holds nothing that could go."""
+        """No granules."""
         return NOTHING
 
     def stats(self) -> Mapping[str, int]:
@@ -237,7 +244,7 @@ def _after_last(used: NDArray[np.bool_]) -> int:
 
 @hookimpl
 def register_kv_managers() -> Iterable[KVManagerSpec]:
-    """The radix tree, and no cache."""
+    """The radix tree, and the cache that keeps nothing."""
     yield KVManagerSpec(
         name="radix", make=f"{__name__}:RadixCache", summary="common prefixes in a tree, least recently used first out"
     )

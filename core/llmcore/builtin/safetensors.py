@@ -7,7 +7,7 @@ from llmcore.api import WeightLoaderSpec, hookimpl
 
 @hookimpl
 def register_weight_loaders() -> Iterable[WeightLoaderSpec]:
-    """A directory with config.json and *.safetensors."""
+    """The loader for a directory with config.json and *.safetensors."""
     yield WeightLoaderSpec(
         name="safetensors",
         sniff="llmcore.weights.safetensors:sniff",

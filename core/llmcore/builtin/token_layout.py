@@ -18,7 +18,7 @@ class TokenLayout(Layout):
         return per_token * self.granule * len(group.layers)
 
     def layer_tensors(self, granules: int, device: torch.device) -> KV:
-        """Zeros."""
+        """A pool of zeros for one layer."""
         slots, heads = granules * self.granule, self.group.kv_heads
         return (
             zeros((slots, heads, self.group.key_size), self.dtype, device),
@@ -26,10 +26,10 @@ class TokenLayout(Layout):
         )
 
     def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store new keys and values."""
+        """Store keys and values at `slots`."""
         kv[0].index_copy_(0, slots, k)
         kv[1].index_copy_(0, slots, v)
 
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read keys and values."""
+        """The keys and values at `slots`."""
         return kv[0].index_select(0, slots), kv[1].index_select(0, slots)

@@ -1,4 +1,4 @@
-"""Where tokenizers come from: tokenizer.json, tokenizer.model on request, and whatever transformers can build."""
+"""Sources of tokenizers: tokenizer.json, tokenizer.model on request, and any tokenizer that transformers can build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers without a tokenizer.json: transformers builds them, in a process of its own that then exits."""
+"""Models without a tokenizer.json: transformers builds the tokenizer, in a separate process that then exits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _KEPT = ("generation_config.json", "config.json")
 
 
 def has_tokenizer_files(model: Path) -> bool:
-    """TokenizerSpec.sniff: a directory with files that a tokenizer can be made of."""
+    """TokenizerSpec.sniff: True for a directory with files that transformers can make a tokenizer of."""
     return any((model / name).is_file() for name in _FILES)
 
 
 def convert(model: Path, out: Path, trust_remote_code: bool = False) -> None:
-    """TokenizerSpec.convert. Raises ConfigError when transformers cannot build a fast tokenizer."""
+    """TokenizerSpec.convert: write a tokenizer.json to `out`. Raises ConfigError if transformers cannot build one."""
     from transformers import AutoTokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""One KV group: counted granules, the host's mirror of the request table, and the prefix-cache policy."""
+"""One KV group: its reference-counted granules, the host's copy of the request table, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NO_GRANULES: Int32 = np.empty(0, np.int32)
 
 
 class KVGroup:
-    """Granules of `granule` tokens in rows of a request table, `total` of them, for `rows` requests at once.
+    """`total` granules of g = `granule` tokens each, and a request table with `rows` rows, one per running request.
 
-    `table[row, i]` is the granule of tokens [i * g, (i + 1) * g); granules are 0 .. total - 1. The manager only
-    names granules: what it returns is checked against the counts before anything happens.
+    `table[row, i]` is the granule of tokens [i * g, (i + 1) * g); granules are 0 .. total - 1. The manager (the
+    prefix cache) only names granules: the group checks them against the reference counts before it acts on them.
     """
 
     def __init__(
@@ -27,15 +27,15 @@ class KVGroup:
         self.sharing = Sharing(self.pool, rows)
         self.table = np.zeros((rows, self.granules(max_len)), np.int32)
         self.held = np.zeros(rows, np.int32)
-        """[rows] granules in each row, reserved ones included."""
+        """[rows] number of granules in each row, reserved ones included."""
         self.manager = manager
 
     def granules(self, tokens: int) -> int:
-        """Granules that `tokens` tokens take."""
+        """Number of granules that hold `tokens` tokens."""
         return -(-tokens // self.granule)
 
     def granules_of(self, tokens: Int32) -> Int32:
-        """The same, elementwise."""
+        """`granules` of each element."""
         granules: Int32 = -(-tokens // self.granule)
         return granules
 
@@ -45,21 +45,21 @@ class KVGroup:
         return granules
 
     def entries(self, row: int) -> tuple[Int32, Int32, Int32]:
-        """All table entries of a row, as columns row, at, granule."""
+        """All table entries of a row, as columns (row, at, granule)."""
         at = np.arange(self.held[row], dtype=np.int32)
         return np.full(at.size, row, np.int32), at, self.row(row).copy()
 
     def lack(self, rows: Int32, lengths: Int32) -> Int32:
-        """Granules that each of `rows` still needs to hold `lengths` tokens."""
+        """Number of granules that each of `rows` still needs to hold `lengths` tokens."""
         missing: Int32 = np.maximum(self.granules_of(lengths) - self.held[rows], 0)
         return missing
 
     def grow(self, rows: Int32, lengths: Int32, limits: Int32) -> tuple[Int32, Int32, Int32]:
-        """Give each of `rows` room for `lengths` tokens; there must be enough free granules.
+        """Give each of `rows` room for `lengths` tokens. The caller makes sure that enough granules are free.
 
-        A row that lacks less than a run gets a whole one, neighbours where there are any, if enough is free and
-        `limits`, the most tokens it can come to hold, allows. Returns what was written to the table: columns row,
-        at, granule.
+        `limits` [rows]: the most tokens that each row can ever hold. A row that lacks less than a run gets a whole
+        run, if its limit allows that and enough granules are free. The granules of a run are neighbours if a free
+        run exists. Returns the new table entries as columns (row, at, granule).
         """
         lack = self.lack(rows, lengths)
         short = np.flatnonzero(lack)
@@ -95,16 +95,17 @@ class KVGroup:
             self.pool.drop(tail)
 
     def take(self, row: int, granules: Int32) -> None:
-        """Start an empty row with granules that others or the cache hold."""
+        """Start an empty row with granules that other requests or the prefix cache hold."""
         self.sharing.take(row, granules)
         self.pool.hold(granules)
         self.table[row, : granules.size] = granules
         self.held[row] = granules.size
 
     def unshare(self, row: int, at: int) -> tuple[int, int] | None:
-        """Make `table[row, at]` the row's own before it is written: (src, dst) to copy, or None if it was already.
+        """Make `table[row, at]` the row's own before a step writes to it.
 
-        One granule must be free.
+        Returns the granules (src, dst) to copy, or None if the granule was the row's own already. One granule must be
+        free.
         """
         src = self.table[row, at]
         if self.pool.holders[src] == 1 and not self.pool.kept[src]:
@@ -117,7 +118,7 @@ class KVGroup:
         return int(src), int(dst[0])
 
     def release(self, row: int) -> None:
-        """The row lets go of everything."""
+        """Let a row give up all its granules."""
         self._drop(self.row(row).copy())
         self.held[row] = 0
         self.sharing.per_row[row] = 0
@@ -129,18 +130,24 @@ class KVGroup:
         return found
 
     def insert(self, salt: bytes, content: Int64, row: int) -> Int32:
-        """Offer a row's first granules, which hold `content` (whole granules), to the cache; returns those it took."""
+        """Offer a row's first granules to the prefix cache; returns the ones that it took.
+
+        `content`: the content ids in these granules; its length is a multiple of the granule.
+        """
         new = self.manager.insert(salt, content, self.table[row, : content.size // self.granule].copy())
         self.check_named(new, kept=False)
         self.pool.keep(new)
         return new
 
     def remove(self, salt: bytes, content: Int64, start: int) -> Int32:
-        """Drop from the cache what holds `content` from token `start` on, and all below; returns the granules."""
+        """Drop `content` from token `start` on, and everything that continues it, from the prefix cache.
+
+        Returns the dropped granules.
+        """
         return self._forget(self.manager.remove(salt, content, start))
 
     def make_free(self, n: int) -> bool:
-        """Have `n` granules free, evicting what only the cache holds if need be; False if that is not enough."""
+        """Evict granules that only the prefix cache holds until `n` are free; returns False if that is not enough."""
         short = n - self.pool.free
         if short > 0 and self.pool.cached:
             self._forget(self.manager.evict(min(short, self.pool.cached), self.pool.in_use))
@@ -152,7 +159,10 @@ class KVGroup:
         return granules
 
     def check_named(self, granules: Int32, *, kept: bool) -> None:
-        """Raise RuntimeError if the manager names granules twice, or some that it has (`kept`) or has not."""
+        """Raise RuntimeError if the manager names a granule twice, or one that it must not name.
+
+        With `kept` it may name only granules that it keeps, without `kept` only granules that it does not keep.
+        """
         if granules.size and not (self.pool.distinct(granules) and (self.pool.kept[granules] == kept).all()):
             raise RuntimeError(
                 f"the prefix cache of group {self.name!r} ({type(self.manager).__name__}) names granules twice, "
@@ -169,7 +179,7 @@ def _steps(starts: Int32, n: int) -> Int32:
 
 
 def _spread(starts: Int32, counts: Int32) -> Int32:
-    """start, start + 1, … for each start, `counts` of them, end to end."""
+    """start, start + 1, … for each start, `counts` numbers each, concatenated."""
     ends = np.cumsum(counts)
     steps: Int32 = np.arange(int(ends[-1]) if ends.size else 0, dtype=np.int32)
     spread: Int32 = (steps + np.repeat(starts - (ends - counts), counts)).astype(np.int32)

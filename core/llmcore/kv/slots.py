@@ -1,7 +1,7 @@
-"""Counted KV slots of one group, in granules of g tokens: who holds them, and which are free.
+"""KV slots of one group in granules of g tokens: reference counts, and the free granules.
 
-Requests, forks and the prefix cache are equal holders. `live` is what some request holds, `cached` what only the
-cache holds; live + cached + free == total after every call.
+A request, a fork or the prefix cache can hold a granule. `live` counts the granules that at least one request holds,
+`cached` those that only the prefix cache holds. After every call, live + cached + free == total.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from llmcore.protocols import Int32
 
 RUN_TOKENS = 16
-"""Neighbouring slots that are reserved together for a decoding request."""
+"""Number of neighbouring slots that are reserved together for a decoding request."""
 
-# ufunc.at takes its fast path only for operands of one type.
+# ufunc.at is fast only if both operands have the same type.
 _ONE = np.int32(1)
 
 
 class IdStack:
-    """Ids below `n`, each at most once; last in, first out."""
+    """A stack of distinct ids below `n`: last in, first out."""
 
     def __init__(self, n: int) -> None:
         self._items = np.empty(n, np.int32)
@@ -30,14 +30,14 @@ class IdStack:
         return self._size
 
     def push(self, ids: Int32) -> None:
-        """Add `ids` (distinct), leaving out those already there."""
+        """Add `ids`, which are distinct. An id that the stack has already is skipped."""
         new = ids[~self._present[ids]]
         self._items[self._size : self._size + new.size] = new
         self._present[new] = True
         self._size += new.size
 
     def pop(self, n: int) -> Int32:
-        """Up to `n` ids, those that were pushed last, in the order in which they were pushed."""
+        """Take the up to `n` ids that were pushed last; returns them in the order in which they were pushed."""
         low = max(self._size - n, 0)
         taken: Int32 = self._items[low : self._size].copy()
         self._present[taken] = False
@@ -46,11 +46,11 @@ class IdStack:
 
 
 class SlotPool:
-    """Reference counts of `total` granules, and allocation that keeps neighbours together.
+    """Reference counts of `total` granules, and an allocator that keeps neighbours together.
 
-    Granules come in blocks of one run (`RUN_TOKENS` tokens, or one granule where that is more). Blocks that are
-    free as a whole stand in one stack, loose free granules in another; a loose granule whose block became whole
-    again, or was taken as such, is skipped when it comes up. Arrays given to a call name each granule once.
+    Granules form blocks of one run (`RUN_TOKENS` tokens, or one granule if that is more). One stack has the blocks
+    that are free as a whole, another the loose free granules. When a block becomes free as a whole, its granules stay
+    on the loose stack; the allocator skips them there. An array that a caller passes names each granule once.
     """
 
     def __init__(self, total: int, granule: int = 1) -> None:
@@ -60,9 +60,9 @@ class SlotPool:
         self.granule = granule
         self.run = max(1, RUN_TOKENS // granule)
         self.holders = np.zeros(total, np.int32)
-        """[total] requests that hold each granule."""
+        """[total] number of requests that hold each granule."""
         self.kept = np.zeros(total, np.bool_)
-        """[total] whether the prefix cache holds it."""
+        """[total] True if the prefix cache holds the granule."""
         self._live = 0
         self._cached = 0
         n_blocks = -(-total // self.run)
@@ -77,34 +77,34 @@ class SlotPool:
 
     @property
     def live(self) -> int:
-        """Granules that some request holds."""
+        """Number of granules that at least one request holds."""
         return self._live
 
     @property
     def cached(self) -> int:
-        """Granules that only the prefix cache holds."""
+        """Number of granules that only the prefix cache holds."""
         return self._cached
 
     @property
     def free(self) -> int:
-        """Granules that nobody holds."""
+        """Number of granules that neither a request nor the prefix cache holds."""
         return self.total - self._live - self._cached
 
     def alloc(self, n: int) -> Int32:
-        """`n` free granules, now held by one request: whole runs first, then the rest. ValueError if too few."""
+        """Allocate `n` granules for one request: whole runs first, then loose ones. ValueError if too few are free."""
         if n > self.free:
             raise ValueError(f"{n} granules asked for, {self.free} free")
         runs = self.alloc_runs(n // self.run)
         return np.concatenate([runs.reshape(-1), self._alloc_loose(n - runs.size)])
 
     def alloc_runs(self, n: int) -> Int32:
-        """[k, run] up to `n` runs of neighbouring granules, now held by one request each."""
+        """Allocate up to `n` runs of neighbouring granules, each for one request; returns granules [k, run]."""
         runs: Int32 = self._whole.pop(n)[:, None] * self.run + self._offsets
         self._take(runs.reshape(-1))
         return runs
 
     def hold(self, granules: Int32) -> None:
-        """One more request holds `granules`, which are live or cached already."""
+        """Count one more request that holds `granules`, which are live or cached already."""
         before = self.holders[granules]
         woken = int(np.count_nonzero(before == 0))
         self.holders[granules] = before + 1
@@ -112,7 +112,7 @@ class SlotPool:
         self._cached -= woken
 
     def drop(self, granules: Int32) -> None:
-        """One request lets go of `granules`; what the cache does not keep becomes free."""
+        """Count one request less that holds `granules`; those that then have no holder at all become free."""
         left = self.holders[granules] - 1
         self.holders[granules] = left
         idle = granules[left == 0]
@@ -122,23 +122,23 @@ class SlotPool:
         self._release(idle[~kept])
 
     def keep(self, granules: Int32) -> None:
-        """The prefix cache holds `granules` too; requests hold them now."""
+        """Note that the prefix cache holds `granules`, which requests hold now."""
         self.kept[granules] = True
 
     def forget(self, granules: Int32) -> None:
-        """The prefix cache lets go of `granules`; what no request holds becomes free."""
+        """Note that the prefix cache gave up `granules`; the ones that no request holds become free."""
         self.kept[granules] = False
         idle = granules[self.holders[granules] == 0]
         self._cached -= idle.size
         self._release(idle)
 
     def in_use(self, granules: Int32) -> NDArray[np.bool_]:
-        """Which of `granules` a request holds."""
+        """For each of `granules`, True if a request holds it."""
         used: NDArray[np.bool_] = self.holders[granules] > 0
         return used
 
     def distinct(self, granules: Int32) -> bool:
-        """Whether `granules` names each granule once."""
+        """True if `granules` names each granule at most once."""
         if granules.size > self.total:
             return False
         order = self._order[: granules.size]
@@ -146,7 +146,7 @@ class SlotPool:
         return bool((self._mark[granules] == order).all())
 
     def check(self) -> None:
-        """Assert, by counting anew, that counters and counts agree."""
+        """Assert that the counters agree with a fresh count."""
         live = int(np.count_nonzero(self.holders > 0))
         cached = int(np.count_nonzero(self.kept & (self.holders == 0)))
         assert (self.holders >= 0).all(), "a granule was let go more often than it was held"

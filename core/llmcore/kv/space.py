@@ -1,4 +1,4 @@
-"""All KV groups of a model as one: what a request needs is a vector over them, a prefix is what every one holds."""
+"""All KV groups of a model as one: a request needs granules in every group, and a prefix hit exists in every group."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from llmcore.kv.group import KVGroup
 from llmcore.protocols import Int32, Int64
 
 Columns = tuple[Int32, Int32, Int32]
-"""Table entries as columns: row, at, granule."""
+"""Table entries as columns (row, at, granule)."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A cached prefix: `tokens` of it in every group, and per group the granules that hold them."""
+    """A cached prefix that every group holds."""
 
     tokens: int
+    """Length of the prefix."""
     granules: tuple[Int32, ...]
+    """For each group, the granules that hold the prefix."""
 
 
 class KVSpace:
-    """The groups in the model's order. `granule` is the coarsest: what all of them share is a multiple of it."""
+    """The groups in the model's order.
+
+    `granule` is the least common multiple of their granules. The length of a prefix hit is a multiple of it.
+    """
 
     def __init__(self, groups: Sequence[KVGroup]) -> None:
         self.groups = tuple(groups)
@@ -33,11 +38,11 @@ class KVSpace:
 
     @property
     def caching(self) -> bool:
-        """Whether anything is kept for those who come later."""
+        """True if every group's prefix cache keeps prompts for later requests."""
         return all(group.manager.caching for group in self.groups)
 
     def floor(self, tokens: int) -> int:
-        """`tokens` cut to the coarsest granule."""
+        """`tokens` rounded down to a multiple of `granule`."""
         return tokens // self.granule * self.granule
 
     def match(self, salt: bytes, content: Int64) -> Hit:
@@ -53,12 +58,12 @@ class KVSpace:
             group.take(row, granules)
 
     def fork(self, row: int, fork: int, tokens: int) -> None:
-        """Start the empty row `fork` with what `row` holds for its first `tokens` tokens."""
+        """Start the empty row `fork` with the granules of the first `tokens` tokens of `row`."""
         for group in self.groups:
             group.take(fork, group.table[row, : group.granules(tokens)].copy())
 
     def entries(self, row: int, tokens: int) -> list[Columns]:
-        """Per group, the table entries of a row's first `tokens` tokens."""
+        """For each group, the table entries of a row's first `tokens` tokens."""
         columns = []
         for group in self.groups:
             at = np.arange(group.granules(tokens), dtype=np.int32)
@@ -66,10 +71,11 @@ class KVSpace:
         return columns
 
     def enter(self, salt: bytes, content: Int64, row: int) -> int | None:
-        """Offer the prompt granules of a row that goes on running; returns from which token on they are new.
+        """Offer the prompt of a row that goes on running to the prefix cache; returns the first token that is new.
 
-        None where nothing entered: it was there already, or the tree holds other granules than the row for what
-        lies above, and then the row waits until it ends, so that who holds a granule holds all above it.
+        Returns None if nothing was inserted: the cache has the whole prompt already, or it holds other granules than
+        the row for the beginning of the prompt. In the second case the row offers its granules when it ends. So a
+        request that holds a cached granule also holds all granules before it.
         """
         content = content[: self.floor(content.size)]
         start = content.size
@@ -84,7 +90,7 @@ class KVSpace:
         return start if start < content.size else None
 
     def release(self, row: int, salt: bytes, content: Int64) -> None:
-        """The row lets go of everything; `content`, all that is valid of it, is offered to the cache first."""
+        """Offer `content`, all that is valid in a row, to the prefix cache; then let the row give up all granules."""
         content = content[: self.floor(content.size)]
         for group in self.groups:
             if content.size:
@@ -92,12 +98,15 @@ class KVSpace:
             group.release(row)
 
     def drop(self, row: int) -> None:
-        """The row lets go of everything, and nothing is offered to the cache."""
+        """Let a row give up all granules without an offer to the prefix cache."""
         for group in self.groups:
             group.release(row)
 
     def remove(self, salt: bytes, content: Int64, start: int, rows: Int32) -> Int32:
-        """Drop from the cache what holds `content` from `start` on and all below; returns which `rows` hold any."""
+        """Drop `content` from token `start` on, and everything that continues it, from the prefix cache.
+
+        Returns the `rows` that hold any dropped granule.
+        """
         holds = np.zeros(rows.size, np.bool_)
         for group in self.groups:
             dropped = group.remove(salt, content, start)
@@ -107,13 +116,16 @@ class KVSpace:
         return rows[holds]
 
     def secure(self, rows: Int32, starts: Int32, lengths: Int32) -> bool:
-        """Have enough free in every group for `rows` to grow from `starts` to `lengths` tokens."""
+        """Free enough granules in every group for `rows` to grow from `starts` to `lengths` tokens.
+
+        Returns False if that is not possible.
+        """
         for group in self.groups:
             lack = group.lack(rows, lengths)
             need = int(lack.sum()) + self._copies(group, rows, starts)
             if not group.make_free(need):
                 return False
-            # Whole runs for those who need a granule, as far as that costs the cache little.
+            # Make room for whole runs too, but evict at most an eighth of the cached granules for that.
             spare = int(np.count_nonzero(lack)) * group.pool.run - need
             if spare > 0:
                 group.make_free(need + min(spare, group.pool.cached // 8))
@@ -125,9 +137,9 @@ class KVSpace:
             group.trim(rows, lengths)
 
     def unshare(self, rows: Int32, starts: Int32) -> tuple[list[Columns], list[list[tuple[int, int]]]]:
-        """Make every granule that `rows` will write from token `starts` on their own.
+        """Make every granule that `rows` will write from token `starts` on the row's own.
 
-        Returns, per group, the table entries that changed and the granules (src, dst) to copy.
+        Returns, for each group, the table entries that changed and the granules (src, dst) to copy.
         """
         writes: list[Columns] = []
         copies: list[list[tuple[int, int]]] = []
@@ -145,11 +157,11 @@ class KVSpace:
         return writes, copies
 
     def pending_copies(self, group: KVGroup, rows: Int32, starts: Int32) -> Int32:
-        """1 where a row's next write will need a granule of its own in place of a shared one."""
+        """[rows] 1 if a row's next write needs a granule of its own in place of a shared one, else 0."""
         return self._borrowed(group, rows, starts).astype(np.int32)
 
     def check(self) -> None:
-        """Assert the invariant of every group, and that rows and the cache hold exactly what is counted."""
+        """Assert the invariants of every group's pool, and that its reference counts match its rows."""
         for group in self.groups:
             group.pool.check()
             counted = np.zeros(group.pool.total, np.int32)
@@ -158,7 +170,7 @@ class KVSpace:
             assert (counted == group.pool.holders).all(), f"rows of {group.name!r} and the counts disagree"
 
     def _copies(self, group: KVGroup, rows: Int32, starts: Int32) -> int:
-        """Granules that `rows` need for copies; whoever is the last to hold one writes in place."""
+        """Number of granules that `rows` need for copies. The last holder of a granule writes in place."""
         if group.granule == 1:
             return 0
         borrowed = np.flatnonzero(self._borrowed(group, rows, starts))

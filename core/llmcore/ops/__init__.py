@@ -1,23 +1,26 @@
-"""Ops: what is computed, one file each. A module named by an OpSpec holds
+"""Ops: the computations that kernels implement, one file for each op.
 
-- `reference`: a short torch function, the meaning of the op;
-- `make(context) -> callable`: the reference bound to one context, the kernel `torch` of every op;
-- `samples(context) -> iterator of argument tuples`: seeded inputs that hurt, with NaN in what must not be read;
-- `TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value;
-- `cost(shape) -> (bytes, flops)` of one call, where `shape` also holds `tokens`, `element` (bytes per element) and,
-  for attention, `kv_len`;
-- `SHAPES`, where kernels are made for shapes: a few to check them in;
-- `IN_PLACE`, optional: the names of the reference's arguments that a kernel may overwrite. Tuples of tensors (KV
-  pools, tables) are written as the reference writes them. Every other argument stays as it is, to the bit;
-- `LAYOUTS`, where it reads or writes KV: the layouts that its samples know;
-- `meaning(context) -> callable`, in place of `reference` where what is right depends on the context;
-- `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, made where `draw` draws;
-- `timed(context, tokens)`, optional: iterator of the arguments that `llmcore kernels --bench` times, made where `draw`
-  draws; without it, the first of `samples` whose tokens are as many as SAMPLE_TOKENS then says;
-- for a composite, `expand(context, part) -> callable`, where `part(op, **shape)` gives the op's chosen kernel.
+An OpSpec names a module with these attributes:
 
-Attention ops make `protocols.AttentionKernel`s: what they mean is in `llmcore.ops.attention`, their `reference` and
-samples are in `llmcore.ops.attention_cases`.
+- `reference`: a short torch function that defines the op.
+- `make(context) -> callable`: the reference bound to one context. It is the kernel `torch` of the op.
+- `samples(context) -> iterator of argument tuples`: seeded inputs with difficult values, and with NaN in places that
+  a kernel must not read.
+- `TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value.
+- `cost(shape) -> (bytes, flops)` of one call. Here `shape` also has `tokens`, `element` (bytes per element) and, for
+  attention, `kv_len`.
+- `SHAPES`, if kernels are made for shapes: some shapes to check kernels with.
+- `IN_PLACE`, optional: the names of the reference's arguments that a kernel may overwrite. A kernel writes tuples of
+  tensors (KV pools, tables) as the reference does. It leaves every other argument as it is, to the bit.
+- `LAYOUTS`, if the op reads or writes KV: the layouts that its samples know.
+- `meaning(context) -> callable`, in place of `reference`, if the right result depends on the context.
+- `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, on the device of `draw`.
+- `timed(context, tokens)`, optional: iterator of the arguments that `llmcore kernels --bench` times, on the device of
+  `draw`. Without it, the bench times the first of `samples`, for which SAMPLE_TOKENS gives `tokens`.
+- `expand(context, part) -> callable`, for a composite. `part(op, **shape)` returns the op's chosen kernel.
+
+Attention ops make `protocols.AttentionKernel`s. `llmcore.ops.attention` defines them; their `reference` and samples
+are in `llmcore.ops.attention_cases`.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ ROUNDING: Mapping[str, float] = {"f32": 1e-5, "f16": 4e-3, "bf16": 2e-2}
 
 
 class OpModule(Protocol):
-    """What the module of an op holds."""
+    """The attributes that every op's module has."""
 
     TOLERANCE: Mapping[str, float]
 
     def reference(self, *args: Any) -> Any:
-        """The meaning of the op."""
+        """The definition of the op."""
 
     def make(self, context: OpContext) -> Any:
         """The reference bound to `context`."""
@@ -63,14 +66,14 @@ class OpModule(Protocol):
 
 @runtime_checkable
 class Bound(Protocol):
-    """The module of an op that means something else in every context."""
+    """The module of an op whose definition depends on the context."""
 
     def meaning(self, context: OpContext) -> Op:
-        """What a kernel made for `context` must compute."""
+        """A function that computes what a kernel made for `context` must compute."""
 
 
 def size(shape: Shape, name: str, default: int = 1) -> int:
-    """One whole number of a shape."""
+    """The number `name` of a shape, as an int. Raises TypeError if the value is not a number."""
     value = shape.get(name, default)
     if isinstance(value, (int, float)):
         return int(value)
@@ -79,7 +82,7 @@ def size(shape: Shape, name: str, default: int = 1) -> int:
 
 @dataclass
 class _Source:
-    """Where `draw` takes its numbers from."""
+    """The seed and the device of `draw`, and the token count of SAMPLE_TOKENS if one was set."""
 
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -91,7 +94,10 @@ _source = _Source()
 
 @contextmanager
 def drawing(seed: int, device: torch.device, tokens: int | None = None) -> Iterator[None]:
-    """Within it `draw` draws on `device`, other numbers for every `seed`; SAMPLE_TOKENS says `tokens` if given."""
+    """Inside this context `draw` draws on `device`, with other numbers for each `seed`.
+
+    If `tokens` is given, SAMPLE_TOKENS has only this count, for every bucket.
+    """
     before = _source.seed, _source.device, _source.tokens
     _source.seed, _source.device, _source.tokens = seed, device, tokens
     try:
@@ -101,18 +107,18 @@ def drawing(seed: int, device: torch.device, tokens: int | None = None) -> Itera
 
 
 def draws_on() -> torch.device:
-    """Where `draw` makes its tensors."""
+    """The device on which `draw` makes its tensors."""
     return _source.device
 
 
 def draw(context: OpContext, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers in the context's dtype; outside `drawing` on the CPU, the same on every machine."""
+    """Normal numbers in the context's dtype. Outside `drawing` they are on the CPU, and equal on every machine."""
     generator = torch.Generator(_source.device).manual_seed(_source.seed + seed)
     return torch.randn(*shape, generator=generator, device=_source.device).to(DTYPES[context.dtype])
 
 
 class _SampleTokens(dict[int, tuple[int, ...]]):
-    """By bucket, unless `drawing` was told how many."""
+    """Token counts by bucket, or the one count that `drawing` was given."""
 
     def __getitem__(self, bucket: int) -> tuple[int, ...]:
         return super().__getitem__(bucket) if _source.tokens is None else (_source.tokens,)
@@ -121,4 +127,4 @@ class _SampleTokens(dict[int, tuple[int, ...]]):
 SAMPLE_TOKENS: Mapping[int, tuple[int, ...]] = _SampleTokens(
     {0: (1,), 1: (2, 7, 16), 2: (17, 64), 3: (65,), 4: (257,)}
 )
-"""Token counts worth a sample per bucket: the borders, and odd ones."""
+"""Token counts to sample for each bucket: its borders, and odd counts."""

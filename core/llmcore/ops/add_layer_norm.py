@@ -30,7 +30,7 @@ def make(context: OpContext) -> Op:
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
-    """Add, then whatever layer_norm was chosen."""
+    """An addition, then the chosen layer_norm."""
     norm = part("layer_norm", **context.shape)
 
     def run(
@@ -45,8 +45,10 @@ def expand(context: OpContext, part: Callable[..., Op]) -> Op:
 def samples(
     context: OpContext,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]]:
-    """layer_norm's, with a residual; also one that cancels x. Sums far from zero are exact in any type: a half type's
-    rounding of them would be large beside their variance, and a reference in f32 does not round.
+    """The samples of layer_norm, each with a usual residual and with one that cancels x.
+
+    For rows far from zero the residual is constant, so that the sum is exact in every type. Otherwise a half type's
+    rounding error would be large beside the row's variance, while a reference in f32 does not round.
     """
     for x, weight, bias, eps in layer_norm.samples(context):
         far = bool((x > 16).all())

@@ -30,7 +30,7 @@ def make(context: OpContext) -> Op:
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
-    """Add, then whatever rms_norm was chosen."""
+    """An addition, then the chosen rms_norm."""
     norm = part("rms_norm", **context.shape)
 
     def run(
@@ -43,7 +43,7 @@ def expand(context: OpContext, part: Callable[..., Op]) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]]:
-    """rms_norm's, with a residual; also one that cancels x."""
+    """The samples of rms_norm, each with a usual residual and with one that cancels x."""
     for x, weight, eps in rms_norm.samples(context):
         yield x, x.flip(-1), weight, eps
         yield x, -x, weight, eps

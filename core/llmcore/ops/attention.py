@@ -1,4 +1,4 @@
-"""What the attention ops share: their meaning in torch, and a kernel made of it."""
+"""Shared by the attention ops: their definition in torch, and the reference kernel."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 
 
 def shape_of(spec: AttnSpec) -> dict[str, Any]:
-    """An AttnSpec as the shape of an OpContext."""
+    """The fields of an AttnSpec, as the shape of an OpContext."""
     return asdict(spec)
 
 
 def spec_of(context: OpContext) -> AttnSpec:
-    """The AttnSpec in an OpContext."""
+    """The AttnSpec that an OpContext's shape holds."""
     return AttnSpec(**context.shape)  # type: ignore[arg-type]
 
 
 def attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttnSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [n, heads, key_size] are the last n of the tokens in keys [L, kv_heads, key_size] and values.
+    """Attention of q [n, heads, key_size] over keys [L, kv_heads, key_size] and values [L, kv_heads, value_size].
 
-    Returns out [n, heads, value_size] and the log-sum-exp of the scaled scores [n, heads], both f32.
+    The queries belong to the last n of the L tokens. Returns out [n, heads, value_size] and the log-sum-exp of the
+    scaled scores [n, heads], both f32.
     """
     n, length, group = q.shape[0], keys.shape[0], spec.heads // spec.kv_heads
     grouped = q.float().view(n, spec.kv_heads, group, spec.key_size)
@@ -47,7 +48,7 @@ def attend(
 
 
 def visible(n: int, length: int, spec: AttnSpec) -> torch.Tensor:
-    """[n, length] bool: which tokens each of the last n sees."""
+    """The mask [n, length] bool: True where one of the last n of `length` tokens sees a token."""
     key = torch.arange(length)
     query = torch.arange(length - n, length)[:, None]
     seen = key <= query if spec.mask == "causal" else torch.ones(n, length, dtype=torch.bool)
@@ -57,7 +58,7 @@ def visible(n: int, length: int, spec: AttnSpec) -> torch.Tensor:
 
 
 def token_slots(table: torch.Tensor, first: int, last: int, granule: int) -> torch.Tensor:
-    """[last - first] int64: the slots of tokens first to last (exclusive) of one row of a table of granules."""
+    """The slots [last - first] int64 of tokens `first` to `last` (exclusive), from one row of a table of granules."""
     tokens = torch.arange(first, last, device=table.device)
     if granule == 1:
         return table[first:last].long()
@@ -65,7 +66,7 @@ def token_slots(table: torch.Tensor, first: int, last: int, granule: int) -> tor
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """KV of `kv_len` tokens is read once for `tokens` queries."""
+    """(bytes, flops): the KV of `kv_len` tokens is read once for `tokens` queries."""
     kv_len, tokens, element = size(shape, "kv_len"), size(shape, "tokens"), size(shape, "element", 2)
     width = size(shape, "key_size") + size(shape, "value_size")
     moved = kv_len * size(shape, "kv_heads") * width + tokens * size(shape, "heads") * width
@@ -73,15 +74,17 @@ def cost(shape: Shape) -> tuple[float, float]:
 
 
 GQA_LAYOUTS = ("token",)
-"""Keys and values of every head, side by side."""
+"""Layouts that store the keys and values of every head side by side."""
 
 LAYOUTS = (*GQA_LAYOUTS, "mla-latent")
-"""What the torch reference reads. In `mla-latent` a token is one row, whose first `value_size` elements are its
-value."""
+"""Layouts that the torch reference reads.
+
+In `mla-latent` a token is one row. The row's first `value_size` elements are the token's value.
+"""
 
 
 class ReferenceAttention:
-    """An AttentionKernel for the plain layouts, right for rows of any length. Reads KV only through the table."""
+    """The reference AttentionKernel, for `LAYOUTS` and rows of any length. It reads KV only through the table."""
 
     def __init__(self, context: OpContext) -> None:
         self.spec = spec_of(context)
@@ -96,10 +99,10 @@ class ReferenceAttention:
             raise ConfigError(f"{context.op}: the torch reference has no sinks and no {self.spec.mask!r} mask")
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Nothing to take."""
+        """Does nothing: `run` allocates."""
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """Nothing to upload; one key for all."""
+        """Uploads nothing, and returns the same graph key for all steps."""
         return "any"
 
     def run(
@@ -112,7 +115,7 @@ class ReferenceAttention:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One row after the other; see protocols.AttentionKernel."""
+        """Compute one row after the other; see protocols.AttentionKernel."""
         borders = meta["q_start"].tolist()
         for row, (request, length) in enumerate(zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True)):
             first, last = borders[row], borders[row + 1]

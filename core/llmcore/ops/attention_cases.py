@@ -1,4 +1,4 @@
-"""Cases to test and time attention kernels with, and what the right answers are."""
+"""Cases to test and time attention kernels with, and the reference for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmcore.specs import OpContext
 
 @dataclass
 class AttnCase:
-    """One call of an attention kernel: `run`'s arguments, and the rows for `plan`."""
+    """One call of an attention kernel: the arguments of `run`, and the rows for `plan`."""
 
     context: OpContext
     q: torch.Tensor
@@ -34,23 +34,23 @@ class AttnCase:
 
 
 class Uploads:
-    """A MetaWriter that hands what `plan` writes straight to `run`."""
+    """A MetaWriter that puts the arrays of `plan` straight into the `meta` of `run`."""
 
     def __init__(self, meta: dict[str, torch.Tensor]) -> None:
         self.meta = meta
 
     def put(self, name: str, values: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        """Keep it as a tensor."""
+        """Store `values` as a tensor on the device of the table."""
         self.meta[name] = torch.from_numpy(values).to(self.meta["table"].device)
 
 
 def case(
     context: OpContext, n_query: Sequence[int], kv_len: Sequence[int], seed: int = 0, sharpness: float = 1.0
 ) -> AttnCase:
-    """Rows of these lengths over scattered granules of the context's layout, where `draw` draws.
+    """A case with rows of these lengths over scattered granules of the context's layout, on the device of `draw`.
 
-    Slots that no row holds, and the rest of each row's last granule, are NaN; table entries past a row's end point
-    at them. `sharpness` stretches every other query: over long contexts few keys then decide, instead of an average.
+    Slots that no row holds and the rest of each row's last granule are NaN. Table entries past a row's end point to
+    such a granule. `sharpness` scales every second query, so that few keys of a long context decide its result.
     """
     where = draws_on()
     spec, granule, dtype = spec_of(context), context.granule, DTYPES[context.dtype]
@@ -88,7 +88,7 @@ def case(
 
 
 def reference(case: AttnCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of a case, f32, computed where its tensors are: a block of queries at a time, to bound the scores."""
+    """(out, lse) of a case in f32, on its device, for a block of queries at a time to bound the memory of scores."""
     spec, granule = spec_of(case.context), case.context.granule
     out, lse = case.out().float(), case.q.new_empty(case.q.shape[:2]).float()
     first = 0
@@ -97,7 +97,7 @@ def reference(case: AttnCase) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = case.kv[0][slots], case.kv[-1][slots, :, : spec.value_size]
         for start in range(0, int(n), _BLOCK):
             count = min(_BLOCK, int(n) - start)
-            # `attend` takes the last tokens for the queries, so the keys end with this block's.
+            # `attend` takes its queries for the last tokens, so the keys must end with this block's tokens.
             end = int(length - n) + start + count if spec.mask == "causal" else int(length)
             rows = slice(first + start, first + start + count)
             out[rows], lse[rows] = attend(case.q[rows], keys[:end], values[:end], spec)
@@ -116,11 +116,11 @@ SHAPES: tuple[Shape, ...] = tuple(
         AttnSpec(heads=4, kv_heads=4, key_size=16, value_size=16, scale=0.25, window=5),
     )
 )
-"""Odd groups, one head, a window."""
+"""Groups of odd sizes, one KV head, a window."""
 
 
 def with_spec(context: OpContext) -> OpContext:
-    """`context` with a small odd AttnSpec where it has none."""
+    """`context`, with a small and odd AttnSpec if it has no shape."""
     if context.shape:
         return context
     spec = AttnSpec(heads=9, kv_heads=3, key_size=16, value_size=16, scale=0.25)
@@ -128,36 +128,36 @@ def with_spec(context: OpContext) -> OpContext:
 
 
 _TIMED_KV = (512, 8192)
-"""Tokens of KV per row in what is timed; the longer only where few rows read it."""
+"""KV lengths per row in timed cases. The longer one is used only for few rows."""
 
 
 def decode_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """Rows of one token, all as long."""
+    """Rows of one query token, all with the same KV length."""
     for kv_len in _TIMED_KV[: 2 if tokens <= 16 else 1]:
         yield (case(with_spec(context), [1] * tokens, [kv_len] * tokens),)
 
 
 def prefill_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """One whole prompt, and as long a chunk over a prefix."""
+    """One whole prompt, and a chunk of the same length over a prefix."""
     for prefix in (0, _TIMED_KV[0]):
         yield (case(with_spec(context), [tokens], [prefix + tokens]),)
 
 
 def mixed_timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """Half of the tokens decode, the others are a chunk of a prompt."""
+    """Half of the tokens are decode rows, the others are one chunk of a prompt."""
     decode, kv_len = tokens // 2, _TIMED_KV[0]
     chunk = tokens - decode
     yield (case(with_spec(context), [1] * decode + [chunk], [kv_len] * decode + [kv_len + chunk]),)
 
 
 def decode_cases(context: OpContext) -> Iterator[AttnCase]:
-    """Rows of one query token: lengths 1, around a granule, and long beside short."""
+    """Rows of one query token: KV of one token, around a granule, and long rows beside short ones."""
     for lengths in ((1,), (37,), (1, 16, 17, 200), tuple(range(3, 18))):
         yield case(context, [1] * len(lengths), lengths)
 
 
 def prefill_cases(context: OpContext) -> Iterator[AttnCase]:
-    """Whole prompts, chunks over a prefix, single tokens, and all of them together."""
+    """Whole prompts, chunks over a prefix, single tokens, and all of these in one step."""
     for n_query, kv_len in (((5,), (5,)), ((7,), (40,)), ((1,), (9,)), ((1, 4, 33, 2), (1, 50, 33, 130))):
         yield case(context, n_query, kv_len)
 

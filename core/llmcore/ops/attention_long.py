@@ -1,4 +1,4 @@
-"""Attention cases of real sizes, for compiled kernels on a device: contexts to 128k, chunks over long prefixes."""
+"""Attention cases of real sizes, for compiled kernels on a device: contexts up to 128k, chunks over long prefixes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Rows = tuple[Sequence[int], Sequence[int]]
 """(n_query, kv_len) of a case."""
 
 SHARP = 4.0
-"""Scores of this standard deviation: a few of 128k keys decide."""
+"""The standard deviation of the scores: with it, a few of 128k keys decide the result."""
 
 MOST_BYTES = 1200 * 2**20
-"""KV of a case in f32 (larger ones are left out), so that several processes can check beside each other."""
+"""Most bytes of a case's KV in f32. Larger cases are left out, so that several processes can run at the same time."""
 
 
 def decode_cases(context: OpContext) -> Iterator[AttnCase]:
-    """One token each: one row and many, 4k, 32k and 128k tokens, long beside short."""
+    """Rows of one query token: one row and many, KV of 4k, 32k and 128k tokens, long rows beside short ones."""
     skewed = (1, 17, 500, 4096, 33, 9001, 2, 64)
     wide = tuple(int(n) for n in np.random.default_rng(len(context.dtype)).integers(1, 700, 300))
     lengths: dict[int, tuple[Sequence[int], ...]] = {
@@ -38,7 +38,7 @@ def decode_cases(context: OpContext) -> Iterator[AttnCase]:
 
 
 def prefill_cases(context: OpContext) -> Iterator[AttnCase]:
-    """Whole prompts and chunks: over no prefix, 4k and 32k of it, short beside long."""
+    """Whole prompts, and chunks over prefixes of 4k and 32k tokens, short rows beside long ones."""
     rows: dict[int, tuple[Rows, ...]] = {
         0: (((1,), (32769,)),),
         1: (((3, 13), (4099, 700)),),
@@ -50,7 +50,7 @@ def prefill_cases(context: OpContext) -> Iterator[AttnCase]:
 
 
 def mixed_cases(context: OpContext) -> Iterator[AttnCase]:
-    """Rows that decode beside chunks and padding."""
+    """Decode rows beside chunks and padding rows."""
     few = (1, 17, 500, 4096, 33, 9001)
     many = tuple(range(40, 4040, 40))
     rows: dict[int, tuple[Rows, ...]] = {
@@ -72,7 +72,7 @@ def _made(context: OpContext, rows: Sequence[Rows]) -> Iterator[AttnCase]:
 
 
 def _joined(made: AttnCase) -> AttnCase:
-    """Queries, keys and values as a projection leaves them: parts of the rows of one tensor."""
+    """The case with queries, keys and values as parts of the rows of one tensor, as a projection returns them."""
     if made.v_new is None:
         return made
     parts = (made.q, made.k_new, made.v_new)

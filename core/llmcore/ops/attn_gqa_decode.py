@@ -27,6 +27,6 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
-    """Contexts as models have them."""
+    """Contexts of real lengths."""
     for case in attention_long.decode_cases(context):
         yield (case,)

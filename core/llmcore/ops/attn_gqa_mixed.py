@@ -1,6 +1,6 @@
 """attn.gqa.mixed: attention of all rows of a captured step, decode and prefill rows and padding, in one launch.
 
-Row borders are on the device; a row without query tokens is padding, and so are the query rows past the last border.
+Row borders are on the device. A row without query tokens is padding, and so are query tokens past the last border.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
-    """Contexts as models have them."""
+    """Contexts of real lengths."""
     for case in attention_long.mixed_cases(context):
         yield (case,)

@@ -13,9 +13,9 @@ TOLERANCE = ROUNDING
 
 
 def reference(parts: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """parts [P, T, heads, size], lses [P, T, heads] f32 natural logarithms -> ([T, heads, size], [T, heads]).
+    """parts [P, T, heads, size], lses [P, T, heads] f32 (natural logarithm) -> ([T, heads, size], [T, heads]).
 
-    A part that saw no key has an lse of -inf, and its values are not read.
+    A part that saw no key has an lse of -inf. Its values are not used and may be NaN.
     """
     lse = lses.logsumexp(0)
     weights = (lses - lse).exp().nan_to_num(0.0).unsqueeze(-1)

@@ -25,11 +25,11 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
-    """Contexts as models have them."""
+    """Contexts of real lengths."""
     for case in attention_long.mixed_cases(mla.with_spec(context)):
         yield (case,)
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """As attn.gqa.mixed."""
+    """The rows that attn.gqa.mixed times."""
     yield from attention_cases.mixed_timed(mla.with_spec(context), tokens)

@@ -1,6 +1,6 @@
-"""attn.mla.prefill: latent attention of rows of any number of query tokens, absorbed; see llmcore.ops.mla.
+"""attn.mla.prefill: latent attention of rows with any number of query tokens, absorbed; see llmcore.ops.mla.
 
-Long prompts are cheaper expanded (attn.varlen over keys and values of every head); the layer chooses by cost.
+For long prompts the expanded form is cheaper (attn.varlen over keys and values of every head). The layer chooses.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
-    """Contexts as models have them."""
+    """Contexts of real lengths."""
     for case in attention_long.prefill_cases(mla.with_spec(context)):
         yield (case,)
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[AttnCase]]:
-    """As attn.gqa.prefill."""
+    """The rows that attn.gqa.prefill times."""
     yield from attention_cases.prefill_timed(mla.with_spec(context), tokens)

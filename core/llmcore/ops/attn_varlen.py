@@ -1,7 +1,7 @@
-"""attn.varlen: attention over keys and values that lie in a row of tensors, not in a pool; rows of varying lengths.
+"""attn.varlen: attention of rows with varying lengths over packed keys and values, not over a KV pool.
 
-For latent attention in its expanded form: this step's tokens among themselves ("causal"), and over a bounded piece of
-what was cached before ("full"); `attn.merge` joins such parts by their lse.
+Latent attention uses it in its expanded form: for this step's tokens among themselves (mask "causal"), and over a
+bounded piece of the cached tokens (mask "full"). `attn.merge` joins these parts by their lse.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SHAPES: tuple[Shape, ...] = tuple(
     for heads, key, value in ((3, 24, 16), (4, 48, 32))
     for mask in ("causal", "full")
 )
-"""Keys wider than values, as a rotated part makes them."""
+"""Keys wider than values, because keys have a rotated part too."""
 
 Longest = tuple[int, int]
-"""Most query tokens and most keys of a row: upper bounds that the host knows."""
+"""(most query tokens, most keys) of a row: upper bounds that the host knows."""
 
 Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Longest]
 
@@ -49,9 +49,9 @@ class Varlen:
         """q [T, heads, key_size], k [L, kv_heads, key_size], v [L, kv_heads, value_size], and the borders of R rows in
         both, [R + 1] int32 -> out [T, heads, value_size] and lse [T, heads] f32 (natural logarithm).
 
-        Causal: a row's queries are the last of its keys. A row without keys gives zeros and an lse of -inf. Tokens
-        and heads may lie apart: q is a part of a projection, v what is beside the keys in theirs. Keys and values
-        past the last border are not a row's and must not be used.
+        With a causal mask, a row's queries belong to the last of its keys. A row without keys gives zeros and an lse
+        of -inf. The strides of tokens and heads may be larger than their sizes: q is a part of a wider projection, and
+        so is v. Keys and values past the last border belong to no row and must not be used.
         """
         out = q.new_zeros(len(q), self.spec.heads, self.spec.value_size)
         lse = torch.full(out.shape[:2], -torch.inf, device=q.device)
@@ -71,25 +71,25 @@ meaning = make
 
 
 def samples(context: OpContext) -> Iterator[Arguments]:
-    """One row, rows of one token beside long ones, and over a prefix rows without any."""
+    """One row, rows of one token beside long ones, and with the full mask a row without keys."""
     yield _sample(context, (5,), (5,))
     yield _sample(context, (37, 1, 20), (37, 1, 20) if _causal(context) else (12, 90, 0))
     yield _apart(_sample(context, (7, 66, 2), (19, 70, 130)))
 
 
 def long_samples(context: OpContext) -> Iterator[Arguments]:
-    """Prompts and pieces of a prefix as they come."""
+    """Prompts and pieces of a prefix with real lengths."""
     if context.bucket == 4:
         yield _sample(context, (1000, 31, 700), (1000, 31, 700) if _causal(context) else (3000, 0, 8100))
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[Arguments]:
-    """One prompt, over itself or over as much again."""
+    """One prompt, over itself (causal) or over a prefix of the same length (full)."""
     yield _sample(context, (tokens,), (tokens,))
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Keys and values of `kv_len` tokens are read once; causal, half of the scores are computed."""
+    """(bytes, flops): keys and values of `kv_len` tokens are read once; a causal mask needs half of the scores."""
     kv_len, tokens, heads = size(shape, "kv_len"), size(shape, "tokens"), size(shape, "heads")
     width = size(shape, "key_size") + size(shape, "value_size")
     flops = 2.0 * tokens * kv_len * heads * width
@@ -102,7 +102,7 @@ def _causal(context: OpContext) -> bool:
 
 
 def _apart(arguments: Arguments) -> Arguments:
-    """The same within wider tensors: q's tokens with something between them, v's heads too, and more keys behind."""
+    """The same values in wider tensors: gaps between q's tokens and between v's heads, extra keys at the end."""
     q, k, v, *rest = arguments
     wide = q.new_full((len(q), q.shape[1] * q.shape[2] + 24), torch.nan)
     wide[:, : q[0].numel()] = q.flatten(1)

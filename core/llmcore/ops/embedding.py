@@ -26,7 +26,7 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both ends of the vocabulary, repeated ids, NaN in rows that nobody asks for."""
+    """Both ends of the vocabulary, repeated ids, and NaN in rows that no id names."""
     rows, width = size(context.shape, "vocab", 97), size(context.shape, "size", 40)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         table = draw(context, rows, width)

@@ -1,4 +1,4 @@
-"""gelu_and_mul: gelu(gate) * up, the two halves of one tensor; gelu in its tanh approximation (arXiv:1606.08415)."""
+"""gelu_and_mul: gelu(gate) * up, for the two halves of one tensor; gelu's tanh approximation (arXiv:1606.08415)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_one_pass(x: torch.Tensor) -> torch.Tensor:
-    """The same, faster. On CPUs torch computes the last few elements in another way: their bits depend on others."""
+    """The same, faster. On a CPU torch computes a tensor's last elements differently, so a row's bits depend on T."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate.float(), approximate="tanh").mul_(up).to(x.dtype)
 
 
 def make(context: OpContext) -> Op:
-    """The faster one, and the reference where a row's bits may not depend on other rows."""
+    """The reference if a row's bits must not depend on other rows, else the faster function."""
     return reference if context.deterministic else in_one_pass
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:
-    """Usual values, and large ones of both signs, whose cubes overflow f16."""
+    """Usual values, and large values of both signs whose cubes overflow f16."""
     width = 2 * size(context.shape, "size", 44)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         x = draw(context, tokens, width)

@@ -26,7 +26,7 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:
-    """Usual values, and large ones of both signs, whose cubes overflow f16."""
+    """Usual values, and large values of both signs whose cubes overflow f16."""
     width = size(context.shape, "size", 44)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         x = draw(context, tokens, width)
@@ -35,6 +35,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Read, written; some ten operations per element."""
+    """One read, one write and about ten operations per element."""
     elements = size(shape, "tokens") * size(shape, "size")
     return 2.0 * elements * size(shape, "element", 2), 10.0 * elements

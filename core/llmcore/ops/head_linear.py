@@ -1,4 +1,4 @@
-"""head_linear: every head by a matrix of its own (a batched product); the up-projections of latent attention."""
+"""head_linear: multiply each head by its own matrix (a batched product), for latent attention's up-projections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES: tuple[Shape, ...] = ({"heads": 3, "inputs": 16, "outputs": 40}, {"heads"
 def reference(x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, heads, inputs], weight [heads, outputs, inputs] of any strides -> [T, heads, outputs].
 
-    With `beside` [T, heads, rest], each head's outputs are followed by that: [T, heads, outputs + rest].
+    With `beside` [T, heads, rest], the result is [T, heads, outputs + rest]: `beside` follows each head's outputs.
     """
     y = torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
     return y if beside is None else torch.cat((y, beside), -1)
@@ -29,8 +29,9 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, ...]]:
-    """A weight as it is and as the transposed part of a larger one; queries as a part of wider heads, and the rest of
-    these beside the result.
+    """A contiguous weight, and a weight that is a transposed part of a larger one.
+
+    Also queries that are a part of wider heads, with the rest of these heads as `beside`.
     """
     heads, inputs, outputs = (size(context.shape, name, default) for name, default in _DEFAULTS)
     for tokens in SAMPLE_TOKENS[context.bucket]:
@@ -46,7 +47,7 @@ _DEFAULTS = (("heads", 3), ("inputs", 16), ("outputs", 40))
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """The weight is read once, activations once each."""
+    """(bytes, flops): the weight is read once, inputs are read and outputs written once."""
     tokens, heads, inputs, outputs = (size(shape, name) for name in ("tokens", "heads", "inputs", "outputs"))
     elements = heads * (inputs * outputs + tokens * (inputs + outputs))
     return float(elements * size(shape, "element", 2)), 2.0 * tokens * heads * inputs * outputs

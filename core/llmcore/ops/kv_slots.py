@@ -1,4 +1,4 @@
-"""kv_slots: where in its pool the KV of each new token lies."""
+"""kv_slots: the slot in the KV pool of each new token."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 def reference(table: torch.Tensor, owner: torch.Tensor, positions: torch.Tensor, granule: int = 1) -> torch.Tensor:
     """table [N, places], owner [T], positions [T], all int32 -> slots [T] int64.
 
-    `table` holds, by request index, the granule (`granule` tokens) of each place in the request's sequence. A slot is
-    granule number x `granule` + place within the granule.
+    Row n of `table` has the granules of request n, in order; each holds `granule` tokens. `owner` is each token's
+    request. The slot is granule number x `granule` + the token's place within the granule.
     """
     if granule == 1:
         return table[owner, positions].long()
@@ -38,7 +38,7 @@ make = meaning
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Several requests, first and last places; granules that must not be read are -1."""
+    """Tokens of several requests, at first and last places. Table entries that must not be read are -1."""
     granule = context.granule
     generator = torch.Generator().manual_seed(0)
     for tokens in SAMPLE_TOKENS[context.bucket]:
@@ -54,5 +54,5 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Per token: owner, position and granule read, the slot written."""
+    """For each token, owner, position and granule are read and the slot is written."""
     return 20.0 * size(shape, "tokens"), 0.0

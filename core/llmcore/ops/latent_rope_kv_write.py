@@ -1,7 +1,7 @@
-"""latent_rope_kv_write, a composite: latent attention's norm of the latent, rope on queries and the shared key, and
-the store of a token's row in the KV pool.
+"""latent_rope_kv_write, a composite for latent attention: the norm of the latent, rope on queries and the shared key,
+and the write of a token's row to the KV pool.
 
-It expands to `rms_norm`, `rope` and the layout's own write, which the layer hands in under the name `kv_write`.
+It expands to `rms_norm`, `rope` and the layout's own write, which the layer passes as the part `kv_write`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHAPES: tuple[Shape, ...] = (
     {"heads": 3, "size": 24, "latent": 32, "rotated": 8},
     {"heads": 16, "size": 16, "latent": 40, "rotated": 16},
 )
-"""`size`: of a query head, whose last `rotated` elements turn."""
+"""`size` is the size of a query head; rope rotates its last `rotated` elements."""
 
 
 def reference(
@@ -39,11 +39,11 @@ def reference(
     kv: tuple[torch.Tensor, ...],
     slots: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, heads, size], row [T, latent + rotated], weight [latent], cos and sin [T, rotated] f32 -> q with its last
-    `rotated` elements turned, and the row as stored: the latent normed, then the rotated key.
+    """q [T, heads, size], row [T, latent + rotated], weight [latent], cos and sin [T, rotated] f32 -> (q, row).
 
-    Also writes kv (layout mla-latent: one pool [slots, 1, latent + rotated]) at `slots` [T]. q and row may be views
-    with other elements between their rows.
+    The last `rotated` elements of each head of q are rotated. The row is the normed latent and the rotated key, as
+    stored. Also writes kv (layout mla-latent: one pool [slots, 1, latent + rotated]) at `slots` [T]. q and row may be
+    views with other elements between their rows.
     """
     norm, rotate = rms_norm.reference, rope.reference
     return _run(q, row, weight, eps, cos, sin, kv, slots, norm=norm, rotate=rotate, write=_write)
@@ -75,12 +75,12 @@ def _run(
 
 
 def make(context: OpContext) -> Op:
-    """The reference; right for layout mla-latent only."""
+    """The reference. It is right for the layout mla-latent only."""
     return reference
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
-    """An rms_norm, one rope over the query heads and the key, and the layout's write."""
+    """rms_norm, one rope over the query heads and the key, and the layout's write."""
     shape = context.shape
     rotated = size(shape, "rotated")
     norm = part("rms_norm", size=shape["latent"])
@@ -91,7 +91,7 @@ def expand(context: OpContext, part: Callable[..., Op]) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[Any, ...]]:
-    """Queries and rows as parts of wider tensors, written to scattered slots of a pool full of NaN."""
+    """Queries and rows as parts of wider tensors, with scattered slots in a pool full of NaN."""
     heads, width, latent = (size(context.shape, name, default) for name, default in _DEFAULTS)
     rotated = size(context.shape, "rotated", 8)
     for x, cos, sin in rope.samples(_rope_context(context, rotated)):
@@ -110,12 +110,12 @@ _DEFAULTS = (("heads", 3), ("size", 24), ("latent", 32))
 
 
 def _rope_context(context: OpContext, rotated: int) -> OpContext:
-    """For rope over heads that turn as a whole."""
+    """The context of a rope that rotates whole heads of `rotated` elements."""
     return replace(context, shape={"heads": 1, "size": rotated, "rotated": rotated})
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """The turning part of queries is read and written, the row read and written."""
+    """(bytes, flops): the rotated part of queries and the row are read and written."""
     tokens, rotated = size(shape, "tokens"), size(shape, "rotated")
     elements = tokens * (size(shape, "heads") * rotated + size(shape, "latent") + rotated)
     return 2.0 * elements * size(shape, "element", 2), 6.0 * elements

@@ -20,9 +20,9 @@ SHAPES: tuple[Shape, ...] = (
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """x [..., size] -> [..., size]; mean and variance are taken in f32.
+    """x [..., size] -> [..., size]; mean and variance are computed in f32.
 
-    `weight`, `bias`: [size], or [heads, size] for x [T, heads, size], where every head has its own.
+    `weight`, `bias`: [size], or [heads, size] for x [T, heads, size] if every head has its own.
     """
     if weight.dim() == 1:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -36,7 +36,7 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, float]]:
-    """Usual rows, rows of one number (eps alone), rows whose squares overflow f16, rows far from zero."""
+    """Usual rows, rows with zero variance (only eps counts), rows whose squares overflow f16, rows far from zero."""
     heads = (size(context.shape, "heads"),) if context.shape.get("heads") else ()
     width = size(context.shape, "size", 40)
     weight = draw(context, *heads, width, seed=1)
@@ -50,6 +50,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Read, written; seven operations per element."""
+    """One read, one write and seven operations per element."""
     elements = size(shape, "tokens") * size(shape, "heads") * size(shape, "size")
     return 2.0 * elements * size(shape, "element", 2), 7.0 * elements

@@ -1,8 +1,8 @@
 """linear: x W^T + b.
 
-A kernel may be an object with `packing`, the name of its own arrangement of weights, and `pack(weight)`, which makes
-it. Where the kernels of all token buckets share one packing, the layer keeps the packed weight alone; otherwise (and
-for a head that shares the embedding's table) kernels get the plain weight, so each must take both.
+A kernel may be an object with `packing`, the name of its own weight layout, and `pack(weight)`, which makes a weight
+in that layout. If the kernels of all token buckets have the same packing, the layer keeps only the packed weight.
+Otherwise, and for a head that shares the embedding's table, kernels get the plain weight. So each must take both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """With and without bias, sizes that no tile divides."""
+    """With and without bias, in sizes that no tile divides."""
     inputs, outputs = size(context.shape, "inputs", 72), size(context.shape, "outputs", 51)
     weight, bias = draw(context, outputs, inputs, seed=1), draw(context, outputs, seed=2)
     for tokens in SAMPLE_TOKENS[context.bucket]:
@@ -39,15 +39,15 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """A step's most tokens."""
+    """A token count near the upper end of the bucket."""
     inputs, outputs = size(context.shape, "inputs", 72), size(context.shape, "outputs", 51)
-    # a head is asked for some rows of a step only
+    # A head (many outputs) computes only the sampled rows of a step.
     tokens = {0: 1, 1: 13, 2: 50, 3: 256}.get(context.bucket, 4096 if outputs < 1 << 16 else 300)
     yield draw(context, tokens, inputs), draw(context, outputs, inputs, seed=1), None
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """The weight is read once, activations once each."""
+    """(bytes, flops): the weight is read once, inputs are read and outputs written once."""
     tokens, inputs, outputs = (size(shape, name) for name in ("tokens", "inputs", "outputs"))
     elements = inputs * outputs + tokens * (inputs + outputs)
     return float(elements * size(shape, "element", 2)), 2.0 * tokens * inputs * outputs

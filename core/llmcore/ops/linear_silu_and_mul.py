@@ -1,6 +1,7 @@
 """linear_silu_and_mul, a composite: the first linear of a gated MLP and its activation.
 
-A kernel may pack its weight as one of `linear` may (see llmcore.ops.linear); the expansion packs as its linear does.
+A kernel may pack its weight, as kernels of `linear` may (see llmcore.ops.linear). The expansion packs if its linear
+does.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, linear, silu_and_mul, si
 from llmcore.specs import OpContext
 
 TOLERANCE: Mapping[str, float] = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
-"""Those of the two parts, added."""
+"""The sum of the tolerances of the two parts."""
 
 SHAPES: tuple[Shape, ...] = ({"inputs": 72, "size": 51, "bias": True}, {"inputs": 128, "size": 64, "bias": False})
-"""Sizes that no tile divides, and some that many do."""
+"""Sizes that no tile divides, and sizes that many tiles divide."""
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [T, inputs], weight [2 size, inputs], the gate's rows first, bias [2 size] or None -> [T, size]."""
+    """x [T, inputs], weight [2 size, inputs] (the gate's rows first), bias [2 size] or None -> [T, size]."""
     return silu_and_mul.reference(linear.reference(x, weight, bias))
 
 
@@ -31,7 +32,7 @@ def make(context: OpContext) -> Op:
 
 
 class Expanded:
-    """A linear and an activation, each whatever kernel was chosen. Has `packing` and `pack` where the linear has."""
+    """The chosen kernels of the linear and the activation. It has `packing` and `pack` if the linear has them."""
 
     def __init__(self, linear: Op, activation: Op) -> None:
         self._linear, self._activation = linear, activation
@@ -52,7 +53,7 @@ def expand(context: OpContext, part: Callable[..., Op]) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """With bias where the shape has one, and gates of both signs so large that exp overflows."""
+    """With a bias if the shape has one, and with gates of both signs so large that exp overflows."""
     inputs, outputs = size(context.shape, "inputs", 72), 2 * size(context.shape, "size", 51)
     weight = draw(context, outputs, inputs, seed=1) / 8
     bias = draw(context, outputs, seed=2) if context.shape.get("bias", True) else None
@@ -63,7 +64,7 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """The weight is read once, activations once each."""
+    """(bytes, flops): the weight is read once, inputs are read and outputs written once."""
     tokens, inputs, width = (size(shape, name) for name in ("tokens", "inputs", "size"))
     elements = 2 * inputs * width + tokens * (inputs + width)
     return float(elements * size(shape, "element", 2)), 4.0 * tokens * inputs * width + 5.0 * tokens * width

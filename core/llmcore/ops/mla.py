@@ -1,8 +1,8 @@
-"""What the attn.mla ops share: multi-head latent attention in its absorbed form (arXiv:2405.04434, section 2.1).
+"""Shared by the attn.mla ops: multi-head latent attention in its absorbed form (arXiv:2405.04434, section 2.1).
 
-A token's KV is one row: the normed latent, `value_size` elements, and then the rotated part of its key. Queries are
-absorbed, that is, already multiplied by the keys' up-projection, so every query head attends to the same row (one KV
-head) and the values are the row's latent; the values' up-projection follows outside.
+A token's KV is one row: the normed latent of `value_size` elements, then the rotated part of its key. Queries are
+absorbed: they are already multiplied by the keys' up-projection. So every query head attends to the same row (one KV
+head), and the row's latent is the value. The caller applies the values' up-projection afterwards.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SHAPES: tuple[Shape, ...] = tuple(
         AttnSpec(heads=3, kv_heads=1, key_size=40, value_size=32, scale=0.3),
     )
 )
-"""Few heads and a tile of them; rotated parts of 8 and 16."""
+"""Few heads, and a whole tile of heads; rotated parts of 8 and 16 elements."""
 
 
 def with_spec(context: OpContext) -> OpContext:
-    """`context` with the layout, and with a small AttnSpec where it has none."""
+    """`context` with the layout `mla-latent`, and with a small AttnSpec if it has no shape."""
     return replace(context, layout=context.layout or LAYOUTS[0], shape=context.shape or SHAPES[0])
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Rows of `kv_len` tokens are read once for `tokens` queries."""
+    """(bytes, flops): the rows of `kv_len` tokens are read once for `tokens` queries."""
     kv_len, tokens, heads = size(shape, "kv_len"), size(shape, "tokens"), size(shape, "heads")
     key, value = size(shape, "key_size"), size(shape, "value_size")
     moved = kv_len * key + tokens * heads * (key + value)
@@ -43,14 +43,14 @@ def cost(shape: Shape) -> tuple[float, float]:
 
 
 def apart(case: AttnCase) -> AttnCase:
-    """Queries as a view with other elements between its rows, as when they are a part of a wider tensor."""
+    """The case with its queries as a view of a wider tensor, so that other elements lie between them."""
     wide = case.q.new_full((*case.q.shape[:2], case.q.shape[2] + 8), float("nan"))
     wide[..., : case.q.shape[2]] = case.q
     return replace(case, q=wide[..., : case.q.shape[2]])
 
 
 def cases(cases: Iterator[AttnCase]) -> Iterator[tuple[AttnCase]]:
-    """As samples: each as it is, and the last with `apart` queries."""
+    """The cases as samples, and the last one again with queries from `apart`."""
     case = None
     for case in cases:
         yield (case,)

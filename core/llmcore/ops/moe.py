@@ -1,8 +1,8 @@
-"""What the moe ops share: where tokens went, and samples whose routes do not hang on rounding.
+"""Shared by the moe ops: the dispatched tokens, and samples whose routes do not depend on rounding.
 
-A mixture of experts is `moe.route` (which experts), `moe.dispatch` (tokens sorted by expert), `moe.experts` (a gated
-MLP each) and `moe.combine` (their weighted sum), or all of it in one as `moe.fused`. With experts on several devices,
-dispatch and combine are the two that move tokens.
+A mixture of experts consists of `moe.route` (chooses experts), `moe.dispatch` (sorts tokens by expert), `moe.experts`
+(one gated MLP per expert) and `moe.combine` (their weighted sum). `moe.fused` is all four in one. With experts on
+several devices, dispatch and combine move the tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from llmcore.specs import OpContext
 class Dispatched:
     """Tokens sorted by expert. A pair is one choice of one token: pair p is choice p % top_k of row p // top_k of `x`.
 
-    `x` [N, size]: the rows that experts here read. `pairs` [P] int32: the pairs, those of expert 0 first, in order
-    within an expert. `starts` [experts + 1] int32: where each expert's begin in `pairs`.
+    `x` [N, size]: the rows that the experts of this device read. `pairs` [P] int32: all pairs, sorted by expert and
+    within an expert by number. `starts` [experts + 1] int32: the index in `pairs` of each expert's first pair.
     """
 
     x: torch.Tensor
@@ -31,12 +31,12 @@ class Dispatched:
 
 
 def shape_of(spec: RouteSpec) -> dict[str, Any]:
-    """A RouteSpec as a part of the shape of an OpContext."""
+    """The fields of a RouteSpec, as a part of an OpContext's shape."""
     return asdict(spec)
 
 
 def spec_of(context: OpContext) -> RouteSpec:
-    """The RouteSpec in an OpContext."""
+    """The RouteSpec that an OpContext's shape holds."""
     return RouteSpec(**{name: context.shape[name] for name in asdict(_DEFAULT) if name in context.shape})  # type: ignore[arg-type]
 
 
@@ -66,11 +66,11 @@ ROUTES: tuple[Shape, ...] = (
         "bias": True,
     },
 )
-"""Every kind of route there is, from 1 expert to 64."""
+"""One route of each kind, with 1 to 64 experts."""
 
 
 def router(context: OpContext, width: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A router [experts, width] of few bits, and its correction [experts] f32 or None."""
+    """A router's weight [experts, width] with few bits, and its correction [experts] f32 or None."""
     experts = size(context.shape, "experts", 8)
     weight = (draw(context, experts, width, seed=11).float() * 4).round().clamp(-8, 8) / 64
     bias = (draw(context, experts, seed=12).float() * 16).round() / 128 if context.shape.get("bias") else None
@@ -78,7 +78,7 @@ def router(context: OpContext, width: int) -> tuple[torch.Tensor, torch.Tensor |
 
 
 def coarse(context: OpContext, tokens: int, width: int, seed: int = 0) -> torch.Tensor:
-    """[tokens, width] of few bits: with `router`'s weights every order of adding gives the same logits."""
+    """[tokens, width] numbers with few bits: with the weight of `router`, any summation order gives equal logits."""
     return ((draw(context, tokens, width, seed=seed).float() * 4).round().clamp(-12, 12) / 4).to(
         draw(context, 1).dtype
     )

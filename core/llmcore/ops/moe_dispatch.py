@@ -1,4 +1,4 @@
-"""moe.dispatch: bring tokens to their experts. On one device nothing moves: the pairs are sorted by expert."""
+"""moe.dispatch: bring tokens to their experts. On one device it moves no tokens and only sorts the pairs by expert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Dispatch:
         self.experts = size(context.shape, "experts", 8)
 
     def __call__(self, x: torch.Tensor, experts: torch.Tensor) -> Dispatched:
-        """x [T, size], experts [T, top_k] int32 -> Dispatched, its x the same tensor."""
+        """x [T, size], experts [T, top_k] int32 -> Dispatched with the same tensor x."""
         chosen = experts.flatten().long()
         pairs = chosen.argsort(stable=True).to(torch.int32)
         counts = torch.zeros(self.experts + 1, dtype=torch.int64, device=x.device)
@@ -39,7 +39,7 @@ meaning = make
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Spread choices, and all tokens at the same experts."""
+    """Choices spread over the experts, and all tokens at the same experts."""
     experts, top_k = size(context.shape, "experts", 8), size(context.shape, "top_k", 2)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         x = draw(context, tokens, 24)
@@ -50,6 +50,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Choices are read, pairs and borders written."""
+    """(bytes, flops): choices are read, pairs and borders are written."""
     pairs = size(shape, "tokens") * size(shape, "top_k")
     return 4.0 * (2 * pairs + size(shape, "experts")), 0.0

@@ -1,4 +1,4 @@
-"""moe.experts: a gated MLP per expert, each over the tokens that chose it."""
+"""moe.experts: one gated MLP per expert, over the tokens that were routed to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES: tuple[Shape, ...] = (
     {"experts": 60, "top_k": 4, "size": 64, "inner": 32},
     {"experts": 1, "top_k": 1, "size": 40, "inner": 48},
 )
-"""Sizes that no tile divides, experts that nobody chose, and one expert."""
+"""Sizes that no tile divides, experts without tokens, and a single expert."""
 
 
 class Experts:
@@ -29,8 +29,9 @@ class Experts:
         self.top_k = size(context.shape, "top_k", 2)
 
     def __call__(self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        """gate_up [experts, 2 inner, size], each expert's gate first, down [experts, size, inner] -> [N top_k, size]:
-        each pair's result at the pair's own place, as `moe.combine` reads it.
+        """gate_up [experts, 2 inner, size] (gate first), down [experts, size, inner] -> [N top_k, size].
+
+        Row p of the result belongs to pair p, as `moe.combine` reads it.
         """
         y = tokens.x.new_empty(len(tokens.x) * self.top_k, tokens.x.shape[1])
         for expert, (first, last) in enumerate(pairwise(tokens.starts.tolist())):
@@ -50,7 +51,7 @@ meaning = make
 
 
 def weights(context: OpContext) -> tuple[torch.Tensor, torch.Tensor]:
-    """gate_up and down, so scaled that results are about as large as what went in."""
+    """gate_up and down, scaled so that outputs are about as large as inputs."""
     experts, width, inner = (size(context.shape, name, default) for name, default in _DEFAULTS)
     gate_up = draw(context, experts, 2 * inner, width, seed=21) / width**0.5
     return gate_up, draw(context, experts, width, inner, seed=22) / inner**0.5
@@ -60,7 +61,7 @@ _DEFAULTS = (("experts", 8), ("size", 72), ("inner", 51))
 
 
 def samples(context: OpContext) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor]]:
-    """Tokens spread over the experts, and all at the same ones."""
+    """Tokens spread over the experts, and all tokens at the same experts."""
     gate_up, down = weights(context)
     width = size(context.shape, "size", 72)
     dispatch = moe_dispatch.make(context)
@@ -69,7 +70,7 @@ def samples(context: OpContext) -> Iterator[tuple[Dispatched, torch.Tensor, torc
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[Dispatched, torch.Tensor, torch.Tensor]]:
-    """Spread tokens."""
+    """Tokens spread over the experts."""
     gate_up, down = weights(context)
     experts, top_k = size(context.shape, "experts", 8), size(context.shape, "top_k", 2)
     chosen = torch.rand(
@@ -80,7 +81,10 @@ def timed(context: OpContext, tokens: int) -> Iterator[tuple[Dispatched, torch.T
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Every expert that was chosen is read once: `touched` of them, by default as many as even choices give."""
+    """(bytes, flops): each expert with tokens is read once.
+
+    Shape field `touched` is their number; without it, the expected number if all experts are equally likely.
+    """
     tokens, experts, top_k, width, inner = (
         size(shape, name) for name in ("tokens", "experts", "top_k", "size", "inner")
     )

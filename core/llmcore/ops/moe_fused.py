@@ -1,6 +1,6 @@
 """moe.fused, a composite: a whole mixture of experts, from the router to the weighted sum.
 
-Shape field `shared` is the width of a gated MLP that every token sees beside the experts, 0 for none.
+Shape field `shared` is the width of a gated MLP that processes every token beside the experts, 0 for none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHAPES: tuple[Shape, ...] = tuple(
 )
 
 Shared = tuple[torch.Tensor, torch.Tensor]
-"""gate_up [2 width, size], the gate's rows first, and down [size, width]."""
+"""(gate_up [2 width, size] with the gate's rows first, down [size, width]) of the shared MLP."""
 
 Arguments = tuple[
     torch.Tensor,
@@ -55,16 +55,16 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "moe.experts": ("experts", "top_k", "size", "inner"),
     "moe.combine": ("top_k", "size"),
 }
-"""The sizes each part is asked for with."""
+"""Part -> the fields of the shape that it needs."""
 
 
 class Fused:
-    """One part after the other."""
+    """The kernels of the four parts and of the shared MLP, called one after the other."""
 
     def __init__(
         self, route: Op, dispatch: Op, experts: Op, combine: Op, gate_up: Op | None = None, down: Op | None = None
     ) -> None:
-        """`gate_up`, `down`: linear_silu_and_mul and linear of what every token sees."""
+        """`gate_up`, `down`: linear_silu_and_mul and linear of the shared MLP."""
         self._route, self._dispatch, self._experts, self._combine = route, dispatch, experts, combine
         self._gate_up, self._down = gate_up, down
 
@@ -79,8 +79,9 @@ class Fused:
         shared: Shared | None = None,
     ) -> torch.Tensor:
         """x [T, size], router [experts, size], bias [experts] f32 or None, gate_up [experts, 2 inner, size], down
-        [experts, size, inner], extra [T, size] or None (added to the sum), shared (gate_up [2 width, size], down
-        [size, width], a gated MLP that every token sees, added too) or None -> [T, size].
+        [experts, size, inner], extra [T, size] or None, shared (see `Shared`) or None -> [T, size].
+
+        The extra and the output of the shared MLP are added to the experts' weighted sum.
         """
         weights, chosen = self._route(x, router, bias)
         if shared is not None:
@@ -92,7 +93,7 @@ class Fused:
 
 
 def make(context: OpContext) -> Op:
-    """The reference, of the parts' references."""
+    """The reference, made of the references of its parts."""
     modules = (moe_route, moe_dispatch, moe_experts, moe_combine, linear_silu_and_mul, linear)
     return Fused(*(module.make(context) for module in modules))
 
@@ -101,7 +102,7 @@ meaning = make
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
-    """Route, dispatch, experts, combine, and two linears for what every token sees."""
+    """Route, dispatch, experts and combine, and two linears for the shared MLP."""
     sizes: dict[str, dict[str, Any]] = {
         op: {name: context.shape[name] for name in names if name in context.shape} for op, names in _PARTS.items()
     }
@@ -114,7 +115,7 @@ def expand(context: OpContext, part: Callable[..., Op]) -> Op:
 
 
 def shared_weights(context: OpContext) -> Shared | None:
-    """Those of the shape's shared MLP, so scaled that results are about as large as what went in."""
+    """Weights of the shared MLP, scaled so that outputs are about as large as inputs; None without one."""
     hidden, width = size(context.shape, "size", 72), int(context.shape.get("shared") or 0)
     if not width:
         return None
@@ -122,7 +123,7 @@ def shared_weights(context: OpContext) -> Shared | None:
 
 
 def samples(context: OpContext) -> Iterator[Arguments]:
-    """With something to add and without."""
+    """With an extra and without."""
     width = size(context.shape, "size", 72)
     router, bias = moe.router(context, width)
     gate_up, down = moe_experts.weights(context)
@@ -134,7 +135,7 @@ def samples(context: OpContext) -> Iterator[Arguments]:
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[Arguments]:
-    """As many tokens as asked for; nothing further is added where they all see a shared MLP."""
+    """One call with `tokens` tokens; it has an extra only without a shared MLP."""
     width = size(context.shape, "size", 72)
     gate_up, down = moe_experts.weights(context)
     shared = shared_weights(context)
@@ -143,7 +144,7 @@ def timed(context: OpContext, tokens: int) -> Iterator[Arguments]:
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Those of router, experts and shared MLP; the sum of them is written once."""
+    """(bytes, flops) of the router, the experts and the shared MLP."""
     route, experts = moe_route.cost(shape), moe_experts.cost(shape)
     hidden, width = size(shape, "size"), int(shape.get("shared") or 0)
     moved = 3.0 * width * hidden * size(shape, "element", 2)

@@ -1,4 +1,4 @@
-"""moe.route: which experts each token goes to, and with what weights."""
+"""moe.route: choose the experts of each token, and their weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcore.ops import SAMPLE_TOKENS, Op, Shape, moe, size
 from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
-"""Everything is f32 whatever the model's dtype."""
+"""The same for all types, because the op computes in f32."""
 
 SHAPES: tuple[Shape, ...] = tuple({**shape, "size": width} for shape in moe.ROUTES for width in (40, 128))
 
@@ -29,7 +29,7 @@ class Route:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, size], the router's weight [experts, size], its correction [experts] f32 or None -> weights
-        [T, top_k] f32 and experts [T, top_k] int32, best first, of equals the one with the lower index.
+        [T, top_k] f32 and experts [T, top_k] int32, best first. Of equal experts, the lower index is first.
         """
         spec = self.spec
         logits = F.linear(x.float(), weight.float())
@@ -43,12 +43,12 @@ class Route:
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices [..., count] of the best, of equals the first."""
+    """Indices [..., count] of the best scores, best first; of equal scores, the lower index is first."""
     return scores.sort(stable=True, dim=-1, descending=True).indices[..., :count]
 
 
 def _in_groups(choice: torch.Tensor, spec: RouteSpec) -> torch.Tensor:
-    """Scores with -inf outside the best groups."""
+    """The scores, with -inf for experts outside the best groups."""
     if spec.groups == 1:
         return choice
     grouped = choice.view(*choice.shape[:-1], spec.groups, -1)
@@ -66,7 +66,7 @@ meaning = make
 
 
 def samples(context: OpContext) -> Iterator[Arguments]:
-    """Numbers of few bits, so that no choice hangs on rounding, with equals among them."""
+    """Numbers with few bits, so that no choice depends on rounding. Some scores are equal."""
     width = size(context.shape, "size", 40)
     weight, bias = moe.router(context, width)
     for tokens in SAMPLE_TOKENS[context.bucket]:
@@ -74,7 +74,7 @@ def samples(context: OpContext) -> Iterator[Arguments]:
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """The router is read once, in the model's dtype."""
+    """(bytes, flops): the router's weight is read once, in the model's dtype."""
     tokens, experts, width = (size(shape, name) for name in ("tokens", "experts", "size"))
     moved = (experts + tokens) * width * size(shape, "element", 2) + 8 * tokens * size(shape, "top_k")
     return float(moved), 2.0 * tokens * experts * width

@@ -1,7 +1,7 @@
 """Philox4x32-10: random bits as a pure function of a key and a counter.
 
 Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC'11). A draw is the same number in every
-kernel, on every rank and after every preemption, because it depends on nothing but what it is a draw for.
+kernel, on every rank and after every preemption: it depends only on the seed, the choice, the position and the index.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _ROUNDS = 10
 
 
 def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four random words per element. All tensors are int64 that hold unsigned 32-bit words and broadcast together."""
+    """Four random words per element. All tensors are int64, hold unsigned 32-bit words and broadcast together."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # An int64 product wraps, but its 64 bits are those of the unsigned product.
+        # The int64 product wraps around, but has the same 64 bits as the unsigned product.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD
         c2, c3 = ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
@@ -31,8 +31,8 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor
 def bits(seed: Tensor, choice: Tensor, position: Tensor, index: Tensor, level: int) -> Tensor:
     """One word per index: word `index % 4` of the counter (index // 4, position, choice, level) under key `seed`.
 
-    All are int64 and broadcast together; `seed` is any 64-bit pattern, `position` the number of the output token that
-    is drawn. `level` keeps apart what the indices of one draw stand for.
+    All tensors are int64 and broadcast together. `seed` is any 64-bit pattern. `position` is the number of the output
+    token to draw. `level` separates the kinds of indices within one draw: tokens and blocks.
     """
     counter = (index >> 2, position, choice, torch.full_like(position, level))
     words = philox4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
@@ -43,9 +43,9 @@ def bits(seed: Tensor, choice: Tensor, position: Tensor, index: Tensor, level: i
 
 
 def gumbel(words: Tensor) -> Tensor:
-    """Standard Gumbel numbers, f32, from 32-bit words: -log(-log(u)), u = (2 * (word >> 9) + 1) / 2**24.
+    """Standard Gumbel numbers in f32 from 32-bit words: -log(-log(u)) with u = (2 * (word >> 9) + 1) / 2**24.
 
-    u is exact in f32 and never 0 or 1, so the result lies between -2.82 and 16.64.
+    The value of u is exact in f32 and never 0 or 1, so the result is between -2.82 and 16.64.
     """
     u = ((words >> 9) * 2 + 1).to(torch.float32) * 2.0**-24
     return -torch.log(-torch.log(u))

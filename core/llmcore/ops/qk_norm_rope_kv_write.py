@@ -31,18 +31,18 @@ def reference(
 ) -> torch.Tensor:
     """qk [T, heads + kv_heads, size] -> normed and rotated qk.
 
-    `norms`: the weights [size] for queries and for keys. All else is as for rope_kv_write, keys are stored normed.
+    `norms`: the weights [size] for queries and for keys. The rest is as in rope_kv_write; keys are normed when stored.
     """
     return rope_kv_write.reference(_normed(qk, v.shape[1], norms, eps, rms_norm.reference), v, cos, sin, kv, slots)
 
 
 def make(context: OpContext) -> Op:
-    """The reference; right for the token layout only."""
+    """The reference. It is right for the token layout only."""
     return reference
 
 
 def expand(context: OpContext, part: Callable[..., Op]) -> Op:
-    """rms_norm of queries and of keys, then rope_kv_write or what that expands to."""
+    """rms_norm of queries and of keys, then rope_kv_write or its expansion."""
     norm, write = part("rms_norm", size=context.shape["size"]), part("rope_kv_write", **context.shape)
 
     def run(
@@ -69,7 +69,7 @@ def _normed(
 
 
 def samples(context: OpContext) -> Iterator[tuple[Any, ...]]:
-    """rope_kv_write's, with weights of their own for queries and keys; heads of zeros, and large ones."""
+    """The samples of rope_kv_write, with different weights for queries and keys, heads of zeros and large heads."""
     for qk, v, cos, sin, kv, slots in rope_kv_write.samples(context):
         norms = draw(context, qk.shape[-1], seed=4), draw(context, qk.shape[-1], seed=5)
         qk[0, 0], qk[-1] = 0, qk[-1] * 100
@@ -77,6 +77,6 @@ def samples(context: OpContext) -> Iterator[tuple[Any, ...]]:
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """rope_kv_write's, and four operations per element."""
+    """The cost of rope_kv_write, plus four operations per element."""
     moved, flops = rope_kv_write.cost(shape)
     return moved, flops + 4.0 * size(shape, "tokens") * size(shape, "heads") * size(shape, "size")

@@ -16,7 +16,7 @@ SHAPES: tuple[Shape, ...] = ({"size": 40}, {"size": 128})
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [..., size], weight [size] -> [..., size]; the mean is taken in f32. weight is in the type of x, or in f32."""
+    """x [..., size], weight [size] -> [..., size]. The mean is computed in f32. weight has the type of x, or f32."""
     if weight.dtype == x.dtype:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
@@ -28,7 +28,7 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Usual rows, rows of zeros (eps alone), rows whose squares overflow f16; weights in f32."""
+    """Usual rows, rows of zeros (only eps counts), rows whose squares overflow f16; also weights in f32."""
     width = size(context.shape, "size", 40)
     weight = draw(context, width, seed=1)
     for tokens in SAMPLE_TOKENS[context.bucket]:
@@ -40,6 +40,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, fl
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Read, written; four operations per element."""
+    """One read, one write and four operations per element."""
     elements = size(shape, "tokens") * size(shape, "size")
     return 2.0 * elements * size(shape, "element", 2), 4.0 * elements

@@ -1,4 +1,4 @@
-"""rope: rotary positions on query and key heads, in Hugging Face's order (the two halves of a head are a pair)."""
+"""rope: rotary positions on query and key heads. Elements i and i + rotated / 2 are a pair, as in Hugging Face."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SHAPES: tuple[Shape, ...] = ({"heads": 5, "size": 16, "rotated": 16}, {"heads": 
 def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [T, heads, size], cos and sin [T, rotated] f32 -> [T, heads, size].
 
-    Only the first `rotated` elements of a head turn. `cos` and `sin` hold each angle twice, once per half; the first
-    half of `sin` is negated, so that the result is x * cos + swapped(x) * sin.
+    Only the first `rotated` elements of a head are rotated. `cos` and `sin` hold each angle twice, once per half. The
+    first half of `sin` is negated, so that the result is x * cos + swapped(x) * sin.
     """
     rotated = cos.shape[-1]
     turning = x[..., :rotated].float()
@@ -34,7 +34,7 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """All of a head, and half of it; far positions."""
+    """Rotation of whole heads and of half of each head, also at far positions."""
     heads, width = size(context.shape, "heads", 5), size(context.shape, "size", 16)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         for rotated in {size(context.shape, "rotated", width), size(context.shape, "rotated", width // 4 * 2)}:
@@ -44,6 +44,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, to
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Read and written; three operations per element."""
+    """One read, one write and three operations per element."""
     elements = size(shape, "tokens") * size(shape, "heads") * size(shape, "size")
     return 2.0 * elements * size(shape, "element", 2), 3.0 * elements

@@ -1,4 +1,4 @@
-"""rope_angles: cos and sin of each token's rotary angles, as op `rope` takes them."""
+"""rope_angles: cos and sin of each token's rotary angles, in the form that op `rope` takes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """positions [T] int32, frequencies [rotated / 2] f32, in radians per token -> cos, sin [T, rotated] f32.
 
-    The angle is the f32 product of position and frequency; what it loses at far positions every implementation of the
-    models loses, so a kernel must round it likewise.
+    The angle is the f32 product of position and frequency. All implementations of the models lose the same precision
+    at far positions, so a kernel must round the product in the same way.
     """
     return turns(positions.float().unsqueeze(1) * frequencies, amplitude)
 
@@ -28,7 +28,7 @@ def reference(
 def turns(angles: torch.Tensor, amplitude: float) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin [T, rotated] of angles [T, rotated / 2], times `amplitude`.
 
-    Each angle is there twice, once per half of a head; the first half of sin is negated.
+    Each angle appears twice, once per half of the rotated elements. The first half of sin is negated.
     """
     cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -40,7 +40,7 @@ def make(context: OpContext) -> Op:
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """Near and far positions; an amplitude that is not 1."""
+    """Near and far positions, and an amplitude that is not 1."""
     half = size(context.shape, "rotated", 16) // 2
     for tokens in SAMPLE_TOKENS[context.bucket]:
         for theta, amplitude in ((1e4, 1.0), (5e5, 1.3)):
@@ -50,6 +50,6 @@ def samples(context: OpContext) -> Iterator[tuple[torch.Tensor, torch.Tensor, fl
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Two f32 numbers written per rotated element; sine and cosine take some twenty operations each."""
+    """Two f32 writes per rotated element; a sine or cosine counts as about twenty operations."""
     elements = size(shape, "tokens") * size(shape, "rotated")
     return 8.0 * elements + 4.0 * size(shape, "tokens"), 20.0 * elements

@@ -1,6 +1,6 @@
-"""rope_kv_write, a composite: rotate queries and keys, and store keys and values in the KV pool.
+"""rope_kv_write, a composite: rotate queries and keys, and write keys and values to the KV pool.
 
-It expands to `rope` and the layout's own write, which the attention layer hands in under the name `kv_write`.
+It expands to `rope` and the layout's own write, which the attention layer passes as the part `kv_write`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def reference(
 
 
 def make(context: OpContext) -> Op:
-    """The reference; right for the token layout only."""
+    """The reference. It is right for the token layout only."""
     return reference
 
 
@@ -73,7 +73,7 @@ def expand(context: OpContext, part: Callable[..., Op]) -> Op:
 def samples(
     context: OpContext,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]]:
-    """rope's samples, written to scattered slots of a pool full of NaN."""
+    """The samples of rope, with scattered slots in a pool full of NaN."""
     kv_heads = size(context.shape, "kv_heads", 2)
     for x, cos, sin in rope.samples(context):
         tokens, _, width = x.shape
@@ -84,7 +84,7 @@ def samples(
 
 
 def long_samples(context: OpContext) -> Iterator[tuple[Any, ...]]:
-    """Queries, keys and values as a projection leaves them: parts of the rows of one tensor."""
+    """Queries, keys and values as parts of the rows of one tensor, as a projection returns them."""
     for qk, v, *rest in samples(context):
         joined = torch.cat((qk.flatten(1), v.flatten(1)), 1)
         border = qk.shape[1] * qk.shape[2]
@@ -92,7 +92,7 @@ def long_samples(context: OpContext) -> Iterator[tuple[Any, ...]]:
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """rope's, and the KV written."""
+    """The cost of rope, plus the write of the KV."""
     moved, flops = rope.cost(shape)
     written = 2.0 * size(shape, "tokens") * size(shape, "kv_heads") * size(shape, "size") * size(shape, "element", 2)
     return moved + written, flops

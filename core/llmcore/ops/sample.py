@@ -1,21 +1,34 @@
 """Op `sample`: from logits to the next token of each row.
 
-What happens to a row, in this order: repetition, frequency and presence penalties; what grows with the answer's
-length; logit bias and masked stop ids; the mask of allowed tokens; division by the temperature; top-k; top-p over
-what top-k left, renormalized; min-p; typical-p over what these left, renormalized; a draw. Hugging Face's processors
-have this order, and so has text-generation-inference. Filters are thresholds: scores equal to the last one kept stay
-in too, so a filter does not depend on how a kernel sorts.
+A row passes these stages, in this order:
+
+1. repetition, frequency and presence penalties;
+2. rises of scores with the answer's length;
+3. logit bias and masked stop ids;
+4. the mask of allowed tokens;
+5. division by the temperature;
+6. top-k;
+7. top-p over the tokens that top-k kept, renormalized;
+8. min-p;
+9. typical-p over the tokens that the other filters kept, renormalized;
+10. the draw.
+
+Hugging Face's processors and text-generation-inference have the same order. Filters are thresholds: a filter also
+keeps scores equal to the last one it keeps. So its result does not depend on the order in which a kernel sorts.
 
 Typical-p (locally typical sampling, arXiv:2202.00666) keeps the tokens whose surprise, -log p, is nearest to the
-expected surprise, the entropy H: as few of them as have a mass of `typical_p`. Kernels compute neither. With scores s
-and Z = sum of e^s, -log p is log Z - s, and H is log Z - E[s]. So |-log p - H| = |s - E[s]|, and the tokens that stay
-are those within some distance of the mean score. E[s] is summed in f64 and rounded to f32; distances are f32.
+expected surprise, the entropy H. It keeps the fewest tokens that have a mass of `typical_p`. Kernels compute neither
+-log p nor H. With scores s and Z = sum of e^s, -log p is log Z - s, and H is log Z - E[s]. So |-log p - H| is
+|s - E[s]|: the tokens within some distance of the mean score stay. E[s] is summed in f64 and rounded to f32; distances
+are f32.
 
-The draw is Gumbel-max in two levels, so that it takes some hundred random numbers and not one per token: first a
-block of BLOCK tokens, argmax(log of the block's mass + gumbel), then a token in it, argmax(score + gumbel), the first
-of equals each time. That is an exact draw from what the filters kept. It depends on the row's own logits, parameters,
-seed, choice and position, never on the batch around it. Log-probabilities are those of the raw logits, before
-penalties, bias, temperature and filters. Logits have the model's dtype; all that is computed from them is f32.
+The draw is Gumbel-max in two levels. First it draws a block of BLOCK tokens, argmax(log of the block's mass + gumbel),
+then a token of that block, argmax(score + gumbel). If several are equal, the first one wins. This needs a few hundred
+random numbers, not one per token, and is an exact draw from the tokens that the filters kept. The result depends on
+the row's own logits, parameters, seed, choice and position, never on the rest of the batch.
+
+Log-probabilities come from the raw logits, before penalties, bias, temperature and filters. Logits have the model's
+dtype; everything computed from them is f32.
 """
 
 from __future__ import annotations
@@ -32,109 +45,124 @@ from llmcore.ops.philox import bits, gumbel
 from llmcore.specs import OpContext
 
 VARIANTS = ("greedy", "temperature", "filtered", "full")
-"""What a step needs at most; each can do what those before it do. A kernel is made for one, `shape["variant"]`."""
+"""The most that a step's rows need. Each variant can do everything that the ones before it can. A kernel is made for
+one variant, `shape["variant"]`."""
 
 SHAPES: tuple[Shape, ...] = tuple({"variant": variant, "vocab": 1000} for variant in VARIANTS)
 
 BLOCK = 128
-"""Tokens whose mass is drawn for at once."""
+"""Number of tokens in a block of the draw's first level."""
 
 TOLERANCE: Mapping[str, float] = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
-"""Of log-probabilities; tokens and flags are equal."""
+"""Applies to log-probabilities. Tokens and flags must be equal."""
 
 
 LONGEST_RISE = 60.0
-"""Most by which a rise may be multiplied, as a natural logarithm: f32 holds any score times e to this."""
+"""Natural logarithm of the largest factor of a rise: f32 can hold any score times e to this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rises:
-    """Scores that rise with the answer's length: `token` [D] of row `row` [D], both int64.
+    """D scores that rise with the answer's length; a token has at most one entry per row.
 
-    Entry d adds |score| * (exp(min(rate[d] * past, LONGEST_RISE)) - 1), where `past` is how far the row's position
-    lies beyond `start[d]`. `rate` [D] f32 is not negative, `start` [D] int32; a token has one entry per row.
+    Entry d adds |score| * (exp(min(rate[d] * past, LONGEST_RISE)) - 1), where `past` is the row's position minus
+    start[d], at least 0.
     """
 
     row: Tensor
+    """[D] int64, the row."""
     token: Tensor
+    """[D] int64, the token whose score rises."""
     start: Tensor
+    """[D] int32, the position from which on it rises."""
     rate: Tensor
+    """[D] f32, not negative: the rise of the exponent per token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adjust:
-    """What the `full` variant adds to or takes from scores before the temperature. S rows, B biases.
-
-    `ids` [S, L] int32: tokens known so far, `length` [S] of them valid. `repetition` [S] counts those from
-    `repeat_from` [S] on, `presence` and `frequency` [S] those from `count_from` [S] on. Bias b adds `bias_value[b]`
-    to token `bias_token[b]` of row `bias_row[b]` while the row's position is below `bias_until[b]`.
-    """
+    """The changes that the `full` variant makes to scores before the temperature, for S rows and with B biases."""
 
     ids: Tensor
+    """[S, L] int32, the tokens known so far."""
     length: Tensor
+    """[S] number of valid tokens in each row of `ids`."""
     repetition: Tensor
+    """[S] penalty that divides positive scores and multiplies others."""
     presence: Tensor
+    """[S] penalty for each token that occurs."""
     frequency: Tensor
+    """[S] penalty for each time that a token occurs."""
     repeat_from: Tensor
+    """[S] first index in `ids` that counts for `repetition`."""
     count_from: Tensor
+    """[S] first index in `ids` that counts for `presence` and `frequency`."""
     bias_row: Tensor
+    """[B] row of each bias."""
     bias_token: Tensor
+    """[B] token of each bias."""
     bias_value: Tensor
+    """[B] number that each bias adds to the token's score."""
     bias_until: Tensor
+    """[B] position from which on the bias no longer applies."""
     rises: Rises | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masks:
-    """Which tokens may be drawn: the `full` variant takes all others.
-
-    `words` [M, ceil(V / 32)] int32, M masks: token t is allowed where bit t % 32 of word t // 32 is 1. `of` [S] int32:
-    the mask of each row, -1 for none.
-    """
+    """Masks of allowed tokens. The `full` variant removes all other tokens."""
 
     words: Tensor
+    """[M, ceil(V / 32)] int32, M masks: token t is allowed if bit t % 32 of word t // 32 is 1."""
     of: Tensor
+    """[S] int32, the mask of each row; -1: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRows:
-    """The parameters of S rows: f32 `temperature` (0: greedy), `top_p`, `min_p`; int32 `top_k` (0: all).
-
-    `seed`, `choice`, `position` are int64; `position` counts a row's output tokens before this one. `typical_p`: f32
-    (1: all), None if no row asks for it; only the `full` variant takes it. `logprobs`: how many of the best tokens to
-    report, None for no log-probabilities at all.
-    """
+    """The sampling parameters of S rows, tensors [S]."""
 
     temperature: Tensor
+    """f32; 0: greedy."""
     top_k: Tensor
+    """int32; 0: all tokens."""
     top_p: Tensor
+    """f32."""
     min_p: Tensor
+    """f32."""
     seed: Tensor
+    """int64."""
     choice: Tensor
+    """int64, the number of the choice."""
     position: Tensor
+    """int64, the number of output tokens before this one."""
     typical_p: Tensor | None = None
+    """f32 (1: all tokens); None if no row asks for it. Only the `full` variant reads it."""
     adjust: Adjust | None = None
     masks: Masks | None = None
     logprobs: int | None = None
+    """Number of best tokens to report; None: report no log-probabilities at all."""
 
     def to(self, device: torch.device) -> SampleRows:
-        """The same columns on `device`; for rows without `adjust` or `masks`."""
+        """The same rows on `device`. Works only for rows without `typical_p`, `adjust` and `masks`."""
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "position")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """`tokens` [S] int32; `finite` [S] bool: False where a row's logits hold NaN or infinity.
-
-    `logprobs` [S] f32 of the drawn tokens; `top_ids` [S, k] int32 and `top_logprobs` [S, k] f32, best first.
-    """
+    """The drawn tokens of S rows, with log-probabilities if the rows asked for them."""
 
     tokens: Tensor
+    """[S] int32."""
     finite: Tensor
+    """[S] bool, False if a row's logits contain NaN or infinity."""
     logprobs: Tensor | None = None
+    """[S] f32, of the drawn tokens."""
     top_ids: Tensor | None = None
+    """[S, k] int32, best first."""
     top_logprobs: Tensor | None = None
+    """[S, k] f32, best first."""
 
 
 Sampler = Callable[[Tensor, SampleRows], Sampled]
@@ -142,7 +170,7 @@ Sampler = Callable[[Tensor, SampleRows], Sampled]
 
 
 def adjusted(logits: Tensor, rows: SampleRows, adjust: Adjust) -> Tensor:
-    """Scores [S, V] after penalties and biases; all are f32."""
+    """Scores [S, V] f32 after penalties, rises and biases."""
     repeated = _counts(logits, adjust, adjust.repeat_from) > 0
     factor = adjust.repetition[:, None]
     scores = torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits)
@@ -156,7 +184,7 @@ def adjusted(logits: Tensor, rows: SampleRows, adjust: Adjust) -> Tensor:
 
 
 def raised(scores: Tensor, position: Tensor, rises: Rises) -> Tensor:
-    """Scores [S, V] in which some have risen, by the rows' `position` [S]."""
+    """Scores [S, V] after `rises`, which depend on the rows' `position` [S]."""
     old = scores[rises.row, rises.token]
     past = (position[rises.row] - rises.start).clamp(min=0).float()
     growth = torch.exp((rises.rate * past).clamp(max=LONGEST_RISE)) - 1.0
@@ -164,7 +192,7 @@ def raised(scores: Tensor, position: Tensor, rises: Rises) -> Tensor:
 
 
 def masked(scores: Tensor, masks: Masks) -> Tensor:
-    """Scores [S, V], minus infinity where a row's mask does not allow a token."""
+    """Scores [S, V] with minus infinity for tokens that a row's mask does not allow."""
     bits = torch.arange(32, dtype=torch.int32, device=scores.device)
     allowed = (masks.words[:, :, None] >> bits & 1).view(masks.words.shape[0], -1)[:, : scores.shape[1]] != 0
     allowed = allowed[masks.of.clamp(min=0).long()] | (masks.of < 0)[:, None]
@@ -172,14 +200,17 @@ def masked(scores: Tensor, masks: Masks) -> Tensor:
 
 
 def _counts(logits: Tensor, adjust: Adjust, first: Tensor) -> Tensor:
-    """How often each token [S, V] stands in a row's ids from `first` on."""
+    """Counts [S, V] of each token in a row's valid ids from index `first` [S] on."""
     at = torch.arange(adjust.ids.shape[1], device=logits.device)
     counted = (at >= first[:, None]) & (at < adjust.length[:, None])
     return torch.zeros_like(logits).scatter_add_(1, adjust.ids.long(), counted.to(logits.dtype))
 
 
 def floors(scores: Tensor, rows: SampleRows) -> Tensor:
-    """[S, 1] the least score of each row that top-k, top-p and min-p keep; `scores` [S, V] are tempered."""
+    """[S, 1] the lowest score of each row that top-k, top-p and min-p keep.
+
+    `scores` [S, V] are already divided by the temperature.
+    """
     best_first = scores.sort(dim=-1, descending=True).values
     vocabulary = scores.shape[1]
     wanted = torch.where(rows.top_k > 0, rows.top_k, vocabulary).clamp(max=vocabulary).long()
@@ -195,8 +226,10 @@ def floors(scores: Tensor, rows: SampleRows) -> Tensor:
 
 
 def typical(scores: Tensor, share: Tensor) -> Tensor:
-    """[S, V] bool: the tokens that typical-p keeps; `scores` [S, V] are tempered, minus infinity where another filter
-    took a token, and `share` [S] is `typical_p`."""
+    """[S, V] bool: True for tokens that typical-p keeps; `share` [S] is `typical_p`.
+
+    `scores` [S, V] are already divided by the temperature, with minus infinity for tokens that other filters removed.
+    """
     inside = scores > -torch.inf
     mass = torch.exp(scores - scores.max(-1, keepdim=True).values).double()
     total = mass.sum(-1, keepdim=True)
@@ -209,7 +242,7 @@ def typical(scores: Tensor, share: Tensor) -> Tensor:
 
 
 def with_logprobs(logits: Tensor, tokens: Tensor, finite: Tensor, k: int | None) -> Sampled:
-    """The outcome, with log-probabilities of the raw logits [S, V] f32 unless `k` is None."""
+    """The result; unless `k` is None, with log-probabilities of the raw logits [S, V] f32 and the `k` best tokens."""
     if k is None:
         return Sampled(tokens=tokens, finite=finite)
     total = torch.logsumexp(logits, dim=-1, keepdim=True)
@@ -224,7 +257,10 @@ def with_logprobs(logits: Tensor, tokens: Tensor, finite: Tensor, k: int | None)
 
 
 def draw(scores: Tensor, rows: SampleRows) -> Tensor:
-    """[S] int64, one token of each row; `scores` [S, V] are tempered, minus infinity where a filter took a token."""
+    """[S] int64: one token of each row.
+
+    `scores` [S, V] are already divided by the temperature, with minus infinity for tokens that filters removed.
+    """
     count, vocabulary = scores.shape
     blocks = -(-vocabulary // BLOCK)
     best = scores.max(-1, keepdim=True).values
@@ -237,12 +273,12 @@ def draw(scores: Tensor, rows: SampleRows) -> Tensor:
 
 
 def noise(rows: SampleRows, index: Tensor, level: int) -> Tensor:
-    """Gumbel numbers [S, N] for indices [N] or [S, N]: level 0 of tokens, level 1 of blocks."""
+    """Gumbel numbers [S, N] for indices [N] or [S, N]. Level 0 is for tokens, level 1 for blocks."""
     return gumbel(bits(rows.seed[:, None], rows.choice[:, None], rows.position[:, None], index, level))
 
 
 def reference(logits: Tensor, rows: SampleRows) -> Sampled:
-    """Draw from logits [S, V] of any float type, without waiting for the device; does what every variant must."""
+    """Draw one token per row of logits [S, V] of any float type. Handles every variant; never waits for the device."""
     logits = logits.float()
     finite = torch.isfinite(logits).all(-1)
     scores = logits if rows.adjust is None else adjusted(logits, rows, rows.adjust)
@@ -259,12 +295,12 @@ def reference(logits: Tensor, rows: SampleRows) -> Sampled:
 
 
 def make(context: OpContext) -> Sampler:
-    """The reference serves every variant."""
+    """The reference, which handles every variant."""
     return reference
 
 
 def plain_rows(count: int, **columns: float) -> SampleRows:
-    """`count` rows that sample from the model's own distribution; `columns` sets others for all of them."""
+    """`count` rows that sample from the model's own distribution; `columns` replaces parameters of all rows."""
 
     def column(name: str, default: float, dtype: torch.dtype) -> Tensor:
         return torch.full((count,), columns.get(name, default), dtype=dtype)
@@ -282,7 +318,7 @@ def plain_rows(count: int, **columns: float) -> SampleRows:
 
 
 def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
-    """Inputs that every kernel must agree on with the reference."""
+    """Inputs for which every kernel must agree with the reference."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = size(context.shape, "vocab", 1000)
     logits = (torch.randn(4, vocabulary, generator=generator) * 4).to(DTYPES[context.dtype])
@@ -298,7 +334,7 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
     for position, columns in enumerate(filters[:wanted]):
         yield logits, plain_rows(4, temperature=0.8, seed=-3, position=position, **columns)
     if context.shape.get("variant") == "full":
-        # one of many tokens, all but a few, and a mask that two rows share
+        # A mask that allows one token, a mask that allows most tokens and serves two rows, and a row without a mask.
         words = torch.full((3, -(-vocabulary // 32)), -1, dtype=torch.int32)
         words[0], words[0, vocabulary // 64] = 0, 2
         words[1, ::3] = 1 << 30
@@ -311,7 +347,7 @@ def samples(context: OpContext) -> Iterator[tuple[Tensor, SampleRows]]:
 
 
 def timed(context: OpContext, tokens: int) -> Iterator[tuple[Tensor, SampleRows]]:
-    """Rows that need what the variant can do, but for the penalties of `full`."""
+    """Rows that need everything that the variant can do, except the penalties of `full`."""
     logits = numbers(context, tokens, size(context.shape, "vocab", 1000)) * 4
     variant = context.shape.get("variant")
     columns = {} if variant in ("greedy", "temperature") else {"top_k": 50, "top_p": 0.9}
@@ -320,6 +356,6 @@ def timed(context: OpContext, tokens: int) -> Iterator[tuple[Tensor, SampleRows]
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """One pass over the logits; what sorting would take is a kernel's own affair."""
+    """(bytes, flops) of one pass over the logits, without sorting."""
     elements = size(shape, "tokens") * size(shape, "vocab")
     return float(shape.get("element") or 4) * elements, 4.0 * elements

@@ -1,4 +1,4 @@
-"""silu_and_mul: silu(gate) * up, the two halves of one tensor."""
+"""silu_and_mul: silu(gate) * up, for the two halves of one tensor."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_twice(x: torch.Tensor) -> torch.Tensor:
-    """The same in the type of x: one token is all calls, and for many the f32 in between leaves the cache."""
+    """The same, but rounded after silu too, in the type of x.
+
+    It needs fewer calls, which matters for one token. For many tokens, f32 intermediates would not fit the CPU cache.
+    """
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 def make(context: OpContext) -> Op:
-    """The reference for 2 to 64 tokens, where rounding once costs nothing, and where all counts must round alike."""
+    """The reference for 2 to 64 tokens, where it costs nothing, and if all token counts must round alike."""
     return reference if context.deterministic or context.bucket in (1, 2) else rounded_twice
 
 
 def samples(context: OpContext) -> Iterator[tuple[torch.Tensor]]:
-    """Usual values, and large ones of both signs, where exp overflows."""
+    """Usual values, and large values of both signs for which exp overflows."""
     width = 2 * size(context.shape, "size", 44)
     for tokens in SAMPLE_TOKENS[context.bucket]:
         x = draw(context, tokens, width)

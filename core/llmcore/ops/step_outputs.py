@@ -1,4 +1,4 @@
-"""step_outputs: what the device remembers of the running requests, brought up to date after a step."""
+"""step_outputs: update the device's state of the running requests after a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcore.specs import OpContext
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 
 VOCABULARY = 1000
-"""Of the samples."""
+"""Vocabulary size in `samples`."""
 
 
 def reference(
@@ -27,14 +27,15 @@ def reference(
 ) -> torch.Tensor:
     """Changes `state`, (history [N, L], lengths [N], computed [N]) by request index; all int32 but `finite` [S] bool.
 
-    Returns [S] what the host reads: each token, or -1 where it is none: its row was not `finite`, or it is outside 0
-    to `vocabulary` - 1.
+    Returns the tokens [S] for the host. A token is -1 if it is invalid: its row is not `finite`, or it is not in 0 to
+    `vocabulary` - 1.
 
-    `computed` grows by `n_query` [R] for each row's `request` [R]. Each of `tokens` [S] (0 in place of one that is
-    none: the next step reads it before the host can end its request) goes to the end of its request's history,
-    `sample_request` [S], which becomes one longer; a history that is full loses its last token instead. Requests are
-    distinct, but for rows (of no tokens) and samples that only fill a captured step up: all of those may name one
-    request that nobody reads, any of them may win, and its length stays within L.
+    `computed` grows by `n_query` [R] for each row's `request` [R]. Each of `tokens` [S] is appended to the history of
+    its request, `sample_request` [S]. An invalid token is stored as 0, because the next step reads it before the host
+    can end the request. In a full history the new token replaces the last one.
+
+    Requests are distinct, except for the padding of a captured step: rows without tokens, and samples. All padding may
+    name one request that is never read. Any of its samples may win, and its length stays within L.
     """
     history, lengths, computed = state
     computed[request] = computed[request] + n_query
@@ -54,8 +55,7 @@ def make(context: OpContext) -> Op:
 def samples(
     context: OpContext,
 ) -> Iterator[tuple[State, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]]:
-    """All rows sampled, every other, none; full histories; tokens that are none; filling rows, and filling samples
-    of one token."""
+    """All rows sampled, every second row, and none; full histories; invalid tokens; padding rows and samples."""
     for rows in SAMPLE_TOKENS[context.bucket]:
         for every in (1, 2, rows + 1):
             counts = torch.arange(rows) % 3 + 1
@@ -72,11 +72,11 @@ def samples(
             n_query = torch.cat((counts, torch.zeros(2, dtype=torch.int64)))
             rows_of = torch.cat((request, request[-1:]))
             finite = torch.arange(len(tokens)) % 4 != 1
-            finite[-2:] = True  # of filling samples any may win, so they say the same
+            finite[-2:] = True  # Either padding sample may win, so both have the same values.
             state = (history, lengths, computed)
             yield state, rows_of, n_query.int(), sample_request, tokens.int(), finite, VOCABULARY
 
 
 def cost(shape: Shape) -> tuple[float, float]:
-    """Per row: its request, count, token and length read, and two numbers and a token written."""
+    """For each row, request, count, token and length are read; two numbers and a token are written."""
     return 36.0 * size(shape, "tokens"), 0.0

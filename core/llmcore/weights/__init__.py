@@ -1,1 +1,1 @@
-"""From names in a checkpoint to parameters of a model."""
+"""Loading of weights: from the tensors of a checkpoint to the parameters of a model."""

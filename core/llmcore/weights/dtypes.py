@@ -11,12 +11,12 @@ from llmcore.specs import DType
 
 
 def data_type(name: str) -> DType:
-    """The type called `name`; ConfigError that lists the names there are."""
+    """The type called `name`. Raises ConfigError that lists the known names."""
     if name not in DATA_TYPES:
         raise ConfigError(f"data type {name!r} is not known; use one of {', '.join(DATA_TYPES)}")
     return DATA_TYPES[name]
 
 
 def read_dtype(hf: Mapping[str, Any]) -> DType:
-    """The type a Hugging Face config names as `dtype` or, in older ones, `torch_dtype`; f32 where it names none."""
+    """The type that a Hugging Face config names as `dtype` or, if it is older, as `torch_dtype`; f32 by default."""
     return data_type(str(hf.get("dtype") or hf.get("torch_dtype") or "float32").removeprefix("torch."))

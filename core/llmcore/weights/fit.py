@@ -1,4 +1,4 @@
-"""Which checkpoint tensor fills what of a model, worked out from names and shapes before anything is read."""
+"""Match checkpoint tensors with a model's parameters, by names and shapes, before any tensor is read."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from llmcore.weights.map import Placement, Shard, Sizes, Target, WeightMap
 logger = logging.getLogger(__name__)
 
 LISTED = 8
-"""Names of a kind in an error."""
+"""Most names that an error lists for each kind of problem."""
 COMPARED = 1 << 24
-"""Elements that are compared at a time, so that their copy on the device stays small."""
+"""Number of elements compared at a time, so that their copy on the device stays small."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `first` to `first + rows` of a checkpoint tensor (all of it if None) fill `into`, cut by `shard`.
-
-    `parameter`: what the family calls it.
-    """
+    """A parameter, or a part of it, that rows of one checkpoint tensor fill."""
 
     parameter: str
+    """The family's name of the parameter."""
     into: torch.Tensor
+    """The memory to fill: the parameter, or rows of it."""
     rows: tuple[int, int] | None
+    """(first row, number of rows) of the checkpoint tensor; None: all of it."""
     shard: Shard | None
+    """The cut of these rows over the ranks; None: not cut."""
 
 
 class Fit:
-    """The pieces of every checkpoint tensor. Parameters that modules share are tied or untied first, by the names.
+    """The pieces that each checkpoint tensor fills.
 
-    Raises ConfigError with everything that does not match.
+    First ties or unties parameters that modules share, depending on the names in the checkpoint. Raises one
+    ConfigError that lists everything that does not match.
     """
 
     def __init__(self, model: nn.Module, sizes: Sizes, weights: WeightMap, mesh: Mesh) -> None:
@@ -65,7 +67,10 @@ class Fit:
         self._check(sizes)
 
     def _tie(self, paths: Mapping[str, str], filled: Collection[str]) -> bool:
-        """Let parameters that the checkpoint lacks share memory with others, as the family allows."""
+        """Let parameters that the checkpoint lacks share memory with the parameters that `WeightMap.tie` names.
+
+        Returns True if any were tied.
+        """
         rules = {name: source for name, source in self.weights.tie.items() if not self.elsewhere(name)}
         for name in (name for rule in rules.items() for name in rule):
             if name not in paths and not self.elsewhere(name):
@@ -84,11 +89,11 @@ class Fit:
         return bool(lacking)
 
     def _add(self, name: str, shape: tuple[int, ...], targets: tuple[Target, ...]) -> None:
-        """Take checkpoint tensor `name`; several targets cut it along its rows, in order."""
+        """Add the pieces of checkpoint tensor `name`. Several targets share its rows, in order."""
         if not targets or any(self.elsewhere(target.name) for target in targets):
             return
         parts = tuple(part for target in targets for part in self._parts(target))
-        # matrices that the checkpoint stacked itself may lie along a dimension of their own
+        # A checkpoint that stacks matrices itself may have an extra first dimension for them.
         flat = shape if parts == targets or len(shape) < 2 else (shape[0] * shape[1], *shape[2:])
         targets = parts
         pieces, first = [], 0
@@ -110,7 +115,7 @@ class Fit:
         self.pieces[name] = pieces
 
     def _check(self, sizes: Sizes) -> None:
-        """One ConfigError with everything that does not match."""
+        """Raise one ConfigError that lists everything that does not match."""
         missing, idle = self._missing(sizes), self.weights.idle(sizes)
         if missing or self.unexpected:
             idle += self.weights.idle_starts(sizes)
@@ -133,7 +138,7 @@ class Fit:
             )
 
     def _missing(self, sizes: Sizes) -> list[str]:
-        """The parameters that nothing fills, by the names that this checkpoint would have for them."""
+        """The parameters that no tensor fills, by the names that this checkpoint would likely have for them."""
         alike = {_any_layer(name) for name in sizes}
         found = []
         for name, part in self.lacking:
@@ -149,7 +154,7 @@ class Fit:
         return self._placement(name).parts
 
     def _parts(self, target: Target) -> tuple[Target, ...]:
-        """A checkpoint that stacked the parts itself fills each of them: every one is cut over the ranks by itself."""
+        """A target for each part of a parameter whose parts one tensor fills; the ranks cut each part separately."""
         parts = self._parts_of(target.name) if target.part is None else ()
         return tuple(Target(target.name, part) for part in parts) or (target,)
 
@@ -161,10 +166,10 @@ class Fit:
 
 
 class Shared:
-    """The parameters that two modules share, as a head and an embedding that the model's config ties.
+    """Parameters that two modules share, such as the head and the embedding of a model with tied embeddings.
 
-    If the checkpoint has a tensor for each, equal tensors stay one parameter, and for different ones each module gets
-    its own.
+    If the checkpoint has a tensor for each module and the tensors are equal, the modules go on sharing one parameter.
+    If the tensors differ, each module gets its own.
     """
 
     def __init__(self, fit: Fit) -> None:
@@ -172,7 +177,7 @@ class Shared:
         self._filled: dict[tuple[str, int], str] = {}
 
     def put(self, source: str, piece: Piece, part: torch.Tensor) -> None:
-        """Fill `piece` with `part`, which is checkpoint tensor `source`."""
+        """Fill `piece` with `part`, which comes from checkpoint tensor `source`."""
         first = self._first[piece.parameter]
         other = self._filled.setdefault((first, int(piece.into.storage_offset())), source)
         if other == source:
@@ -187,7 +192,10 @@ class Shared:
             )
 
     def _separate(self, first: str, piece: Piece, part: torch.Tensor) -> None:
-        """Give the module that looks its parameter up in every call one of its own; linears have theirs bound."""
+        """Give one of the two modules a parameter of its own.
+
+        Linears bind their weight, so it is the module without `share`, which reads its parameter in every call.
+        """
         sharing = [name for name, other in self._first.items() if other == first]
         owners = {name: _owner(self._model, self._paths[name]) for name in sharing}
         free = [name for name, (module, _) in owners.items() if not hasattr(module, "share")]
@@ -208,13 +216,13 @@ WHOLE = Placement()
 
 
 def parameter_paths(model: nn.Module) -> dict[str, str]:
-    """The family's name of each parameter -> its path; a shared parameter is there by all of its names."""
+    """The family's name of each parameter -> its path. A shared parameter appears under each of its names."""
     named = ((family_name(model, path), path) for path, _ in model.named_parameters(remove_duplicate=False))
     return {name: path for name, path in named if name is not None}
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """A parameter's name -> the first of those that share its memory, or itself."""
+    """Each parameter's name -> the first name of the same parameter (its own name if modules do not share it)."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(model.get_parameter(path)), name) for name, path in parameter_paths(model).items()
@@ -222,12 +230,12 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 
 def family_name(model: nn.Module, path: str) -> str | None:
-    """The family's name of a parameter, whatever plugins wrapped; None if it is a wrapper's own."""
+    """The family's name of a parameter, without the wrappers of plugins; None if it belongs to a wrapper."""
     return family_path(getattr(model, "wrapped", {}), path)
 
 
 def placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
-    """Every parameter that says how it is filled, by the family's name for it."""
+    """(family's name, Placement) of each parameter whose module has a placement for it."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf, placement in getattr(module, "placements", {}).items():
             if (name := family_name(model, f"{prefix}.{leaf}" if prefix else leaf)) is not None:
@@ -235,9 +243,10 @@ def placements(model: nn.Module) -> Iterator[tuple[str, Placement]]:
 
 
 def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Collection[str]) -> bool:
-    """Let a linear that shares its weight hold its own, if the checkpoint has more tensors for it than a weight.
+    """Let a linear that shares its weight have its own, if the checkpoint has more tensors for it than a weight.
 
-    Such a head is quantized, in a model whose config ties it. Nothing says whether it equals the embedding.
+    Such a linear is a quantized head in a model whose config ties it to the embedding. The checkpoint does not say
+    whether the two are equal. Returns True if any linear was untied.
     """
     first = first_names(model)
     shared = Counter(first.values())
@@ -252,7 +261,7 @@ def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Collection[str
         weight = module.get_parameter(leaf)
         share(None)
         if not more <= dict(module.named_parameters()).keys():
-            share(weight)  # the checkpoint has something else, which the error will name
+            share(weight)  # The extra tensors do not fit this linear: `Fit` lists them in its error.
             continue
         found = True
         logger.warning(
@@ -264,18 +273,18 @@ def _hold_own(model: nn.Module, paths: Mapping[str, str], filled: Collection[str
 
 
 def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """The module that has a parameter, and its name there."""
+    """The module that has the parameter at `path`, and the parameter's name in it."""
     module, _, leaf = path.rpartition(".")
     return model.get_submodule(module), leaf
 
 
 def _any_layer(name: str) -> str:
-    """A tensor's name with the numbers of layers and experts left open."""
+    """A tensor's name with "#" in place of the numbers of layers and experts."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "#", name)
 
 
 def _equal(held: torch.Tensor, part: torch.Tensor) -> bool:
-    """True if `part` has the bits of `held`, in the type in which that is held."""
+    """True if `part` has the same bits as `held`, after conversion to its type."""
     rows = max(1, COMPARED // max(1, held[:1].numel()))
     return all(
         torch.equal(_bits(mine), _bits(theirs.to(mine.device, mine.dtype)))
@@ -284,13 +293,13 @@ def _equal(held: torch.Tensor, part: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As whole numbers, the largest that fit: on a CPU they are compared much faster than bf16."""
+    """The tensor's bits as int64 where they fit, else uint8: a CPU compares these much faster than bf16."""
     flat = tensor.contiguous().view(-1).view(torch.uint8)
     return flat if flat.numel() % 8 or flat.storage_offset() % 8 else flat.view(torch.int64)
 
 
 def _whole(into: torch.Tensor, shard: Shard | None, mesh: Mesh) -> tuple[int, ...]:
-    """Shape of what `into` is this rank's part of."""
+    """Shape of the tensor of which `into` is this rank's part."""
     shape = list(into.shape)
     if shard is not None:
         shape[shard.dim] *= mesh.size(shard.group)

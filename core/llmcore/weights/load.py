@@ -1,4 +1,4 @@
-"""Filling a model: one tensor at a time from a checkpoint, or with random numbers."""
+"""Fill a model's parameters, one tensor at a time from a checkpoint, or with random numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmcore.weights.fit import WHOLE, Fit, Piece, Shared, family_name, first_na
 from llmcore.weights.map import Sizes, Target, WeightMap
 
 Progress = Callable[[int], None]
-"""Called with the bytes of each tensor that was read."""
+"""Called after each tensor that was read, with its size in bytes."""
 
 
 def load_weights(
@@ -26,10 +26,10 @@ def load_weights(
     mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Fill the parameters of `model` and bind its linears; returns bytes of parameters.
+    """Fill the parameters of `model` and bind its linears; returns the size of the parameters in bytes.
 
-    Everything is checked from the headers first: one ConfigError lists what is missing, what nothing wants, and
-    what has the wrong shape. Beside the parameters themselves no more than one tensor is held.
+    Checks the headers first: one ConfigError lists missing tensors, unexpected tensors and wrong shapes. At any time
+    at most one tensor is in memory beside the parameters.
     """
     mesh = mesh or Mesh()
     fit = Fit(model, checkpoint.sizes(), weights, mesh)
@@ -40,7 +40,7 @@ def load_weights(
         tensor = read()
         if weights.transposes(name) and tensor.dim() > 1:
             tensor = tensor.transpose(-1, -2)
-        # what was filled is let go of at once: a linear that packs its weight frees the plain one
+        # Drop the references at once: a linear that packs its weight can then free the plain one.
         for piece in fit.pieces.pop(name):
             part = _cut(tensor, piece, mesh)
             if piece.parameter in fit.shared:
@@ -57,9 +57,9 @@ def load_weights(
 
 
 def dummy_weights(model: nn.Module, seed: int = 0) -> int:
-    """Fill the parameters from N(0, 0.02), or as their module's `fill_dummy` says, and bind the linears.
+    """Fill the parameters with `fill_dummy` of their module, else with N(0, 0.02), and bind the linears.
 
-    The numbers of a parameter depend on its name and `seed` alone. Returns bytes of parameters.
+    A parameter's numbers depend only on its name and `seed`. Returns the size of the parameters in bytes.
     """
     total = 0
     modules = dict(model.named_modules())
@@ -74,7 +74,7 @@ def dummy_weights(model: nn.Module, seed: int = 0) -> int:
 
 
 def stored_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that a checkpoint has for `model`: what is filled in parts is counted by them."""
+    """Shapes of the tensors that a checkpoint has for `model`, by path; a parameter with parts has one for each."""
     found = dict(placements(model))
     shapes: dict[str, tuple[int, ...]] = {}
     for path, parameter in model.named_parameters():
@@ -87,7 +87,7 @@ def stored_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def filled_shapes(model: nn.Module, sizes: Sizes, weights: WeightMap) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that a checkpoint has for a loaded `model`, once where two are one parameter."""
+    """Shapes of the checkpoint's tensors that fill a loaded `model`; of two that fill the same parameter, one."""
     first, found, taken = first_names(model), dict[str, tuple[int, ...]](), set[Target]()
     for name, shape in weights.wanted(sizes).items():
         targets = {replace(target, name=first.get(target.name, target.name)) for target in weights.targets(name)}
@@ -98,7 +98,7 @@ def filled_shapes(model: nn.Module, sizes: Sizes, weights: WeightMap) -> dict[st
 
 
 def finish(model: nn.Module) -> None:
-    """Let every module that wants it arrange what was loaded."""
+    """Call `finish` of each module that has it, so that it can rearrange its loaded parameters."""
     for module in model.modules():
         if (done := getattr(module, "finish", None)) is not None:
             done()
@@ -109,7 +109,7 @@ def _normal(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _cut(tensor: torch.Tensor, piece: Piece, mesh: Mesh) -> torch.Tensor:
-    """The part of a checkpoint tensor that fills a piece on this rank."""
+    """The part of a checkpoint tensor that fills `piece` on this rank."""
     if tensor.dim() > piece.into.dim():
         tensor = tensor.flatten(0, 1)
     if piece.rows is not None:

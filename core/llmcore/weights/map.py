@@ -1,4 +1,4 @@
-"""WeightMap: how a checkpoint's names become a model's parameters; Shard: how a parameter is split. No torch."""
+"""WeightMap maps a checkpoint's names to a model's parameters; Shard splits a parameter over ranks. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUFFERS = (
     *("*.attn.masked_bias", "*.attention.masked_bias", "*.self_attn.masked_bias"),
     *("*position_ids", "*causal_mask"),
 )
-"""Globs of what checkpoints hold beside parameters and models compute: rotary frequencies, masks, positions."""
+"""Globs of tensors in checkpoints that models compute themselves: rotary frequencies, masks, positions."""
 
 Sizes = Mapping[str, tuple[tuple[int, ...], str]]
 """(shape, dtype as safetensors names it) by tensor name."""
@@ -31,9 +31,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Placement:
-    """How checkpoint tensors fill one parameter: `parts` name -> (first row, rows) on this rank, {} if it is whole.
+    """Says how checkpoint tensors fill one parameter.
 
-    `replicated`: the parts that every rank has whole although the others are cut.
+    `parts`: name of a part -> (first row, number of rows) on this rank; {} if one tensor fills the whole parameter.
+    `shard`: the cut over the ranks. `replicated`: the parts that every rank has whole although the others are cut.
     """
 
     parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -41,13 +42,13 @@ class Placement:
     replicated: frozenset[str] = frozenset()
 
     def shard_of(self, part: str | None) -> Shard | None:
-        """How a part is cut; None for one that every rank has whole."""
+        """The shard of a part; None for a part that every rank has whole."""
         return None if part in self.replicated else self.shard
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a checkpoint tensor goes: parameter `name`, as part `part` of it (None: all of it)."""
+    """The destination of a checkpoint tensor: part `part` (None: all) of parameter `name`."""
 
     name: str
     part: str | None = None
@@ -55,19 +56,23 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightMap:
-    """Declarative rules, in the order in which a checkpoint tensor's name meets them.
+    """Declarative rules, listed here in the order in which they apply to the name of a checkpoint tensor.
 
-    `skip`: globs of names that are not parameters; `BUFFERS` are skipped without a rule. `transpose`: globs of names
-    whose last two dimensions are swapped, for linears that are saved as [inputs, outputs]. `rename`: start of the name
-    -> another start, the longest first. `suffix`: end of the name, or of its module's path -> another end, in whole
-    components, the longest first: ``{"attn.c_proj": "self_attn.o_proj"}``. `stack`: list of modules -> module of each
-    -> (parameter of the list, part), so that ``{"experts": {"w1": ("gate_up_proj", "gate_proj")}}`` makes
-    ``experts.7.w1.weight`` part "7.gate_proj" of ``experts.gate_up_proj``; a checkpoint may also hold that parameter
-    itself. `fuse`: module -> the modules whose tensors it stacks, e.g. ``{"qkv_proj": ("q_proj", "k_proj",
-    "v_proj")}``; a checkpoint may also hold the stack itself. `split`: module -> the modules that its tensor is cut
-    into, the reverse, by the sizes of the receiving parts. `tie`: parameter -> parameter it shares memory with when
-    the checkpoint lacks it. Raises ConfigError for a dotted key where a rule takes the name of one module, and for a
-    text where a rule takes several.
+    - `skip`: globs of names that are not parameters. `BUFFERS` are skipped without a rule.
+    - `transpose`: globs of names whose last two dimensions are swapped, for linears saved as [inputs, outputs].
+    - `rename`: start of the name -> new start. The longest start that matches applies.
+    - `suffix`: end of the name or of its module's path, in whole components -> new end. The longest end that matches
+      applies. Example: ``{"attn.c_proj": "self_attn.o_proj"}``.
+    - `stack`: list of modules -> module in each -> (parameter of the list, part). Example: ``{"experts": {"w1":
+      ("gate_up_proj", "gate_proj")}}`` makes ``experts.7.w1.weight`` part "7.gate_proj" of ``experts.gate_up_proj``.
+      A checkpoint may also hold that parameter itself.
+    - `fuse`: module -> the modules whose tensors it stacks. Example: ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``.
+      A checkpoint may also hold the stack itself.
+    - `split`: the reverse of `fuse`: module -> the modules that share the rows of its tensor, by their sizes.
+    - `tie`: parameter -> the parameter that it shares memory with if the checkpoint lacks it.
+
+    Raises ConfigError for a key with a dot where a rule takes the name of one module, and for a string where a rule
+    takes several names.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +123,7 @@ class WeightMap:
         return () if name == plain and _meets(name, BUFFERS) else (Target(name),)
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of checkpoint tensor `name`, as the model holds it."""
+        """The shape in which the model holds checkpoint tensor `name`, whose shape in the checkpoint is `shape`."""
         return (*shape[:-2], shape[-1], shape[-2]) if self.transposes(name) and len(shape) > 1 else shape
 
     def transposes(self, name: str) -> bool:
@@ -126,11 +131,11 @@ class WeightMap:
         return _meets(name, self.transpose)
 
     def wanted(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        """Shapes, as the model holds them, of the checkpoint tensors that fill something."""
+        """Shapes, as the model holds them, of the checkpoint tensors that fill a parameter."""
         return {name: self.shape(name, shape) for name, (shape, _) in sizes.items() if self.targets(name)}
 
     def sources(self, target: Target) -> Iterator[str]:
-        """The names that a checkpoint may have for what fills `target`, the likeliest first."""
+        """The names that a checkpoint may use for the tensor that fills `target`, the likeliest first."""
         for name in self._unjoined(target):
             for plain in (*_swapped_ends(name, {new: old for old, new in self.suffix.items()}), name):
                 for whole in self._unrenamed(plain):
@@ -138,14 +143,14 @@ class WeightMap:
                         yield whole
 
     def idle(self, names: Collection[str]) -> list[str]:
-        """The rules of `suffix` and `transpose` that meet none of a checkpoint's names: something is misspelt."""
+        """The rules of `suffix` and `transpose` that match none of a checkpoint's names, probably misspelt."""
         plain = [self._renamed(name) for name in names]
         ends = [end for end in self.suffix if not any(_swapped_ends(name, {end: ""}) for name in plain)]
         globs = [glob for glob in self.transpose if not any(_meets(name, (glob,)) for name in names)]
         return [f"suffix {end!r}" for end in ends] + [f"transpose {glob!r}" for glob in globs]
 
     def idle_starts(self, names: Collection[str]) -> list[str]:
-        """The same of `rename`, whose starts a checkpoint may do without."""
+        """The rules of `rename` that match none of a checkpoint's names, which alone is not an error."""
         return [f"rename {start!r}" for start in self.rename if not any(name.startswith(start) for name in names)]
 
     def _renamed(self, name: str) -> str:
@@ -166,7 +171,7 @@ class WeightMap:
         return Target(f"{above}.{parameter}", f"{index}.{part}")
 
     def _unjoined(self, target: Target) -> Iterator[str]:
-        """The names from which `stack`, `fuse` and `split` make `target`, and its own."""
+        """The names that `stack`, `fuse` and `split` turn into `target`, and its own name last."""
         head, _, leaf = target.name.rpartition(".")
         parent, _, module = head.rpartition(".")
         join = f"{parent}." if parent else ""
@@ -184,7 +189,7 @@ class WeightMap:
         yield target.name
 
     def _unrenamed(self, name: str) -> Iterator[str]:
-        """A new start that is nothing would fit every name: what it stands for comes last."""
+        """The names that `rename` turns into `name`. Rules whose new start is empty fit every name: they come last."""
         starts = sorted(self.rename.items(), key=lambda rule: len(rule[1]), reverse=True)
         yield from (old + name.removeprefix(new) for old, new in starts if new and name.startswith(new))
         yield name
@@ -196,7 +201,7 @@ def _meets(name: str, globs: Iterable[str]) -> bool:
 
 
 def _swapped_ends(name: str, ends: Mapping[str, str]) -> list[str]:
-    """`name` with each of `ends` that its whole or its module's path has swapped for another, the longest first."""
+    """`name` with each matching end, of itself or of its module's path, replaced as `ends` says, the longest first."""
     head, _, leaf = name.rpartition(".")
     return [
         path.removesuffix(end) + ends[end] + rest

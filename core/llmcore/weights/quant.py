@@ -1,4 +1,4 @@
-"""Which quantization method a model's weights go through."""
+"""Choose the quantization method that reads a model's weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A chosen method by name, and what it made for this checkpoint."""
+    """The name of the chosen method, and the QuantMethod that it made for this checkpoint."""
 
     name: str
     method: QuantMethod
@@ -28,9 +28,10 @@ class Quantized:
 def find_quantization(
     registry: Registry, hf: Mapping[str, Any], config: ModelConfig, pin: str | None = None
 ) -> Quantized | None:
-    """The method for a model whose config.json is `hf`; None where its weights are plain and stay so.
+    """The method for a model whose config.json is `hf`; None if its weights are not quantized and stay so.
 
-    `pin`: the method that a mode names. Raises ConfigError that says what would read the checkpoint.
+    `pin`: the method that a mode names. Raises ConfigError if no method, or not this one, reads the checkpoint; the
+    error names the methods that do.
     """
     quantization = hf.get("quantization_config") or {}
     if not isinstance(quantization, Mapping):
@@ -55,19 +56,19 @@ def find_quantization(
 
 
 def unquantized(quantized: Quantized | None, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as the model takes it."""
+    """The checkpoint with the names and tensors that the model loads."""
     return checkpoint if quantized is None else quantized.method.checkpoint(checkpoint)
 
 
 def linear_method_of(quantized: Quantized | None) -> LinearMethod:
-    """How the model's linears hold their weights."""
-    from llmcore.layers.build import Unquantized  # torch, which what only plans does without
+    """The LinearMethod that decides how the model's linears hold their weights."""
+    from llmcore.layers.build import Unquantized  # This imports torch; `llmcore plan` works without it.
 
     return (None if quantized is None else quantized.method.linear_method) or Unquantized()
 
 
 def name_of(quantized: Quantized | None) -> str | None:
-    """For listings."""
+    """The method's name, for listings; None without quantization."""
     return None if quantized is None else quantized.name
 
 
@@ -88,7 +89,7 @@ def _readers(registry: Registry, quantization: Mapping[str, Any]) -> list[tuple[
 
 
 def _reader(registry: Registry, quantization: Mapping[str, Any]) -> QuantMethodSpec:
-    """The one method that reads this."""
+    """The one method that reads `quantization`. Raises ConfigError if there is none, or more than one."""
     found = _readers(registry, quantization)
     if len(found) == 1:
         return found[0][0]

@@ -1,4 +1,4 @@
-"""Checkpoints as Hugging Face saves them: config.json beside one *.safetensors file or an index of several."""
+"""Checkpoints as Hugging Face saves them: config.json beside *.safetensors files and, if several, their index."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
-"""Bytes; safetensors' own limit."""
+"""Most bytes of a file's header: the limit of safetensors itself."""
 
 Sizes = dict[str, tuple[tuple[int, ...], str]]
 
 
 def sniff(path: Path) -> bool:
-    """Whether this is a directory with a config.json and safetensors files."""
+    """True if `path` is a directory with a config.json and safetensors files."""
     return (path / "config.json").is_file() and any(path.glob("*.safetensors*"))
 
 
 def open_checkpoint(path: Path) -> SafetensorsCheckpoint:
-    """Reads and checks every header; ConfigError names the file that is broken and what to do."""
+    """Read and check every header. Raises ConfigError that names the broken file and says what to do."""
     return SafetensorsCheckpoint(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a model directory; ConfigError if it is none."""
+    """The JSON object in a file of a model directory. Raises ConfigError if the file does not hold one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class SafetensorsCheckpoint:
-    """A protocols.Checkpoint. Tensors are mapped from their files, in the order in which they lie there."""
+    """A protocols.Checkpoint. It maps tensors from their files, in the order in which the files store them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,11 +62,11 @@ class SafetensorsCheckpoint:
             self._sizes.update(sizes)
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """The content of config.json."""
         return dict(self._config)
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json, or {}."""
+        """The content of generation_config.json, or {} without that file."""
         file = self.path / "generation_config.json"
         return read_json(file) if file.is_file() else {}
 
@@ -75,7 +75,7 @@ class SafetensorsCheckpoint:
         return self._sizes
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-        """Every tensor's name with a function that reads it, good until the next one is asked for."""
+        """Each tensor's name with a function that reads it. The function works until the caller asks for the next."""
         for path, sizes in self._files.items():
             try:
                 with safe_open(path, framework="pt") as file:
@@ -86,7 +86,7 @@ class SafetensorsCheckpoint:
 
 
 def read_header(path: Path) -> Sizes:
-    """(shape, dtype) by name, in the order of the file's bytes; ConfigError if the file is cut short or broken."""
+    """(shape, dtype) by name, in the order of the file's bytes. Raises ConfigError for a truncated or broken file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -107,13 +107,13 @@ def read_header(path: Path) -> Sizes:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files an index names, or all of a directory without one."""
+    """The files that the index names, or all safetensors files of a directory without an index."""
     if not (path / INDEX).is_file():
         return sorted(path.glob("*.safetensors"))
     index = read_json(path / INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise ConfigError(f"{path / INDEX} has no weight_map; download it again")
-    # an index names files beside it, never a path elsewhere
+    # Drop folders from the names: an index must not lead to a file outside the model's directory.
     files = [path / os.path.basename(name) for name in sorted(set(index.values()))]
     if missing := [file.name for file in files if not file.is_file()]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}, named in {INDEX}; download what is missing")

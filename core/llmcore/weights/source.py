@@ -1,4 +1,4 @@
-"""From `--model_dir` to a checkpoint, and from its config to a family."""
+"""Open the checkpoint at `--model_dir`, and find the model family for its config."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class ConfigOnly:
         self._config = read_json(path / "config.json")
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """The content of config.json."""
         return dict(self._config)
 
     def generation_config(self) -> dict[str, Any]:
-        """Nothing."""
+        """An empty dict."""
         return {}
 
     def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Nothing."""
+        """An empty dict."""
         return {}
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-        """Nothing."""
+        """An empty iterator."""
         return iter(())
 
 
 def open_checkpoint(registry: Registry, path: Path, *, weights: bool = True) -> Checkpoint:
-    """The checkpoint at `path`, by the one loader that recognises it.
+    """Open the checkpoint at `path` with the one loader that recognises it.
 
-    `weights`: False where a config.json alone will do. Raises ConfigError that says what is wrong with the
-    directory and what to do.
+    `weights`: False if a config.json alone is enough. Raises ConfigError that says what is wrong with the directory
+    and what to do.
     """
     spec = find_loader(registry, path, weights=weights)
     if spec is None:
@@ -57,9 +57,9 @@ def open_checkpoint(registry: Registry, path: Path, *, weights: bool = True) -> 
 
 
 def find_loader(registry: Registry, path: Path, *, weights: bool = True) -> WeightLoaderSpec | None:
-    """The one loader that recognises `path`; None where there is a config.json alone, and that will do.
+    """The one loader that recognises `path`; None if `path` has only a config.json and `weights` is False.
 
-    Opens nothing: whether what is there can be read is seen later. Raises ConfigError as `open_checkpoint`.
+    Does not open the checkpoint, so a file may still turn out to be broken. Raises ConfigError as `open_checkpoint`.
     """
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give --model_dir the directory of a model")
@@ -76,7 +76,10 @@ def find_loader(registry: Registry, path: Path, *, weights: bool = True) -> Weig
 
 
 def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = None) -> tuple[ModelSpec, ModelConfig]:
-    """The family for a Hugging Face config and what it reads from it; `dtype`: a spelling of `--data_type`."""
+    """The family for a Hugging Face config, and the ModelConfig that it reads from that.
+
+    `dtype`: a value of `--data_type`, which replaces the config's type. Raises ConfigError.
+    """
     architectures = hf.get("architectures") or []
     if not isinstance(architectures, list):
         raise ConfigError(f"architectures in the model's config.json is {architectures!r} and has to be a list")
@@ -96,7 +99,7 @@ def read_model(registry: Registry, hf: Mapping[str, Any], dtype: str | None = No
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    """Refuse what no model has, before anything is divided by it or as large."""
+    """Raise ConfigError for values that no model has, before code divides by them or allocates by them."""
     sizes = {name: getattr(config, name) for name in ("vocab_size", "hidden_size", "num_layers", "max_position")}
     sizes |= {f"KV heads of {group.name}": group.kv_heads for group in config.kv_groups if group.layers}
     for name, value in sizes.items():
@@ -107,7 +110,7 @@ def _check_sizes(config: ModelConfig) -> None:
 
 
 _INSIDE = ("*/config.json", "snapshots/*/config.json")
-"""Models below a directory that holds several, and in a download cache."""
+"""Globs that find models in a directory of several models, and in a download cache."""
 
 
 def _what_is_wrong(path: Path, registry: Registry) -> str:

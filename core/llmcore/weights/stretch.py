@@ -1,4 +1,4 @@
-"""`--rope_scaling_factor`: a model read as if its config asked for dynamic NTK scaling."""
+"""`--rope_scaling_factor`: read a model as if its config asked for dynamic NTK scaling."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llmcore.weights.source import read_model
 
 
 def read_model_as_set(registry: Registry, hf: Mapping[str, Any], config: Config) -> tuple[ModelSpec, ModelConfig]:
-    """`read_model` under the operator's settings of its type and positions. Raises ConfigError.
+    """`read_model` with `--data_type` and `--rope_scaling_factor` applied. Raises ConfigError.
 
-    A stretched model takes requests of its original length times the factor, or as long as `--max_req_total_len`
-    says.
+    A stretched model takes requests up to its original length times the factor, or up to `--max_req_total_len` if
+    that is longer.
     """
     factor = config.model.rope_scaling_factor
     if not factor:
@@ -34,7 +34,7 @@ def read_model_as_set(registry: Registry, hf: Mapping[str, Any], config: Config)
 
 
 def stretched(hf: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """A Hugging Face config whose rotary positions are scaled. Raises ConfigError where they are already."""
+    """`hf`, a Hugging Face config, with dynamic NTK scaling added. Raises ConfigError if it has a scaling already."""
     inner = hf.get("text_config")
     if isinstance(inner, Mapping):
         return {**hf, "text_config": stretched(inner, factor)}

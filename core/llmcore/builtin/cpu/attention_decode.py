@@ -1,7 +1,6 @@
 """attn.gqa.decode on a CPU: all rows in one gather and one scaled_dot_product_attention per layer.
 
-Which slots the rows hold is the same in every layer of a group, so it is worked out by the first layer that runs
-after `plan`.
+The rows hold the same slots in every layer of a group. The first layer that runs after `plan` computes them.
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ from llmcore.layers import ReferenceAttention, spec_of
 
 
 class Decode:
-    """One query token per row; rows padded to the longest."""
+    """Attention of rows with one query token each, padded to the longest row."""
 
     def __init__(self, context: OpContext) -> None:
         spec = spec_of(context)
         self.spec, self.granule = spec, context.granule
-        # torch's flash kernel takes grouped heads as they are; in bf16 it is quicker with a group as queries of a head
+        # torch's flash kernel accepts grouped heads. In half types it is faster if the heads of a group are queries of
+        # one head.
         self.fold = context.dtype != "f32"
         self._reference = ReferenceAttention(context)
         self._slots: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Nothing to take: there is no graph on a CPU."""
+        """Does nothing: a CPU has no CUDA graphs, so `run` can allocate."""
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
         """Forget the last step."""
@@ -51,7 +51,7 @@ class Decode:
         if self._slots is None:
             self._slots, self._mask = self._where(meta, q.dtype)
         spec, rows = self.spec, len(q)
-        # rows of a matrix are gathered several times faster than slices of a three-dimensional tensor
+        # torch gathers rows of a matrix several times faster than slices of a three-dimensional tensor.
         keys, values = (
             pool.view(len(pool), -1).index_select(0, self._slots).view(rows, -1, spec.kv_heads, spec.key_size)
             for pool in kv
@@ -65,8 +65,11 @@ class Decode:
         return out
 
     def _where(self, meta: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Slots [rows x longest] and the additive mask [rows, 1, 1, longest]; padding repeats a row's last slot."""
-        # the padding of a captured step has no keys: it sees one, and nobody reads what comes of it
+        """Slots [rows x longest] and the additive mask [rows, 1, 1, longest], None if all rows are equally long.
+
+        Padding repeats a row's last slot.
+        """
+        # A padding row of a captured step has no keys. It gets one here, and its result is never read.
         lengths = meta["kv_len"].long().clamp(min=1)
         first = (
             (lengths - self.spec.window).clamp(min=0) if self.spec.window is not None else torch.zeros_like(lengths)
@@ -85,5 +88,5 @@ class Decode:
 
 
 def make(context: OpContext) -> Decode:
-    """`context.shape` is an AttnSpec."""
+    """The kernel for `context`, whose shape is an AttnSpec."""
     return Decode(context)

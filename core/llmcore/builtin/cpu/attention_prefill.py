@@ -1,4 +1,4 @@
-"""attn.gqa.prefill on a CPU: scaled_dot_product_attention per block of queries; a whole prompt in one call."""
+"""attn.gqa.prefill on a CPU: one scaled_dot_product_attention per block of queries, or one for a whole prompt."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
 from llmcore.layers import ReferenceAttention, spec_of, token_slots
 
 SHORT = 256
-"""KV of this many tokens is attended to in f32: there it takes no longer, and half types lose the most."""
+"""Rows of up to this number of KV tokens compute in f32: it is not slower there, and half types lose most there."""
 
 BLOCK = 256
-"""Queries that share a mask: more would compute more of what the mask throws away, fewer enter torch too often."""
+"""Queries that share a mask. More would compute more scores that the mask discards; fewer need too many calls."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Queries first to last of a row over the tokens low to high of what it reads; no mask where each sees all."""
+    """Queries `first` to `last` of a row over its tokens `low` to `high`.
+
+    `mask` is None if every query sees all of them, and for a causal call.
+    """
 
     first: int
     last: int
@@ -31,7 +34,10 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Row:
-    """Queries first to last of a step, computed in `dtype`; `slots` is None for a whole prompt, causal in one call."""
+    """Queries `first` to `last` of a step, computed in `dtype`.
+
+    `slots`: where the row's KV lies; None for a whole prompt, which one causal call computes.
+    """
 
     first: int
     last: int
@@ -41,7 +47,7 @@ class _Row:
 
 
 class Prefill:
-    """Rows of any number of query tokens."""
+    """Attention of rows with any number of query tokens."""
 
     def __init__(self, context: OpContext) -> None:
         self.spec, self.granule = spec_of(context), context.granule
@@ -49,7 +55,7 @@ class Prefill:
         self._rows: list[_Row] | None = None
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Nothing to take: there is no graph on a CPU."""
+        """Does nothing: a CPU has no CUDA graphs, so `run` can allocate."""
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
         """Forget the last step."""
@@ -109,7 +115,7 @@ class Prefill:
         return rows
 
     def _blocks(self, n: int, length: int, dtype: torch.dtype) -> tuple[_Block, ...]:
-        """The last n of `length` tokens, each over the tokens that one of its queries sees."""
+        """The last n of `length` tokens in blocks. A block reads the tokens that at least one of its queries sees."""
         blocks = []
         for first in range(0, n, BLOCK):
             last = min(first + BLOCK, n)
@@ -119,7 +125,7 @@ class Prefill:
         return tuple(blocks)
 
     def _mask(self, n: int, length: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive [n, length] for the last n of `length` tokens; None where each sees all."""
+        """The additive mask [n, length] for the last n of `length` tokens; None if every query sees all."""
         if n == 1:
             return None
         blocked = torch.ones(n, length, dtype=torch.bool).triu_(length - n + 1)
@@ -129,5 +135,5 @@ class Prefill:
 
 
 def make(context: OpContext) -> Prefill:
-    """`context.shape` is an AttnSpec."""
+    """The kernel for `context`, whose shape is an AttnSpec."""
     return Prefill(context)

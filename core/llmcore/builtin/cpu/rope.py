@@ -1,4 +1,4 @@
-"""rope in three calls: a CPU step has few tokens, so what counts is how often torch is entered."""
+"""rope in three calls of torch: a CPU step has few tokens, so the number of calls decides its time."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def make(context: OpContext) -> Op:
-    """The kernel; it turns whole heads (see `refuses` in the spec)."""
+    """The kernel. It rotates whole heads only (see `refuses` in the spec)."""
     return rotate

@@ -1,6 +1,6 @@
-"""Kernel `cpu` of op `sample`: filters without a full sort, and work only for rows that draw.
+"""Kernel `cpu` of op `sample`: the sampler filters without a full sort, and only the rows that draw.
 
-Rows are filtered one at a time, so what a row gets does not depend on the batch, down to the last bit.
+It filters one row at a time, so a row's result does not depend on the rest of the batch, to the bit.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Float64 = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _DEPTHS = (4.0, 12.0, 30.0)
-"""How far below the best to look for the last token of top-p: sorting few is cheaper than sorting all.
+"""Distances below the best score in which to look for the last token of top-p: sorting few scores is cheaper.
 
-What lies below the last depth has less mass than the smallest step of an f32 top_p below 1.
+All scores below the last distance together have less mass than the smallest step of an f32 top_p below 1.
 """
 
 
 def make(context: OpContext) -> Sampler:
-    """One function serves every variant: what a row does not ask for costs it nothing."""
+    """The same function for every variant: a filter that no row asks for costs nothing."""
     return sample
 
 
 def sample(logits: Tensor, rows: SampleRows) -> Sampled:
-    """Draw from logits [S, V] of any float type, in host memory."""
+    """Draw one token from each row of logits [S, V], of any float type and in host memory."""
     logits = logits.float()
     raw: Float32 = logits.numpy()
     every = np.arange(raw.shape[0])
@@ -80,7 +80,7 @@ def _draw(scores: Float32, best: Indices, hot: Indices, rows: SampleRows) -> NDA
 
 
 def _floor(tempered: Float32, peak: np.float32, top_k: int, top_p: float, depth: np.float32) -> np.float32:
-    """The least score that the filters keep."""
+    """The lowest score that top-k, top-p and min-p keep."""
     last = np.float32(-np.inf)
     if 0 < top_k < tempered.size:
         last = np.partition(tempered, tempered.size - top_k)[tempered.size - top_k]
@@ -100,7 +100,7 @@ def _floor(tempered: Float32, peak: np.float32, top_k: int, top_p: float, depth:
 
 
 def _keep_typical(tempered: Float32, peak: np.float32, typical_p: float) -> None:
-    """Takes what typical-p does not keep: makes it minus infinity."""
+    """Set the scores that typical-p does not keep to minus infinity, in place."""
     at = np.flatnonzero(tempered > -np.inf)
     if at.size == 0:
         return
@@ -120,6 +120,6 @@ def _keep_typical(tempered: Float32, peak: np.float32, typical_p: float) -> None
 
 
 def _rows(rows: SampleRows, hot: Indices) -> SampleRows:
-    """What the random numbers of these rows depend on."""
+    """The rows `hot`, as far as their random numbers depend on them."""
     index = torch.from_numpy(hot)
     return replace(rows, seed=rows.seed[index], choice=rows.choice[index], position=rows.position[index])

@@ -1,4 +1,4 @@
-"""Devices: the only place where torch's backends have names."""
+"""Devices. No other code names torch's backends."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ _DEVICES: dict[str, tuple[int, str]] = {
 
 @hookimpl
 def register_devices() -> Iterable[DeviceSpec]:
-    """One module each."""
+    """The built-in devices; each is one module."""
     for name, (priority, summary) in _DEVICES.items():
         module = f"llmcore.builtin.devices.{name}"
         yield DeviceSpec(

@@ -1,4 +1,4 @@
-"""The CPU as a device: a launched step has run when `launch` returns."""
+"""The CPU as a device: a step has finished when `launch` returns."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from llmcore.api import DeviceInfo
 GIB = 1 << 30
 _MOST_KV = 4 * GIB
 _KV_SHARE = 4
-"""KV takes at most one part in this many of what is available."""
+"""The KV cache takes at most 1 / _KV_SHARE of the available memory."""
 
 _LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
-"""(limit, use) of the container, in both generations of cgroups."""
+"""Files with the container's (memory limit, memory use), for cgroups v2 and v1."""
 
 
 class Passed:
     """An event that needs no waiting."""
 
     def done(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def wait(self) -> None:
-        """At once."""
+        """Returns at once."""
 
 
 class CPU:
@@ -47,39 +47,39 @@ class CPU:
         self._passed = Passed()
 
     def kv_budget(self, fraction: float) -> int:
-        """The smaller of 4 GiB and a quarter of what is available: other programs live here too."""
+        """The smaller of 4 GiB and a quarter of the available memory, because other programs need memory too."""
         return min(_MOST_KV, self.free_memory() // _KV_SHARE)
 
     def sticky(self, error: BaseException) -> bool:
-        """Never."""
+        """Always False: no error makes the CPU unusable."""
         return False
 
     def free_memory(self) -> int:
-        """What the system calls available, or what the container's limit leaves if that is less."""
+        """The smaller of the system's available memory and the rest below the container's limit, in bytes."""
         return min([_meminfo("MemAvailable"), *_container_room()])
 
     def peak_memory(self) -> int:
-        """Most resident memory of this process since `reset_peak`."""
+        """The highest resident memory of this process since `reset_peak`, in bytes."""
         return _kilobytes(Path("/proc/self/status"), "VmHWM")
 
     def reset_peak(self) -> None:
-        """Ask the kernel to forget the high-water mark."""
+        """Ask the Linux kernel to reset the high-water mark."""
         Path("/proc/self/clear_refs").write_text("5")
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Itself."""
+        """The tensor itself."""
         return tensor
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Itself."""
+        """The tensor itself."""
         return tensor
 
     def event(self) -> Passed:
-        """Everything has run."""
+        """An event that has passed already: all work on a CPU has finished."""
         return self._passed
 
     def synchronize(self) -> None:
-        """Everything has run."""
+        """Does nothing: all work on a CPU has finished."""
 
 
 def make(index: int) -> CPU:
@@ -88,7 +88,7 @@ def make(index: int) -> CPU:
 
 
 def available() -> str | None:
-    """A CPU is always there."""
+    """Always None: every machine has a CPU."""
     return None
 
 

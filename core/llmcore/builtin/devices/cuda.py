@@ -1,4 +1,4 @@
-"""One NVIDIA GPU. The host enqueues; events say how far the GPU has come."""
+"""One NVIDIA GPU. The host enqueues work, and events tell which work the GPU has finished."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ class CUDA:
         self._capturing = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], T]) -> tuple[CUDAGraph, T]:
-        """A CUDA graph; all of this device share one memory pool, which is right because they run one by one."""
+        """Capture `work` as a CUDA graph; returns the graph and the result of `work`.
+
+        All graphs of this device share one memory pool, which is safe because they never run at the same time.
+        """
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         before, _ = torch.cuda.mem_get_info(self.torch_device)
         graph = torch.cuda.CUDAGraph()
-        # torch.cuda.graph would first give back the memory that torch holds, and the next steps ask for it again.
+        # torch.cuda.graph would first return torch's cached memory, and the next steps would ask for it again.
         with torch.cuda.stream(self._capturing):
-            # Other threads of this process may use the GPU meanwhile.
+            # thread_local: other threads of this process may use the GPU during the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = work()
             except BaseException:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that the graph is empty, which nobody will replay
+                    warnings.simplefilter("ignore")  # torch warns if the graph is empty; it is never replayed.
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -61,42 +64,42 @@ class CUDA:
         return CUDAGraph(graph), result
 
     def forget_graphs(self) -> None:
-        """Their pool goes when the last of them does."""
+        """Drop the memory pool of the graphs. The caller has dropped all graphs, so torch can free the pool."""
         gc.collect()
         self._pool, self.graph_memory = None, 0
         torch.cuda.empty_cache()
 
     def kv_budget(self, fraction: float) -> int:
-        """The share of all memory, less what others hold and the most torch has held at once."""
+        """`fraction` of all memory, less the memory of other users of the GPU and torch's peak, in bytes."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         others = total - free - torch.cuda.memory_reserved(self.torch_device)
         return max(int(total * fraction) - others - self.peak_memory(), 0)
 
     def sticky(self, error: BaseException) -> bool:
-        """Everything that the driver reports, except that memory ran out."""
+        """True for every error that the driver reports, except out of memory."""
         return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
 
     def free_memory(self) -> int:
-        """What the driver has left and what torch holds without using it."""
+        """Bytes that the driver has free, plus bytes that torch caches and does not use."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         unused = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return free + unused
 
     def peak_memory(self) -> int:
-        """Most bytes in torch's tensors at once since `reset_peak`."""
+        """The most bytes that torch's tensors took at once since `reset_peak`."""
         return torch.cuda.max_memory_allocated(self.torch_device)
 
     def reset_peak(self) -> None:
-        """Start anew, and return what torch holds without using it."""
+        """Reset `peak_memory`, and return torch's unused cached memory to the driver."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Page-locked memory with the same content."""
+        """A copy of the tensor in page-locked memory."""
         return tensor.pin_memory()
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on its way into page-locked memory."""
+        """A copy in page-locked memory. It is complete once an event that was recorded after this call has passed."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
@@ -105,7 +108,7 @@ class CUDA:
         return CUDAEvent()
 
     def synchronize(self) -> None:
-        """Wait for the GPU."""
+        """Wait until the GPU has finished all enqueued work."""
         torch.cuda.synchronize(self.torch_device)
 
 
@@ -117,18 +120,18 @@ class CUDAGraph:
 
 
 class CUDAEvent:
-    """Implements protocols.Event; recorded when it is made."""
+    """Implements protocols.Event. The constructor records it on the current stream."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     def done(self) -> bool:
-        """Whether the stream has passed it."""
+        """True if the stream has passed the event."""
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Block until it has."""
+        """Block until the stream has passed the event."""
         self._event.synchronize()
 
 
@@ -138,7 +141,7 @@ def make(index: int) -> CUDA:
 
 
 def available() -> str | None:
-    """Why there is no GPU to use, or None."""
+    """The reason why this process cannot use a GPU, or None."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA; install a CUDA build of torch"
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Devices by name, whether they are here or not: kernels can be chosen for them anywhere. No torch."""
+"""Devices by name, present or not, so that llmcore can choose kernels for a device of another machine. No torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from llmcore.api import DeviceInfo
 
 
 def cpu(text: str) -> DeviceInfo | None:
-    """ "cpu"."""
+    """The device named "cpu"; None for another name."""
     return DeviceInfo("cpu") if text == "cpu" else None
 
 
 def cuda(text: str) -> DeviceInfo | None:
-    """ "sm90": any GPU of that compute capability."""
+    """A GPU by its compute capability, such as "sm90"; None for another name."""
     found = re.fullmatch(r"sm_?(\d{2,3})", text)
     return DeviceInfo("cuda", name=text, capability=int(found[1])) if found else None

@@ -1,4 +1,4 @@
-"""Community families, one file each. A file is also a plugin by itself: ``--plugins ./contrib_models/mistral.py``."""
+"""Community families, one file each. Each file also works as a plugin: ``--plugins ./contrib_models/mistral.py``."""
 
 from collections.abc import Iterable
 
@@ -19,12 +19,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "stablelm": ("StableLmForCausalLM",),
     "starcoder2": ("Starcoder2ForCausalLM",),
 }
-"""File of this directory -> the architectures it reads."""
+"""File of this directory -> the architectures that it reads."""
 
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Every family here; a file is imported when its model is served."""
+    """Every family here. Its file is imported only when its model is served."""
     for name, architectures in FAMILIES.items():
         module = f"{__name__}.{name}"
         yield ModelSpec(

@@ -1,8 +1,9 @@
-"""CohereForCausalLM (Command R): attention and MLP side by side behind one LayerNorm, and logits times a constant.
+"""CohereForCausalLM (Command R): attention and MLP in parallel behind one LayerNorm, and logits times a constant.
 
 Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
 
-Cohere's rope turns neighbours, elements 2i and 2i + 1 of a head: norms of heads are put in our order as the heads are.
+Cohere's rope rotates neighbours, elements 2i and 2i + 1 of a head. Heads are reordered for our rope, which rotates
+halves, and the weights of the heads' norms are reordered with them.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from llmcore.layers import (
 from torch import nn
 
 DEFAULTS = {"eos_token_id": 255001, "max_position_embeddings": 8192, "tie_word_embeddings": True}
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CohereConfig(DenseConfig):
-    """What a Cohere block reads. `bias`: of attention's linears; `logit_scale`: what logits are multiplied by."""
+    """The fields that a Cohere block reads. `bias`: attention's linears have biases. `logit_scale`: factor of the
+    logits."""
 
     bias: bool
     qk_norm: bool
@@ -51,7 +53,7 @@ class CohereConfig(DenseConfig):
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """CohereForCausalLM, where this file is the plugin."""
+    """CohereForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="cohere",
         architectures=("CohereForCausalLM",),
@@ -62,7 +64,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> CohereConfig:
-    """From config.json; Command R says in `model_max_length` how long its contexts may be."""
+    """Reads config.json. Command R gives its longest context in `model_max_length`."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"CohereForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     given = {"rope_theta": 500000.0, **hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
@@ -77,13 +79,13 @@ def read_config(hf: Mapping[str, Any]) -> CohereConfig:
 
 
 def weights(config: CohereConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     plain = dense_weights(config)
     return replace(plain, fuse={**plain.fuse, "qk_norm": ("q_norm", "k_norm")})
 
 
 class HeadNorms(Layer):
-    """A LayerNorm for each head of q and of k, without bias, on heads that PairedQKV ordered."""
+    """A LayerNorm without bias for each head of q and k. PairedQKV has reordered the heads."""
 
     def __init__(self, build: Build, spec: AttnSpec, eps: float) -> None:
         super().__init__()
@@ -95,29 +97,29 @@ class HeadNorms(Layer):
         self._norm = build.op("layer_norm", size=spec.key_size, heads=heads, bias=False)
 
     def finish(self) -> None:
-        """Order the weights as their heads are; called once by the loader."""
+        """Reorder the weights like their heads. The loader calls it once."""
         self.weight.data.copy_(self.weight.data[:, apart(self.weight.shape[1])])
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """[T, heads + kv_heads, size] -> the same."""
+        """Norms q and k [T, heads + kv_heads, size]."""
         return self._norm[step.bucket](x, self.weight, None, self.eps)  # type: ignore[no-any-return]
 
 
 class NormedAttention(Attention):
-    """Attention whose queries and keys are normed head by head before they turn."""
+    """Attention that norms queries and keys head by head before rope."""
 
     def __init__(self, build: Build, spec: AttnSpec, *, eps: float, **parts: Any) -> None:
         super().__init__(build, spec, **parts)
         self.qk_norm = HeadNorms(build, self.spec, eps)
 
     def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normed queries and keys [T, heads + kv_heads, key_size], and values."""
+        """Returns normed queries and keys [T, heads + kv_heads, key_size], and values."""
         qk, v = super().project(x, step)
         return self.qk_norm(qk, step), v
 
 
 class Block(Layer):
-    """norm, then attention and MLP side by side."""
+    """norm, then attention and MLP in parallel."""
 
     def __init__(self, build: Build, config: CohereConfig, rope: Rope, index: int) -> None:
         super().__init__()
@@ -147,12 +149,12 @@ class Block(Layer):
         return self.self_attn(normed, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; the few tokens that are left are normed again."""
+        """The MLP. The tokens that are left are few, so they are normed again."""
         return x[0] + self.mlp(self.input_layernorm(x[1], step), step), x[1]
 
 
 class ScaledHead(LMHead):
-    """Logits times a constant, which is cheaper to apply to the hidden states."""
+    """Multiplies logits by a constant. It multiplies the hidden states instead, which are smaller."""
 
     def __init__(self, build: Build, config: CohereConfig, weight: nn.Parameter | None) -> None:
         super().__init__(build, config.hidden_size, config.vocab_size, weight=weight)

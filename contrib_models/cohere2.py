@@ -1,7 +1,7 @@
-"""Cohere2ForCausalLM (Command R7B, Command A): windowed layers with rope between full ones without positions.
+"""Cohere2ForCausalLM (Command R7B, Command A): windowed layers with rope, and full layers without positions.
 
-Attention and MLP are side by side behind one LayerNorm, and logits are multiplied by a constant. Used as a plugin by
-its path, this file brings the family by itself (and imports torch to do so).
+Attention and MLP are parallel behind one LayerNorm, and logits are multiplied by a constant. Used as a plugin by its
+path, this file brings the family by itself (and imports torch to do so).
 """
 
 from __future__ import annotations
@@ -36,24 +36,26 @@ from llmcore.layers import (
 from torch import nn
 
 DEFAULTS = {"eos_token_id": 255001, "max_position_embeddings": 8192, "tie_word_embeddings": True}
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2Config(DenseConfig):
-    """What a Cohere 2 block reads. `window`: tokens a query of a windowed layer sees including itself; `windowed`:
-    the layers that have it; `bias`: of attention's linears; `logit_scale`: what logits are multiplied by.
-    """
+    """The fields that a Cohere 2 block reads."""
 
     window: int
+    """Tokens that a query of a windowed layer sees, itself included."""
     windowed: frozenset[int]
+    """The layers that have the window."""
     bias: bool
+    """Attention's linears have biases."""
     logit_scale: float
+    """Factor of the logits."""
 
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Cohere2ForCausalLM, where this file is the plugin."""
+    """Cohere2ForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="cohere2",
         architectures=("Cohere2ForCausalLM",),
@@ -64,7 +66,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> Cohere2Config:
-    """From config.json; without `layer_types` every fourth layer is full (or as `sliding_window_pattern` says)."""
+    """Reads config.json. Without `layer_types` every fourth layer is full, or as `sliding_window_pattern` says."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"Cohere2ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     given = {**hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
@@ -85,12 +87,12 @@ def read_config(hf: Mapping[str, Any]) -> Cohere2Config:
 
 
 def weights(config: Cohere2Config) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
 class Block(Layer):
-    """norm, then attention and MLP side by side."""
+    """norm, then attention and MLP in parallel."""
 
     def __init__(self, build: Build, config: Cohere2Config, ropes: tuple[Rope, Rope], index: int) -> None:
         super().__init__()
@@ -120,12 +122,12 @@ class Block(Layer):
         return self.self_attn(normed, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; the few tokens that are left are normed again."""
+        """The MLP. The tokens that are left are few, so they are normed again."""
         return x[0] + self.mlp(self.input_layernorm(x[1], step), step), x[1]
 
 
 class ScaledHead(LMHead):
-    """Logits times a constant, which is cheaper to apply to the hidden states."""
+    """Multiplies logits by a constant. It multiplies the hidden states instead, which are smaller."""
 
     def __init__(self, build: Build, config: Cohere2Config, weight: nn.Parameter | None) -> None:
         super().__init__(build, config.hidden_size, config.vocab_size, weight=weight)

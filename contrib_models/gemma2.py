@@ -1,4 +1,4 @@
-"""Gemma2ForCausalLM: windowed layers between full ones, norms before and after each half of a block, soft caps.
+"""Gemma2ForCausalLM: alternating windowed and full layers, norms before and after each half of a block, soft caps.
 
 Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
 """
@@ -40,14 +40,13 @@ DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma2Config(DenseConfig):
-    """What a Gemma 2 block reads. `window`: tokens a query of a windowed layer sees including itself. `score_cap`
-    and `logit_cap`: soft caps of attention scores and of logits, None for none.
-    """
+    """The fields that a Gemma 2 block reads. `window`: tokens that a query of a windowed layer sees, itself included.
+    `score_cap` and `logit_cap`: soft caps of attention scores and of logits, or None."""
 
     window: int | None
     scale: float
@@ -58,7 +57,7 @@ class Gemma2Config(DenseConfig):
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Gemma2ForCausalLM, where this file is the plugin."""
+    """Gemma2ForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="gemma2",
         architectures=("Gemma2ForCausalLM",),
@@ -69,7 +68,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> Gemma2Config:
-    """From config.json; without `layer_types` every second layer is full, the first one is not."""
+    """Reads config.json. Without `layer_types` every second layer is full, and the first one is not."""
     if (activation := hf.get("hidden_activation", "gelu_pytorch_tanh")) != "gelu_pytorch_tanh":
         raise ConfigError(f"Gemma2ForCausalLM with hidden_activation {activation!r} is not known; its MLP uses gelu")
     if hf.get("use_bidirectional_attention"):
@@ -89,12 +88,12 @@ def read_config(hf: Mapping[str, Any]) -> Gemma2Config:
 
 
 def weights(config: Gemma2Config) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
 class Block(Layer):
-    """norm, attention, norm; norm, MLP, norm. What each half gives is normed before the residual takes it."""
+    """norm, attention, norm; norm, MLP, norm. The output of each half is normed before the residual adds it."""
 
     def __init__(self, build: Build, config: Gemma2Config, rope: Rope, index: int) -> None:
         super().__init__()
@@ -122,12 +121,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP's first norm."""
+        """The block up to the MLP's first norm."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.post_attention_layernorm(self.self_attn(hidden, step), step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.pre_feedforward_layernorm.add(*x, step)
         return self.post_feedforward_layernorm(self.mlp(hidden, step), step), residual
 

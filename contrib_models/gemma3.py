@@ -1,4 +1,4 @@
-"""Gemma3ForCausalLM: windowed layers between full ones, each kind with its own rope; norms on all sides.
+"""Gemma3ForCausalLM: windowed and full layers, each kind with its own rope, and norms before and after each half.
 
 Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
 """
@@ -42,14 +42,13 @@ DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Config(DenseConfig):
-    """What a Gemma 3 block reads. `window`: tokens a query of a windowed layer sees including itself. `rope` turns
-    full layers, `window_rope` windowed ones. `logit_cap`: soft cap of logits, None for none.
-    """
+    """The fields that a Gemma 3 block reads. `window`: tokens that a query of a windowed layer sees, itself included.
+    `rope` is for full layers, `window_rope` for windowed ones. `logit_cap`: soft cap of logits, or None."""
 
     window: int | None
     window_rope: RopeConfig
@@ -60,7 +59,7 @@ class Gemma3Config(DenseConfig):
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Gemma3ForCausalLM, where this file is the plugin."""
+    """Gemma3ForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="gemma3",
         architectures=("Gemma3ForCausalLM",),
@@ -71,7 +70,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> Gemma3Config:
-    """From config.json; without `layer_types` every sixth layer is full (or as `sliding_window_pattern` says)."""
+    """Reads config.json. Without `layer_types` every sixth layer is full, or as `sliding_window_pattern` says."""
     if (activation := hf.get("hidden_activation", "gelu_pytorch_tanh")) != "gelu_pytorch_tanh":
         raise ConfigError(f"Gemma3ForCausalLM with hidden_activation {activation!r} is not known; its MLP uses gelu")
     if hf.get("use_bidirectional_attention"):
@@ -81,7 +80,7 @@ def read_config(hf: Mapping[str, Any]) -> Gemma3Config:
     window_rope = read_rope(windowed, dense["head_size"], partial_rotary=False)
     fixed = [rope.fixed_angles_up_to for rope in (dense["rope"], window_rope)]
     dense["fixed_angles_up_to"] = min((length for length in fixed if length is not None), default=None)
-    # the file's length is what the scaling has led to already
+    # the file gives the length after scaling
     dense["max_position"] = int(full["max_position_embeddings"])
     window, every = hf.get("sliding_window", 4096), int(hf.get("sliding_window_pattern", 6))
     layers = range(1, dense["num_layers"] + 1)
@@ -98,9 +97,10 @@ def read_config(hf: Mapping[str, Any]) -> Gemma3Config:
 
 
 def _ropes(hf: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config as it is for full layers, and for windowed ones.
+    """Returns the config for full layers, and the config for windowed ones.
 
-    Newer files have `rope_parameters` by layer type; older ones a base for each, and `rope_scaling` of full layers.
+    Newer files have `rope_parameters` by layer type. Older ones have a base for each type, and `rope_scaling` for full
+    layers.
     """
     lengths = {"max_position_embeddings": hf.get("max_position_embeddings") or DEFAULTS["max_position_embeddings"]}
     both = hf.get("rope_parameters") or {}
@@ -111,12 +111,12 @@ def _ropes(hf: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def weights(config: Gemma3Config) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
 class Block(Layer):
-    """norm, attention, norm; norm, MLP, norm. What each half gives is normed before the residual takes it."""
+    """norm, attention, norm; norm, MLP, norm. The output of each half is normed before the residual adds it."""
 
     def __init__(self, build: Build, config: Gemma3Config, ropes: Mapping[str, Rope], index: int) -> None:
         super().__init__()
@@ -145,12 +145,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP's first norm."""
+        """The block up to the MLP's first norm."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.post_attention_layernorm(self.self_attn(hidden, step), step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.pre_feedforward_layernorm.add(*x, step)
         return self.post_feedforward_layernorm(self.mlp(hidden, step), step), residual
 

@@ -1,6 +1,6 @@
 """Glm4ForCausalLM (GLM-4-0414, GLM-Z1) and GlmForCausalLM (GLM-4-9B, GLM-Edge): rope of neighbours over half a head.
 
-Glm4 norms what attention and MLP give once more. Used as a plugin by its path, this file brings the family by itself
+Glm4 also norms the outputs of attention and MLP. Used as a plugin by its path, this file brings the family by itself
 (and imports torch to do so).
 """
 
@@ -39,19 +39,19 @@ DEFAULTS = {
     "partial_rotary_factor": 0.5,
     "rms_norm_eps": 0.00000015625,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlmConfig(DenseConfig):
-    """What a GLM block reads. `bias`: of q, k and v."""
+    """The fields that a GLM block reads. `bias`: q, k and v have biases."""
 
     bias: bool
 
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Glm4ForCausalLM and GlmForCausalLM, where this file is the plugin."""
+    """Glm4ForCausalLM and GlmForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="glm4",
         architectures=("Glm4ForCausalLM", "GlmForCausalLM"),
@@ -62,17 +62,17 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> GlmConfig:
-    """From config.json."""
+    """Reads config.json."""
     architecture = "Glm4ForCausalLM" if "Glm4ForCausalLM" in hf["architectures"] else "GlmForCausalLM"
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"{architecture} with hidden_act {activation!r} is not known; its MLP uses silu")
-    # a null is no answer to what ends a text: transformers takes its default for Glm too
+    # a null means the default: transformers also ignores a null end token of Glm
     given = {name: value for name, value in hf.items() if value is not None}
     return GlmConfig(**read_dense(given, architecture, defaults=DEFAULTS), bias=bool(hf.get("attention_bias", True)))
 
 
 def weights(config: GlmConfig) -> WeightMap:
-    """Names as transformers saves them: `gate_up_proj` is stacked already."""
+    """Maps names as transformers saves them. `gate_up_proj` is stacked already."""
     return dense_weights(config)
 
 
@@ -101,18 +101,18 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 
 
 class NormedBlock(Block):
-    """A Block whose residual takes norms of what attention and MLP give."""
+    """A Block that norms the outputs of attention and MLP before the residual adds them."""
 
     def __init__(self, build: Build, config: GlmConfig, rope: Rope, index: int) -> None:
         super().__init__(build, config, rope, index)
@@ -120,12 +120,12 @@ class NormedBlock(Block):
         self.post_mlp_layernorm = RMSNorm(build, config.hidden_size, config.eps)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = super().attend(x, step)
         return self.post_self_attn_layernorm(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = super().feed(x, step)
         return self.post_mlp_layernorm(hidden, step), residual
 

@@ -1,4 +1,4 @@
-"""GraniteForCausalLM: a Llama block; constants scale embeddings, attention scores, what sublayers add, and logits."""
+"""GraniteForCausalLM: a Llama block. Constants scale embeddings, attention scores, sublayers' outputs and logits."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from llmcore.layers import (
 from torch import nn
 
 DEFAULTS = {"eos_token_id": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(DenseConfig):
-    """What a Granite block reads beside what every dense decoder has.
-
-    Factors: `embedding_factor` of the embeddings, `score_factor` of q k in place of 1 / sqrt(head size),
-    `residual_factor` of what attention and MLP add. Logits are divided by `logits_divisor`.
-    """
+    """The fields that a Granite block reads in addition to those of every dense decoder."""
 
     embedding_factor: float
+    """Factor of the embeddings."""
     score_factor: float
+    """Factor of q k, in place of 1 / sqrt(head size)."""
     residual_factor: float
+    """Factor of the outputs of attention and MLP."""
     logits_divisor: float
+    """Logits are divided by it."""
     attention_bias: bool
     mlp_bias: bool
 
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """GraniteForCausalLM, where this file is the plugin."""
+    """GraniteForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="granite",
         architectures=("GraniteForCausalLM",),
@@ -62,7 +62,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> GraniteConfig:
-    """From config.json; a factor that is not mentioned is 1, as in transformers."""
+    """Reads config.json. A missing factor is 1, as in transformers."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"GraniteForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     return GraniteConfig(
@@ -77,12 +77,12 @@ def read_config(hf: Mapping[str, Any]) -> GraniteConfig:
 
 
 def weights(config: GraniteConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
 class ScaledEmbedding(Embedding):
-    """Rows of a table, times `factor`."""
+    """Looks up rows of a table and multiplies them by `factor`."""
 
     def __init__(self, build: Build, vocab: int, size: int, factor: float) -> None:
         super().__init__(build, vocab, size)
@@ -94,7 +94,7 @@ class ScaledEmbedding(Embedding):
 
 
 class ScaledHead(LMHead):
-    """Logits divided by `divisor`."""
+    """Divides logits by `divisor`."""
 
     def __init__(
         self, build: Build, size: int, vocab: int, divisor: float, *, weight: nn.Parameter | None = None
@@ -108,7 +108,7 @@ class ScaledHead(LMHead):
 
 
 class Block(Layer):
-    """norm, attention, norm, MLP; both sublayers' results are scaled before they are added."""
+    """norm, attention, norm, MLP. The outputs of both sublayers are scaled before they are added."""
 
     def __init__(self, build: Build, config: GraniteConfig, rope: Rope, index: int) -> None:
         super().__init__()
@@ -133,12 +133,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step) * self.factor, residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step) * self.factor, residual
 

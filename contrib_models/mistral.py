@@ -1,4 +1,4 @@
-"""MistralForCausalLM: a Llama block whose attention may see a sliding window only.
+"""MistralForCausalLM: a Llama block whose attention may have a sliding window.
 
 Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
 """
@@ -36,19 +36,19 @@ DEFAULTS = {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-6,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MistralConfig(DenseConfig):
-    """What a Mistral block reads. `window`: tokens a query sees including itself, None for all."""
+    """The fields that a Mistral block reads. `window`: tokens that a query sees, itself included; None: all."""
 
     window: int | None
 
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """MistralForCausalLM, where this file is the plugin."""
+    """MistralForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="mistral",
         architectures=("MistralForCausalLM",),
@@ -59,7 +59,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> MistralConfig:
-    """From config.json; a window that is not mentioned is 4096, as in transformers, and null is none."""
+    """Reads config.json. A missing window is 4096, as in transformers. A null means that there is no window."""
     if (activation := hf.get("hidden_act", "silu")) != "silu":
         raise ConfigError(f"MistralForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     window = hf.get("sliding_window", 4096)
@@ -70,7 +70,7 @@ def read_config(hf: Mapping[str, Any]) -> MistralConfig:
 
 
 def weights(config: MistralConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
@@ -99,12 +99,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 

@@ -38,14 +38,13 @@ DEFAULTS = {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtralConfig(DenseConfig):
-    """What a Mixtral block reads. `route`: how experts are chosen, each of width `inner`; `window`: tokens a query
-    sees including itself, None for all.
-    """
+    """The fields that a Mixtral block reads. `route`: how experts are chosen; each has width `inner`. `window`: tokens
+    that a query sees, itself included; None: all."""
 
     route: RouteSpec
     window: int | None
@@ -53,7 +52,7 @@ class MixtralConfig(DenseConfig):
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """MixtralForCausalLM, where this file is the plugin."""
+    """MixtralForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="mixtral",
         architectures=("MixtralForCausalLM",),
@@ -64,7 +63,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> MixtralConfig:
-    """From config.json; a window that is not mentioned is none, as in transformers."""
+    """Reads config.json. A missing window means that there is none, as in transformers."""
     if (activation := hf.get("hidden_act", "silu")) != "silu":
         raise ConfigError(f"MixtralForCausalLM with hidden_act {activation!r} is not known; its experts use silu")
     window = hf.get("sliding_window")
@@ -83,7 +82,7 @@ def read_config(hf: Mapping[str, Any]) -> MixtralConfig:
 
 
 def weights(config: MixtralConfig) -> WeightMap:
-    """Names as transformers saves them: w1 is an expert's gate, w3 its up, w2 its down."""
+    """Maps names as transformers saves them: w1 is an expert's gate, w3 its up, w2 its down."""
     return replace(dense_weights(config), stack=expert_names("w1", "w3", "w2"))
 
 
@@ -112,12 +111,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the experts."""
+        """The block up to the experts."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The experts; every token by itself."""
+        """The experts. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.block_sparse_moe(hidden, step), residual
 

@@ -1,4 +1,4 @@
-"""Olmo2ForCausalLM: what attention and MLP give is normed, not what they get; q and k are normed over all heads."""
+"""Olmo2ForCausalLM: norms follow attention and MLP instead of preceding them. q and k are normed over all heads."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from llmcore.layers import (
 )
 
 DEFAULTS = {"eos_token_id": 50279, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2Config(DenseConfig):
-    """What an OLMo 2 block reads beside what every dense decoder has."""
+    """The fields that an OLMo 2 block reads in addition to those of every dense decoder."""
 
     attention_bias: bool
 
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Olmo2ForCausalLM, where this file is the plugin."""
+    """Olmo2ForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="olmo2",
         architectures=("Olmo2ForCausalLM",),
@@ -52,7 +52,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> Olmo2Config:
-    """From config.json."""
+    """Reads config.json."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"Olmo2ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     return Olmo2Config(
@@ -62,12 +62,12 @@ def read_config(hf: Mapping[str, Any]) -> Olmo2Config:
 
 
 def weights(config: Olmo2Config) -> WeightMap:
-    """Names as transformers saves them; the norms of q and k belong to the projection here."""
+    """Maps names as transformers saves them. The norms of q and k belong to the projection here."""
     return replace(dense_weights(config), split={name: (f"qkv_proj.{name}",) for name in ("q_norm", "k_norm")})
 
 
 class NormedQKV(QKVLinear):
-    """QKVLinear whose queries are normed over all heads at once, and its keys."""
+    """A QKVLinear that norms the queries over all heads at once, and likewise the keys."""
 
     def __init__(self, build: Build, config: Olmo2Config) -> None:
         heads, kv_heads, size = config.heads, config.kv_heads, config.head_size
@@ -90,7 +90,7 @@ class NormedQKV(QKVLinear):
 
 
 class Block(Layer):
-    """attention, norm, MLP, norm; what a sublayer gets is the sum itself."""
+    """attention, norm, MLP, norm. Each sublayer reads the residual stream itself."""
 
     def __init__(self, build: Build, config: Olmo2Config, rope: Rope, index: int) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         total = _total(x)
         return self.post_attention_layernorm(self.self_attn(total, step), step), total
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         total = _total(x)
         return self.post_feedforward_layernorm(self.mlp(total, step), step), total
 

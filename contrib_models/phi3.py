@@ -1,7 +1,7 @@
-"""Phi3ForCausalLM: a Llama block whose checkpoints hold q, k, v and gate, up as one tensor each.
+"""Phi3ForCausalLM: a Llama block. Its checkpoints hold q, k, v as one tensor, and gate, up as another.
 
-Heads may turn in part, attention may see a sliding window only. Long contexts (Phi-3's 128k models, Phi-3.5 mini,
-Phi-4-mini) have longrope, whose factors the longest request of a server chooses.
+Rope may cover a part of a head, and attention may have a sliding window. Models with long contexts (Phi-3's 128k
+models, Phi-3.5 mini, Phi-4-mini) have longrope. The longest request that a server allows chooses its factors.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ DEFAULTS = {
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phi3Config(DenseConfig):
-    """What a Phi-3 block reads. `window`: tokens a query sees including itself, None for all."""
+    """The fields that a Phi-3 block reads. `window`: tokens that a query sees, itself included; None: all."""
 
     window: int | None
 
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Phi3ForCausalLM, where this file is the plugin."""
+    """Phi3ForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="phi3",
         architectures=("Phi3ForCausalLM",),
@@ -60,7 +60,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> Phi3Config:
-    """From config.json."""
+    """Reads config.json."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"Phi3ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     window = hf.get("sliding_window")
@@ -70,7 +70,7 @@ def read_config(hf: Mapping[str, Any]) -> Phi3Config:
 
 
 def _scaling(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rope's numbers; "su" and "yarn" are what the first Phi-3 checkpoints call longrope."""
+    """Returns the rope's parameters. The first Phi-3 checkpoints call longrope "su" or "yarn"."""
     scaling = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
     if (scaling.get("rope_type") or scaling.get("type")) in ("su", "yarn"):
         scaling["rope_type"] = "longrope"
@@ -78,7 +78,7 @@ def _scaling(hf: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def weights(config: Phi3Config) -> WeightMap:
-    """Names as transformers saves them: `qkv_proj` and `gate_up_proj` are stacked already."""
+    """Maps names as transformers saves them. `qkv_proj` and `gate_up_proj` are stacked already."""
     return dense_weights(config)
 
 
@@ -107,12 +107,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 

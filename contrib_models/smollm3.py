@@ -1,4 +1,4 @@
-"""SmolLM3ForCausalLM: a Llama block whose every fourth layer has no positions, and may have a sliding window then.
+"""SmolLM3ForCausalLM: a Llama block. Every fourth layer has no rope, and may have a sliding window instead.
 
 Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
 """
@@ -40,14 +40,13 @@ DEFAULTS = {
     "rope_theta": 2000000.0,
     "tie_word_embeddings": True,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmolLM3Config(DenseConfig):
-    """What a SmolLM3 block reads. `turned`: per layer, whether it has rope; `windows`: per layer, the tokens a query
-    sees including itself, None for all.
-    """
+    """The fields that a SmolLM3 block reads. `turned`: for each layer, True if it has rope. `windows`: for each layer,
+    the tokens that a query sees, itself included; None: all."""
 
     turned: tuple[bool, ...]
     windows: tuple[int | None, ...]
@@ -57,7 +56,7 @@ class SmolLM3Config(DenseConfig):
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """SmolLM3ForCausalLM, where this file is the plugin."""
+    """SmolLM3ForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="smollm3",
         architectures=("SmolLM3ForCausalLM",),
@@ -68,7 +67,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> SmolLM3Config:
-    """From config.json. `no_rope_layers` has a 1 for each layer that has rope, in spite of its name."""
+    """Reads config.json. `no_rope_layers` has a 1 for each layer that has rope, in spite of its name."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"SmolLM3ForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     fields = read_dense(hf, "SmolLM3ForCausalLM", defaults=DEFAULTS, partial_rotary=False)
@@ -92,7 +91,7 @@ def read_config(hf: Mapping[str, Any]) -> SmolLM3Config:
 
 
 def weights(config: SmolLM3Config) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
@@ -122,12 +121,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 

@@ -1,7 +1,5 @@
-"""StableLmForCausalLM: LayerNorm, rope on part of each head, and, as configured, norms of q and k or a parallel MLP.
-
-Used as a plugin by its path, this file brings the family by itself (and imports torch to do so).
-"""
+"""StableLmForCausalLM: LayerNorm and rope on part of each head. The config may add norms of q and k or a parallel
+MLP."""
 
 from __future__ import annotations
 
@@ -34,12 +32,13 @@ from llmcore.layers import (
 from torch import nn
 
 DEFAULTS = {"eos_token_id": 0, "max_position_embeddings": 4096, "num_key_value_heads": 32}
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StableLmConfig(DenseConfig):
-    """What a StableLM block reads. `parallel`: attention and MLP read one norm, and both are added to the residual."""
+    """The fields that a StableLM block reads. `parallel`: attention and MLP read one norm, and the residual adds
+    both."""
 
     qkv_bias: bool
     qk_norm: bool
@@ -48,7 +47,7 @@ class StableLmConfig(DenseConfig):
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """StableLmForCausalLM, where this file is the plugin."""
+    """StableLmForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="stablelm",
         architectures=("StableLmForCausalLM",),
@@ -59,7 +58,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> StableLmConfig:
-    """From config.json; a quarter of each head turns where the file does not say."""
+    """Reads config.json. By default rope covers a quarter of each head."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"StableLmForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     given = {"partial_rotary_factor": 0.25, **hf, "rms_norm_eps": hf.get("layer_norm_eps", 1e-5)}
@@ -72,12 +71,12 @@ def read_config(hf: Mapping[str, Any]) -> StableLmConfig:
 
 
 def weights(config: StableLmConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
 class HeadNorms(Layer):
-    """A LayerNorm for each head, without bias; their weights are saved one by one."""
+    """A LayerNorm without bias for each head. The checkpoint has one weight per head."""
 
     def __init__(self, build: Build, heads: int, size: int, eps: float) -> None:
         super().__init__()
@@ -91,7 +90,7 @@ class HeadNorms(Layer):
         self._norm = build.op("layer_norm", size=size, heads=heads, bias=False)
 
     def finish(self) -> None:
-        """Put the weights in one tensor; called once by the loader."""
+        """Stack the weights. The loader calls it once."""
         self._weights = torch.stack([norm.get_parameter("weight").data for norm in self.norms])
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
@@ -101,7 +100,7 @@ class HeadNorms(Layer):
 
 
 class NormedAttention(Attention):
-    """Attention whose queries and keys are normed head by head before they turn."""
+    """Attention that norms queries and keys head by head before rope."""
 
     def __init__(self, build: Build, spec: AttnSpec, *, eps: float, **parts: Any) -> None:
         super().__init__(build, spec, **parts)
@@ -109,14 +108,14 @@ class NormedAttention(Attention):
         self.k_layernorm = HeadNorms(build, spec.kv_heads, spec.key_size, eps)
 
     def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normed queries and keys [T, heads + kv_heads, key_size], and values."""
+        """Returns normed queries and keys [T, heads + kv_heads, key_size], and values."""
         qk, v = super().project(x, step)
         q, k = qk[:, : self.spec.heads], qk[:, self.spec.heads :]
         return torch.cat((self.q_layernorm(q, step), self.k_layernorm(k, step)), 1), v
 
 
 def attention(build: Build, config: StableLmConfig, rope: Rope, index: int) -> Attention:
-    """Of one layer."""
+    """Returns the attention of one layer."""
     hidden, size = config.hidden_size, config.head_size
     sizes: dict[str, Any] = {"heads": config.heads, "kv_heads": config.kv_heads, "key_size": size}
     kind = partial(NormedAttention, eps=config.eps) if config.qk_norm else Attention
@@ -146,18 +145,18 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 
 
 class ParallelBlock(Layer):
-    """norm, then attention and MLP side by side."""
+    """norm, then attention and MLP in parallel."""
 
     def __init__(self, build: Build, config: StableLmConfig, rope: Rope, index: int) -> None:
         super().__init__()
@@ -176,7 +175,7 @@ class ParallelBlock(Layer):
         return self.self_attn(normed, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; the few tokens that are left are normed again."""
+        """The MLP. The tokens that are left are few, so they are normed again."""
         hidden, residual = x
         return hidden + self.mlp(self.input_layernorm(residual, step), step), residual
 

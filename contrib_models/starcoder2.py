@@ -36,12 +36,13 @@ DEFAULTS = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Starcoder2Config(DenseConfig):
-    """What a StarCoder2 block reads. `bias`: of its linears; `window`: tokens a query sees, itself too, or all."""
+    """The fields that a StarCoder2 block reads. `bias`: its linears have biases. `window`: tokens that a query sees,
+    itself included; None: all."""
 
     bias: bool
     window: int | None
@@ -49,7 +50,7 @@ class Starcoder2Config(DenseConfig):
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Starcoder2ForCausalLM, where this file is the plugin."""
+    """Starcoder2ForCausalLM, for use of this file as a plugin."""
     yield ModelSpec(
         name="starcoder2",
         architectures=("Starcoder2ForCausalLM",),
@@ -60,7 +61,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> Starcoder2Config:
-    """From config.json."""
+    """Reads config.json."""
     activation = hf.get("hidden_act", "gelu_pytorch_tanh")
     if activation not in ("gelu_pytorch_tanh", "gelu_new"):
         raise ConfigError(
@@ -77,7 +78,7 @@ def read_config(hf: Mapping[str, Any]) -> Starcoder2Config:
 
 
 def weights(config: Starcoder2Config) -> WeightMap:
-    """Names as transformers saves them; c_fc and c_proj are the MLP's two linears."""
+    """Maps names as transformers saves them. c_fc and c_proj are the MLP's two linears."""
     return replace(dense_weights(config), split={"c_fc": ("up_proj",), "c_proj": ("down_proj",)})
 
 
@@ -106,12 +107,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 

@@ -1,6 +1,6 @@
-"""See that a package of strangers does all it says, installed from its wheel beside one that is broken.
+"""Check that a third-party package, installed from its wheel beside a broken one, does all that it says.
 
-`check` runs what is in tests/third_party through the commands and the server of a clean environment.
+`check` runs the content of tests/third_party through the commands and the server of a clean environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READY = re.compile(r"^serving at: (http://\S+)$", re.MULTILINE)
 
 
 def check(bin_folder: Path, source: Path, scratch: Path) -> None:
-    """AssertionError or CalledProcessError with what is wrong. `source`: tests/third_party."""
+    """Raises AssertionError or CalledProcessError with the mistake. `source`: tests/third_party."""
     scratch.mkdir()
     model = scratch / "model"
     _run(bin_folder / "python", source / "make_model.py", model)
@@ -60,7 +60,7 @@ def _check_kernels(llmcore: Path, model: Path) -> None:
 
 
 def _check_server(llmcore: Path, model: Path, scratch: Path) -> None:
-    """Once with Acme's plugin alone and all that it brings, once with everything that is installed."""
+    """Run the server once with Acme's plugin alone, and once with everything that is installed."""
     chosen = ("--plugins", "acme", "--mode", "acme", "--scheduler", "shortest-prompt", "--tool_call_parser", "acme")
     with _serving(llmcore, model, scratch / "acme.log", *chosen) as url:
         message = _answer(url)
@@ -90,7 +90,7 @@ def _answer(url: str) -> dict[str, Any]:
 
 @contextmanager
 def _serving(llmcore: Path, model: Path, log: Path, *options: str) -> Iterator[str]:
-    """The URL of `llmcore serve`, which is ended when the block is left; its log says where it listens."""
+    """Yields the URL of `llmcore serve`, which the log names. The end of the block ends the server."""
     command = [str(llmcore), "serve", "--model_dir", str(model), "--host", "127.0.0.1", "--port", "0", *options]
     with (
         log.open("w") as out,
@@ -114,7 +114,7 @@ def _wait_for(server: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _run(*command: object, cwd: Path | None = None) -> str:
-    """Standard output of a command that must succeed."""
+    """Returns the standard output of a command that must succeed."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=_environment(), timeout=600)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
@@ -122,5 +122,5 @@ def _run(*command: object, cwd: Path | None = None) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This one without what would lead to the tree that was built."""
+    """Returns this environment without variables that lead to the built tree."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LLMCORE_PLUGINS")}

@@ -1,8 +1,8 @@
-"""Build every distribution as a wheel, install some in a clean environment, and see that they work.
+"""Build every distribution as a wheel, install some in a clean environment, and check that they work.
 
-Beside ours stand the packages of tests/third_party, which check_third_party.py then puts to work.
-The clean environment sees the dependencies of the one that runs this script, but none of our own distributions.
-Usage: check_wheels.py [FOLDER FOR THE WHEELS]
+The packages of tests/third_party are installed as well, and check_third_party.py uses them. The clean environment has
+the dependencies of the one that runs this script, but none of our own distributions. Usage: check_wheels.py [FOLDER
+FOR THE WHEELS]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OURS = ("__editable__", "llmcore", "plugin_", "pip", "distutils-precedence")
 
 
 def projects() -> list[Path]:
-    """Folders of all distributions, relative to the root."""
+    """Returns the folders of all distributions, relative to the root."""
     return [
         Path(),
         *(p.parent.relative_to(ROOT) for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))),
@@ -35,7 +35,7 @@ def projects() -> list[Path]:
 
 
 def build(wheels: Path, scratch: Path) -> None:
-    """Build wheels from a copy of the tree, so that no old build folder leaks into them."""
+    """Build wheels from a copy of the tree, so that old build folders cannot leak into them."""
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist")
     for folder in ("core", "plugins", "contrib_models", STRANGERS):
         shutil.copytree(ROOT / folder, scratch / folder, ignore=skip)
@@ -46,7 +46,7 @@ def build(wheels: Path, scratch: Path) -> None:
 
 
 def clean_environment(folder: Path) -> Path:
-    """A new virtual environment that sees this one's dependencies; returns its `bin`."""
+    """Make a virtual environment that sees this one's dependencies. Returns its `bin`."""
     venv.create(folder, with_pip=True)
     dependencies = folder / "dependencies"
     dependencies.mkdir()
@@ -59,14 +59,14 @@ def clean_environment(folder: Path) -> Path:
 
 
 def listed(bin_folder: Path) -> set[str]:
-    """Distributions that `llmcore plugins --json` names, as far as they work."""
+    """Returns the distributions that `llmcore plugins --json` lists as working."""
     command = [str(bin_folder / "llmcore"), "plugins", "--json"]
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {plugin["dist"] for plugin in rows if plugin["state"] == "active"}
 
 
 def main(wheels: Path) -> int:
-    """Exit code 0 if what is installed from its wheel is listed, and the third-party package does all it says."""
+    """Returns 0 if every installed wheel is listed, and the third-party package does all that it says."""
     with tempfile.TemporaryDirectory() as scratch:
         build(wheels, Path(scratch) / "tree")
         bin_folder = clean_environment(Path(scratch) / "venv")

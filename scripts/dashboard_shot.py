@@ -1,7 +1,7 @@
-"""The dashboard in a real browser: `make dashboard-shot` starts a server, streams from it, looks at the page twice.
+"""Check the dashboard in a real browser: `make dashboard-shot` starts a server, streams, and loads the page twice.
 
-It fails where no Chromium is installed, where a figure is missing or does not move, or where the page asks anything of
-another host. Pictures, light and dark, go to build/dashboard-*.png.
+It fails if no Chromium is installed, if a figure is missing or does not change, or if the page asks another host for
+anything. Pictures, light and dark, go to build/dashboard-*.png.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 WARM_SECONDS = 45
 STREAMS = 24
 FAILED: list[str] = []
-"""What streams died of."""
+"""The errors that ended streams."""
 TILES = ("Generated", "Running", "First token", "Between tokens", "KV live", "Prefix hits")
 
 
 def main() -> int:
-    """0 if the page shows what it should."""
+    """Returns 0 if the page shows what it should."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         print("no Chromium is installed: apt-get install chromium (or your system's package), then run this again")
@@ -68,7 +68,7 @@ def _look(browser: str, server: RunningServer, scratch: Path) -> int:
 
 
 def _client(url: str, stop: threading.Event, seed: int) -> None:
-    """Streams answers to prompts of which many begin alike, one after the other."""
+    """Streams answers one after the other. Many of their prompts begin alike."""
     draw = random.Random(seed)
     while not stop.is_set():
         prompt = [7 + i % 50 for i in range(draw.choice((64, 128, 256)))] + [
@@ -88,7 +88,7 @@ def _client(url: str, stop: threading.Event, seed: int) -> None:
 
 
 def _browse(browser: str, url: str, scratch: Path, *arguments: str) -> str:
-    """Headless, with a profile that is thrown away and no host but this one; what it prints."""
+    """Runs a headless browser with a temporary profile and access to this host alone. Returns its output."""
     command = [
         *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1420"),
         *(f"--user-data-dir={scratch / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),

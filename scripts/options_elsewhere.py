@@ -1,4 +1,4 @@
-"""The part of docs/options.md for whoever comes from another server: each of its options, and what it is here."""
+"""The part of docs/options.md for users of other servers: each of their options, and its name here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ error that says what is here, whatever its value is: on the command line, in the
 
 
 def options_elsewhere() -> Iterator[str]:
-    """The section, line by line."""
+    """Yields the section, line by line."""
     yield from INTRODUCTION.split("\n")
     documents: dict[str, dict[str, Any]] = json.loads(DATA.read_text())["options"]
     lightllm = {name: default for document in documents.values() for name, default in document.items()}
@@ -64,12 +64,12 @@ def options_elsewhere() -> Iterator[str]:
 
 @cache
 def brought() -> tuple[Setting, ...]:
-    """The options of the plugins that are installed: all of this repository."""
+    """Returns the options of all plugins in this repository."""
     return plugin_settings(spec for spec, _ in build_registry(make_config()).specs(OptionSpec))
 
 
 def _modes() -> Iterator[str]:
-    """What becomes of the values of `--mode`."""
+    """Yields what each value of `--mode` becomes."""
     brought = {spec.name for spec, _ in build_registry(make_config()).specs(ModeSpec)}
     here, missing = [], []
     for name in json.loads(DATA.read_text())["modes"]:
@@ -79,13 +79,13 @@ def _modes() -> Iterator[str]:
 
 
 def _shared(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """LightLLM's options that LMDeploy has too; a later document counts more."""
+    """Returns LightLLM's options that LMDeploy has too. A later document wins."""
     theirs = [document for title, document in documents.items() if title != "lmdeploy"]
     return {n: d for document in theirs for n, d in document.items() if n in documents["lmdeploy"]}
 
 
 def _here(name: str, default: Any) -> tuple[str, str]:
-    """(what it is, its default and whether that is theirs)."""
+    """Returns (the option's help here, its default and whether that is the other server's)."""
     name = canonical(name)
     if name in RETIRED:
         return f"A warning: {RETIRED[name]}.", ""

@@ -1,4 +1,4 @@
-"""docs/faults.md: what can go wrong, the answer it gets, and the tests that show it, found by the rows they name."""
+"""docs/faults.md: the faults, the answer to each, and the tests that show it. Tests name the rows that they cover."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     68: ("33 bodies of one key, of one address, of many addresses", "503 beyond a share; others are served", False),
     69: ("web pages elsewhere, or of a name that becomes this machine's, where no key is wanted", "403; 415", False),
 }
-"""Row -> what goes wrong, the answer, and whether a neighbour streams meanwhile."""
+"""Row -> the fault, the answer, and whether another request streams meanwhile."""
 
 EXCLUDED: Mapping[int, str] = {
     63: "transfers of KV between prefill and decode servers: there are none",
     65: "adapters (LoRA): there are none",
     66: "hours under load, with steps that find no memory (row 58): `python benchmarks/soak.py --minutes 480`",
 }
-"""Rows without a test here, and why."""
+"""Row -> why it has no test here."""
 
 _TAIL = """
 Not here, and why:
@@ -154,14 +154,13 @@ _WHOLE = re.compile(r'^"""[^"]*\b[Rr]ows? (\d[\d, ]*(?:(?:to|and) \d+)?)')
 
 
 def faults_page() -> str:
-    """Every row with its tests."""
+    """Returns every row with its tests."""
     return "\n".join(_lines()) + "\n"
 
 
 def tests_by_row() -> dict[int, list[str]]:
-    """Row -> "file::test" of every test that names it: `test_rows_14_to_16_...`, `test_row_7_...`, or `# rows 10, 11`
-    at the end of its first line; "file" where only the file's first lines do.
-    """
+    """Returns row -> "file::test" of every test that names it: `test_rows_14_to_16_...`, `test_row_7_...`, or `# rows
+    10, 11` at the end of its first line. If only the file's first lines name the row, the value is "file"."""
     found: dict[int, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text()
@@ -178,7 +177,7 @@ def tests_by_row() -> dict[int, list[str]]:
 
 
 def numbers(text: str) -> Iterator[int]:
-    """14_to_16_and_35 -> 14, 15, 16, 35; also "10, 11"."""
+    """Yields the numbers of 14_to_16_and_35: 14, 15, 16, 35. It also reads "10, 11"."""
     for first, last in re.findall(r"(\d+)(?:[ _]to[ _](\d+))?", text):
         yield from range(int(first), int(last or first) + 1)
 

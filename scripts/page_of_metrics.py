@@ -1,4 +1,4 @@
-"""docs/metrics.md, from the tables that the metrics are made of."""
+"""docs/metrics.md, from the tables that define the metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ as one of its steps, with one prompt token and one generated one.
 
 
 def metrics_page() -> str:
-    """Every metric, and why requests end early."""
+    """Returns every metric, and the reasons why requests end early."""
     return "\n".join(_lines()) + "\n"
 
 

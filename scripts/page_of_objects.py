@@ -1,4 +1,4 @@
-"""docs/objects.md: what plugins are handed and what they hand back, from the sources of `llmcore.api`."""
+"""docs/objects.md: the objects that plugins get and return, from the sources of `llmcore.api`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SOURCES = (
     ("What a parser's spec says of chat templates", "llmcore.api", "TemplateMarks"),
     ("Requests, for dialects", "llmcore.api", "SamplingParams LengthDecay Submit ChoiceEvent Finish Bridge Load"),
 )
-"""Heading, module, names: shown as they stand in the source."""
+"""Heading, module, names. The page shows their source."""
 
 OUTLINES = (
     ("What scheduling policies have in common", "llmcore.api.sched", "Share"),
@@ -96,19 +96,19 @@ OUTLINES = (
     ("Tests of families", "llmcore_devtools.family", "assert_family_matches_transformers LoadedModel"),
     ("Tests of dialects", "llmcore_devtools.dialect", "Side"),
 )
-"""Heading, module, names: shown as signatures and docstrings."""
+"""Heading, module, names. The page shows their signatures and docstrings."""
 
 MODULES = {"llmcore.api": api, "llmcore.api.sched": sched, "llmcore_server.api": http, "llmcore.api.text": text}
 MODULES |= {"llmcore.layers": layers, "llmcore_devtools": testing}
 ELSEWHERE = {"llmcore_devtools.family": family, "llmcore_devtools.dialect": dialect}
-"""Modules of which a part is shown; of `MODULES` everything public is."""
+"""Modules of which the page shows a part. It shows everything public of `MODULES`."""
 
 ON_HOOKS_PAGE = frozenset({"hookimpl"})
-"""Shown there, as every spec is."""
+"""Shown on the page of hooks, like every spec."""
 
 
 def objects_page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     text = "\n".join([INTRODUCTION, *_ops(), *_sources(), *_outlines(), *_intake(), *_values()])
     return re.sub(r"\n{3,}(?!class|@|def)", "\n\n", text).rstrip() + "\n"
 
@@ -146,7 +146,7 @@ def _intake() -> Iterator[str]:
 
 
 def _values() -> Iterator[str]:
-    """Constants and types, and a check that nothing public is missing from the page."""
+    """Yields constants and types, and checks that the page lacks nothing public."""
     shown = {name for _, _, names in (*SOURCES, *OUTLINES) for name in names.split()}
     yield "\n## Constants and types\n"
     yield "| Name | From | Value |"
@@ -158,7 +158,8 @@ def _values() -> Iterator[str]:
                 continue
             if inspect.isclass(value) or inspect.isfunction(value):
                 raise SystemExit(f"{module}.{name} is on no page: name it in scripts/page_of_objects.py")
-            value = sorted(value) if isinstance(value, frozenset) else value  # else in another order every time
+            # the order of a frozenset differs between runs
+            value = sorted(value) if isinstance(value, frozenset) else value
             text = re.sub(r"\b(typing|collections\.abc|llmcore(\.\w+)+)\.", "", repr(value))
             yield f"| `{name}` | `{module}` | `{text.replace('|', chr(92) + '|')}` |"
 
@@ -187,4 +188,4 @@ def _signature(value: object) -> str:
 
 def _prose(value: object) -> str:
     text = inspect.cleandoc(getattr(value, "__doc__", None) or "")
-    return " ".join(text.split()).replace("](", "] (")  # a call of an item is no link
+    return " ".join(text.split()).replace("](", "] (")  # a subscript followed by a call is not a link

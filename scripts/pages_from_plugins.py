@@ -1,4 +1,4 @@
-"""Pages and data that come from hooks and from the plugins in this tree."""
+"""Writes pages and data that come from hooks and from the plugins in this tree."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ What the functions you name are handed and give back (contexts, views, protocols
 
 
 def hooks_page() -> str:
-    """docs/hooks.md: every hook with its contract and a runnable example."""
+    """Returns docs/hooks.md: every hook with its contract and a runnable example."""
     rows = hook_rows()
     return "\n".join([INTRODUCTION, "", *_table(rows), *(line for row in rows for line in _section(row))]) + "\n"
 
@@ -82,13 +82,13 @@ def _section(row: HookRow) -> Iterator[str]:
 
 
 def known_plugins() -> str:
-    """core/llmcore/known_plugins.json: architecture -> the distribution in this tree that brings it."""
+    """Returns core/llmcore/known_plugins.json: architecture -> the distribution in this tree that brings it."""
     known = {a: plugin.dist for spec, plugin in _of_this_tree().specs(ModelSpec) for a in spec.architectures}
     return json.dumps(known, indent=2, sort_keys=True) + "\n"
 
 
 def official_plugins() -> str:
-    """core/llmcore/official_plugins.json: distribution in this tree -> what a start without it may lack."""
+    """Returns core/llmcore/official_plugins.json: distribution in this tree -> what a start without it may lack."""
     registry = _of_this_tree()
     found: dict[str, dict[str, Any]] = {}
 
@@ -111,7 +111,7 @@ def official_plugins() -> str:
 
 @cache
 def _of_this_tree() -> Registry:
-    """What the plugins of this repository contribute, without the built-ins."""
+    """Returns the registry of this repository's plugins, without the built-ins."""
     registry = Registry(())
     for project in sorted([*ROOT.glob("plugins/*/pyproject.toml"), ROOT / "contrib_models" / "pyproject.toml"]):
         described = tomllib.loads(project.read_text())["project"]
@@ -123,6 +123,7 @@ def _of_this_tree() -> Registry:
 
 
 def plugin_templates() -> str:
-    """llmcore_devtools/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new` writes."""
+    """Returns llmcore_devtools/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new`
+    writes."""
     examples = {row.name: (EXAMPLES / f"{row.name}.py").read_text().splitlines() for row in hook_rows()}
     return json.dumps(examples, indent=1, ensure_ascii=False) + "\n"

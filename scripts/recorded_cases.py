@@ -1,4 +1,4 @@
-"""The requests and command lines of record_answers.py, as tables. No code of llmcore is needed to read them."""
+"""The requests and command lines of record_answers.py, as tables. Reading them needs no code of llmcore."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CALLED = [
     {"role": "tool", "tool_call_id": "a", "content": "sunny"},
 ]
 
-# --- what OpenAI's endpoints are asked: name -> what stands beside the base -----------------------------------------
+# --- requests to OpenAI's endpoints: name -> the members beside the base --------------------------------------------
 
 OPENAI_BOTH: dict[str, Body] = {
     "plain": {},
@@ -118,7 +118,7 @@ OPENAI_BOTH: dict[str, Body] = {
     "lora": {"lora_path": "x"},
     "transfer": {"kv_transfer_params": {"do_remote_decode": True}},
 }
-"""On /v1/chat/completions and /v1/completions, whole and streamed."""
+"""For /v1/chat/completions and /v1/completions, whole and streamed."""
 
 CHAT_BASE: Body = {"messages": QUESTION, "max_tokens": 8, "temperature": 0}
 CHAT_ONLY: dict[str, Body] = {
@@ -193,7 +193,7 @@ TOOL_CASES: dict[str, Body] = {
     "wrong call": {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [{"function": {}}]}]},
     "old functions": {"functions": [{"name": "f"}], "function_call": "auto"},
 }
-"""On /v1/chat/completions of a server with a template and a parser for tools, whole and streamed."""
+"""For /v1/chat/completions of a server with a template and a parser for tools, whole and streamed."""
 
 COMPLETION_BASE: Body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
 COMPLETION_ONLY: dict[str, Body] = {
@@ -261,7 +261,7 @@ TEXTS: list[tuple[str, str, Body]] = [
     ("tokens of nothing", "/tokens", {}),
     ("score of a reward model", "/get_score", {"chat": "Hello"}),
 ]
-"""(name, path, body) of what generates nothing."""
+"""(name, path, body) of requests that generate nothing."""
 
 LIGHTLLM_BASE: Body = {"max_new_tokens": 6}
 LIGHTLLM: dict[str, Body] = {
@@ -367,7 +367,7 @@ SPECIAL: list[tuple[str, str, Body]] = [
     ("native priority", "/generate", {"inputs": "The", "parameters": {"max_new_tokens": 2, "priority": 3}}),
     ("cut at its head", "/v1/completions", {"prompt": "one two three " * 50, "max_tokens": 4, "temperature": 0}),
 ]
-"""On a server with --beam_mode, --token_healing_mode, --long_truncation_mode head and --scheduler priority."""
+"""For a server with --beam_mode, --token_healing_mode, --long_truncation_mode head and --scheduler priority."""
 
 # --- pages ----------------------------------------------------------------------------------------------------------
 
@@ -375,7 +375,7 @@ STATUS_PATHS = (
     *("/health", "/healthz", "/ping", "/liveness", "/readiness", "/version", "/get_model_name"),
     *("/v1/models", "/v1/models/demo", "/v1/models/other", "/v1/models/never", "/info"),
 )
-"""GET and HEAD, and POST; also on servers without them."""
+"""Paths for GET, HEAD and POST, also on servers that do not have them."""
 ADMIN_PATHS = ("/", "/live", "/ready", "/server_info", "/grafana.json", "/never")
 
 WRONG_METHODS = [
@@ -413,7 +413,7 @@ BODIES: list[tuple[str, str, bytes]] = [
     ("odd request id", JSON + "X-Request-Id: a b\r\n", b"{}"),
     ("odd accept", JSON + "Accept: text/html\r\n", b"{}"),
 ]
-"""(name, header lines, body), for each route that takes one."""
+"""(name, header lines, body), for each route that takes a body."""
 BODY_PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank", "/tokenize"),
     *("/detokenize", "/generate", "/generate_stream", "/", "/tokens", "/get_score"),
@@ -476,13 +476,13 @@ HEADS: dict[str, bytes] = {
     "request after an error": b"GET /never HTTP/1.1\r\n" + HOST + b"\r\nGET /liveness HTTP/1.1\r\n" + HOST + END,
     "HTTP/1.0, kept open": b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /ping HTTP/1.0\r\n\r\n",
 }
-"""What is sent over a bare socket, to its end."""
+"""Bytes that are sent over a bare socket until it closes."""
 
 FAULTS = (
     *("forward", "forward_once", "oom", "oom_once", "nan", "sample", "illegal", "slow", "cache"),
     *("tokenize", "detokenize", "parser"),
 )
-"""Of `llmcore testserver --fault_injection`; hang, exit and device end the server."""
+"""For `llmcore testserver --fault_injection`. hang, exit and device end the server."""
 
 # --- keys and origins -----------------------------------------------------------------------------------------------
 
@@ -511,7 +511,7 @@ CLOSED: list[tuple[str, str, str, str]] = [
     ("page of another", "GET", "/v1/models", "Origin: https://evil.test\r\n" + KEY),
     ("page of another without a key", "GET", "/v1/models", "Origin: https://evil.test\r\n"),
 ]
-"""(name, method, path, header lines) on a server with keys sk-one and sk-two, an origin, and without docs."""
+"""(name, method, path, header lines) for a server with keys sk-one and sk-two, an origin, and without docs."""
 
 # --- command lines --------------------------------------------------------------------------------------------------
 
@@ -539,7 +539,7 @@ LISTS = [
     *("generate {dir}/prompts.jsonl --model_dir {model} --device cpu --data_type f32 --max_new_tokens 4 --chat",),
     *("plugins new plugin-mine --kind op --out {dir}/new", "plugins new my-dialect --kind dialect --out {dir}/new"),
 ]
-"""What ends well; all output."""
+"""Commands that succeed. All output is recorded."""
 
 WRONG = [
     *("never", "--never", "serve", "serve {dir}/never", "serve --model_dir {dir}/never", "serve {dir}/empty"),
@@ -579,7 +579,7 @@ WRONG = [
     *("bench serve --url http://127.0.0.1:9 --workload x", "bench latency {dir}/never", "env --never"),
     *("testserver --step_ms -1", "testserver --context 3", "testserver --api_keys a --admin_host x y"),
 ]
-"""What ends badly: exit code and last lines."""
+"""Commands that fail. The exit code and the last lines are recorded."""
 
 ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
     ({"LLMCORE_PORT": "9000"}, "config show --origin"),

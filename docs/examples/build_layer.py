@@ -1,4 +1,4 @@
-"""Wrap a layer while the model is built: this probe keeps the norm of what the first block returns."""
+"""Wrap a layer while the model is built. This probe keeps the norm of the first block's output."""
 
 from llmcore.api import hookimpl
 
@@ -11,7 +11,7 @@ def build_layer(layer, info):
 
 
 def probe(layer):
-    """A module that calls `layer` and looks at what comes out."""
+    """Returns a module that calls `layer` and looks at its output."""
     import torch
 
     class Probe(torch.nn.Module):

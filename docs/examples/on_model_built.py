@@ -1,4 +1,4 @@
-"""Say in the log which kernels were chosen."""
+"""Log the kernels that were chosen."""
 
 import logging
 

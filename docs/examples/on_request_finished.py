@@ -1,4 +1,4 @@
-"""Log requests that took long for their first token."""
+"""Log requests that waited long for their first token."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Refuse a setting that our site does not want. A ConfigError ends the start-up with its text."""
+"""Refuse a setting that our site forbids. A ConfigError ends the start-up with its text."""
 
 from llmcore.api import ConfigError, hookimpl
 

@@ -1,4 +1,4 @@
-"""A kind of device. This one is the CPU under another name that keeps count of how often it was waited for."""
+"""A kind of device: the CPU under another name. It counts how often something waits for it."""
 
 from llmcore.api import DeviceInfo, DeviceSpec, hookimpl
 
@@ -15,19 +15,19 @@ def register_devices():
 
 
 def available():
-    """Why it cannot be used here, or None."""
+    """Returns why the device cannot be used here, or None."""
     import os
 
     return None if os.cpu_count() else "this machine has no CPU"
 
 
 def named(text):
-    """Devices of this kind by name, for `llmcore kernels --device`."""
+    """Returns the device that a name means, for `llmcore kernels --device`."""
     return DeviceInfo("cpu", name=text) if text == "counting-cpu" else None
 
 
 class Passed:
-    """An event of a device that has finished by the time it is asked."""
+    """An event of a device that finishes all work at once."""
 
     def done(self):
         return True

@@ -1,4 +1,4 @@
-"""A dialect: `POST /complete {"text": "Once", "tokens": 8}` answers `{"text": ...}`; no thread waits for tokens."""
+"""A dialect: `POST /complete {"text": "Once", "tokens": 8}` answers `{"text": ...}`. No thread waits for tokens."""
 
 import msgspec
 from llmcore.api import DialectSpec, SamplingParams, hookimpl
@@ -12,7 +12,7 @@ def register_dialects():
 
 
 class Body(msgspec.Struct):
-    """What clients send. A field of the wrong type or range is a 400 that names it."""
+    """The body that clients send. A field of the wrong type or range is a 400 that names the field."""
 
     text: str
     tokens: int = 16
@@ -38,7 +38,7 @@ class Complete:
 
 
 class Writer:
-    """api.http.Writer: collects the text, sends it when the choice has ended."""
+    """api.http.Writer. It collects the text and sends it when the choice has ended."""
 
     def __init__(self, reply):
         self.reply = reply

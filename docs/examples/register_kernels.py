@@ -1,10 +1,11 @@
-"""A kernel for an op that exists: rms_norm, written out, for f32 on the CPU and rows of even width."""
+"""A kernel for an existing op: rms_norm, written out, for f32 on the CPU and rows of even width."""
 
 from llmcore.api import KernelSpec, OpContext, Requires, hookimpl
 
 
 def refuses(context: OpContext):
-    """What `when` cannot say. The answer is shown by `llmcore kernels --explain`."""
+    """Returns why the kernel cannot run, for limits that `when` cannot express. `llmcore kernels --explain` shows
+    it."""
     width = context.shape.get("size")
     return f"needs an even size, has {width}" if isinstance(width, int) and width % 2 else None
 
@@ -22,7 +23,7 @@ def register_kernels():
 
 
 def make(context: OpContext):
-    """Bound once per shape and token bucket; the layer then calls what this returns, and nothing else."""
+    """Called once per shape and token bucket. The layer calls only the returned function."""
 
     def run(x, weight, eps):
         return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight

@@ -1,4 +1,4 @@
-"""A KV layout: keys and values as f16, whatever the model computes in. Half of f32's memory."""
+"""A KV layout that stores keys and values as f16 for any dtype of the model. It needs half of f32's memory."""
 
 from llmcore.api import KVLayoutSpec, hookimpl
 
@@ -9,7 +9,7 @@ def register_kv_layouts():
 
 
 def make(group, granule, dtype):
-    """The layout of one KV group. torch is imported when a model is built, not when plugins are listed."""
+    """Returns the layout of one KV group. torch is imported when a model is built, not when plugins are listed."""
     import torch
     from llmcore.layers import Layout
 

@@ -1,4 +1,4 @@
-"""A prefix-cache policy: remembers whole prompts in a dictionary, drops the oldest first."""
+"""A prefix-cache policy: it remembers whole prompts in a dictionary and evicts the oldest first."""
 
 import numpy as np
 from llmcore.api import KVManagerSpec, hookimpl
@@ -12,7 +12,7 @@ def register_kv_managers():
 
 
 class LastPrompts:
-    """api.sched.KVManager: it names granules, core counts them."""
+    """api.sched.KVManager. It names granules, and core counts their references."""
 
     caching = True
 
@@ -21,7 +21,7 @@ class LastPrompts:
         self.held = {}
 
     def _keys(self, salt, content):
-        """One key per granule: everything up to its end."""
+        """Returns one key per granule. A key covers everything up to the granule's end."""
         ends = range(self.granule, len(content) + 1, self.granule)
         return [(salt, content[:end].tobytes()) for end in ends]
 

@@ -1,4 +1,4 @@
-"""A length estimator: every answer is as long as the mean of those that finished."""
+"""A length estimator: it predicts the mean length of the answers that have finished."""
 
 import numpy as np
 from llmcore.api import LengthEstimatorSpec, hookimpl

@@ -21,7 +21,7 @@ def make(args, context):
 
 
 class Choice:
-    """api.MaskProcessor. `paths`: what may still come, as token ids."""
+    """api.MaskProcessor. `paths`: the token ids that may still come, one list per text."""
 
     def __init__(self, paths, vocab_size):
         self.paths = paths

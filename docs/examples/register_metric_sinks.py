@@ -1,4 +1,4 @@
-"""A metric sink: counts requests by how they ended. It runs in the supervisor, away from the engine."""
+"""A metric sink that counts requests by their finish reason. It runs in the supervisor, not in the engine."""
 
 from collections import Counter
 

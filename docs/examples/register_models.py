@@ -1,7 +1,7 @@
 """A model family, ArceeForCausalLM: Llama's attention with an MLP of its own, squared ReLU without a gate.
 
-As one file it brings torch along wherever it is loaded, so it is for trying out: `--plugins ./register_models.py`. In
-a package the hook stands in `__init__.py` and everything else in a module beside it.
+A single file imports torch wherever it is loaded, so use it only to try a family: `--plugins ./register_models.py`. In
+a package the hook stands in `__init__.py`, and everything else in a module beside it.
 """
 
 import torch
@@ -33,7 +33,8 @@ def register_models():
 
 
 def read_config(hf):
-    """config.json -> what core and the blocks below read; a family that has more subclasses DenseConfig."""
+    """config.json -> the fields that core and the blocks below read. A family with more fields subclasses
+    DenseConfig."""
     return DenseConfig(**read_dense(hf, "ArceeForCausalLM", partial_rotary=False))
 
 
@@ -55,7 +56,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """norm, attention, norm, MLP; the residual stream runs beside the hidden states."""
+    """norm, attention, norm, MLP. The residual stream runs beside the hidden states."""
 
     def __init__(self, build, config, rope, index):
         super().__init__()
@@ -81,7 +82,7 @@ class Block(nn.Module):
 
 
 def build(config, build):
-    """The whole model; every layer asks `build` for ops, never for a kernel."""
+    """Returns the whole model. Every layer asks `build` for ops, never for a kernel."""
     rope = Rope(build, config.rope)
     return Decoder(
         build,

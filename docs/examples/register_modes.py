@@ -1,4 +1,4 @@
-"""A mode: a name for a bundle of pins. Modes are data; `--mode reference` runs every norm in plain torch."""
+"""A mode is data: a name for a set of pins. `--mode reference` runs every norm in plain torch."""
 
 from llmcore.api import ModeSpec, hookimpl
 

@@ -1,4 +1,4 @@
-"""An op of our own: x + 1. Its module is this file; a layer asks for it with `build.op("add_one", size=64)`."""
+"""An op of our own: x + 1. This file is its module. A layer asks for it with `build.op("add_one", size=64)`."""
 
 from llmcore.api import OpContext, OpSpec, hookimpl
 
@@ -16,12 +16,12 @@ def reference(x):
 
 
 def make(context: OpContext):
-    """The reference, bound to one context."""
+    """Returns the reference, bound to one context."""
     return reference
 
 
 def samples(context: OpContext):
-    """Inputs that hurt: one token and many, zeros, large numbers."""
+    """Yields difficult inputs: one token and many, zeros, large numbers."""
     import torch
 
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[context.dtype]
@@ -34,6 +34,6 @@ def samples(context: OpContext):
 
 
 def cost(shape):
-    """(bytes, flops): read once, written once, one addition each."""
+    """(bytes, flops): each number is read once and written once, with one addition."""
     elements = shape["tokens"] * shape["size"]
     return 2.0 * elements * shape["element"], float(elements)

@@ -1,6 +1,6 @@
 """Options of `llmcore serve`: `--probe_layers 3` and `--probe_format csv`.
 
-Only `on_startup` is handed the config. It keeps what the other hooks and the code that specs name need.
+Only `on_startup` gets the config. It keeps the values that other hooks and the code that specs name need.
 """
 
 import logging

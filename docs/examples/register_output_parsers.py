@@ -20,7 +20,7 @@ def register_output_parsers():
 
 
 class CallLines:
-    """api.text.OutputParser: the state of one choice. It holds a line until it is complete."""
+    """api.text.OutputParser: the state of one choice. It holds a line until the line is complete."""
 
     def __init__(self, context: ParserContext):
         self.tools = context.tools
@@ -28,7 +28,7 @@ class CallLines:
         self.calls = 0
 
     def feed(self, text):
-        """Text comes in pieces of any length; the events, joined, may not depend on how it is cut."""
+        """Text comes in pieces of any length. The joined events must not depend on how the text is cut."""
         *lines, self.line = (self.line + text).split("\n")
         for line in lines:
             yield from self.events(line + "\n")
@@ -39,7 +39,7 @@ class CallLines:
     def events(self, line):
         call = CALL.fullmatch(line)
         if call is None or call[1] not in self.tools:
-            yield TextDelta(line)  # what is no call stays visible
+            yield TextDelta(line)  # a line that is not a call stays visible
             return
         yield ToolCallBegun(self.calls, call[1])
         yield ToolCallDelta(self.calls, call[2])
@@ -48,7 +48,7 @@ class CallLines:
 
 
 def samples():
-    """What the conformance check cuts in many ways, with the events it must become."""
+    """Outputs with the events that they must become. The conformance check cuts the outputs in many ways."""
     from llmcore.api.text import ParserSample
 
     call = (ToolCallBegun(0, "add"), ToolCallDelta(0, '{"a": 1}'), ToolCallEnded(0))

@@ -1,4 +1,4 @@
-"""A quantization method: checkpoints with int8 weights and a scale per row, read as plain weights."""
+"""A quantization method: it reads checkpoints with int8 weights and a scale per row as plain weights."""
 
 from llmcore.api import QuantMethodSpec, hookimpl
 
@@ -14,12 +14,12 @@ def register_quant_methods():
 
 
 def reads(quantization):
-    """Cheap: looks at the config's quantization_config."""
+    """Must be cheap. It looks at the config's quantization_config."""
     return quantization.get("quant_method") == "int8_rows"
 
 
 class Int8Rows:
-    """protocols.QuantMethod. A method that multiplies int8 itself would bring a llmcore.layers.LinearMethod."""
+    """protocols.QuantMethod. A method that multiplies int8 itself would bring an llmcore.layers.LinearMethod."""
 
     linear_method = None
 
@@ -31,7 +31,7 @@ class Int8Rows:
 
 
 class PlainRows:
-    """protocols.Checkpoint over another: `X` times `X_scale`, one number per row, where there is one."""
+    """protocols.Checkpoint over another one. It multiplies `X` by `X_scale`, one number per row, if that exists."""
 
     def __init__(self, inner):
         self.inner, self.config, self.generation_config = inner, inner.config, inner.generation_config

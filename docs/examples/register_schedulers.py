@@ -1,4 +1,4 @@
-"""A scheduling policy: one prompt at a time beside the answers, the oldest first."""
+"""A scheduling policy: beside the answers it computes one prompt at a time, the oldest first."""
 
 from llmcore.api import SchedulerSpec, hookimpl
 from llmcore.api.sched import Share
@@ -10,7 +10,7 @@ def register_schedulers():
 
 
 class OnePrompt:
-    """api.sched.SchedulerPolicy. Core validates what it returns, so it cannot leak or starve anybody for ever."""
+    """api.sched.SchedulerPolicy. Core validates its decisions, so it cannot leak slots or starve a request forever."""
 
     def __init__(self, limits):
         self.paused = False

@@ -1,4 +1,4 @@
-"""A source of tokenizers: a model directory with an empty file `bytes.tokenizer` is read byte by byte."""
+"""A source of tokenizers: a model directory with an empty file `bytes.tokenizer` gets a tokenizer of bytes."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ def register_tokenizers():
 
 
 def sniff(path: Path) -> bool:
-    """Cheap: looks, reads nothing."""
+    """Must be cheap. It looks for the file and reads nothing."""
     return (path / "bytes.tokenizer").is_file()
 
 
 class ByteTokenizer:
-    """protocols.Tokenizer: ids 0 to 255 are bytes, 256 ends an answer."""
+    """protocols.Tokenizer. Ids 0 to 255 are bytes, and 256 ends an answer."""
 
     vocab_size = 257
     eos_ids = (256,)

@@ -13,7 +13,7 @@ def register_weight_loaders():
 
 
 def sniff(path: Path) -> bool:
-    """Cheap: looks, reads nothing."""
+    """Must be cheap. It looks for files and reads nothing."""
     return path.is_dir() and any(path.glob("*.npy"))
 
 

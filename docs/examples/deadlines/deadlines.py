@@ -1,4 +1,4 @@
-"""A dialect in which clients say how soon they need an answer, and a scheduler that runs first what is due first."""
+"""A dialect whose clients say how soon they need an answer, and a scheduler that runs the most urgent one first."""
 
 import math
 import time
@@ -21,12 +21,12 @@ def register_dialects():
 
 
 def due(info):
-    """The key that orders requests; those of other dialects have no hint and come last."""
+    """The key that orders requests. Requests of other dialects have no hint and come last."""
     return info.hints.get("due", math.inf)
 
 
 class Deadlines:
-    """Answers go on; of the prompts, running and waiting ones, the one that is due first is computed first."""
+    """Answers go on. Of all prompts, running and waiting, the one that is due first is computed first."""
 
     def __init__(self, limits):
         self.paused = False
@@ -43,7 +43,7 @@ class Deadlines:
 
 
 class Body(msgspec.Struct):
-    """`POST /soon {"text": "Once", "within": 0.5}` wants an answer that begins within half a second."""
+    """`POST /soon {"text": "Once", "within": 0.5}` asks for an answer that begins within half a second."""
 
     text: str
     within: float
@@ -72,7 +72,7 @@ class Soon:
 
 
 class Writer:
-    """api.http.Writer: sends the text when the answer has ended."""
+    """api.http.Writer. It sends the text when the answer has ended."""
 
     def __init__(self, reply):
         self.reply = reply

@@ -1,4 +1,4 @@
-"""Somebody else's request fails; the next one does not notice."""
+"""Another client's request fails, and the next request is not affected."""
 
 import json
 

@@ -1,7 +1,7 @@
 """A family whose checkpoints have other names and other matrices than ours: GPT2LMHeadModel.
 
 Its linears are saved as [inputs, outputs], and two of them are both called `c_proj`. Positions come from a table that
-is added to the embedding; there is no rope.
+is added to the embedding, not from rope.
 """
 
 from llmcore.api import AttnSpec, ConfigError, ModelSpec, Shard, WeightMap, hookimpl
@@ -33,7 +33,7 @@ def register_models():
 
 
 def read_config(hf):
-    """From config.json, whose fields have names of their own."""
+    """Reads config.json. Its fields have names of their own."""
     if (activation := hf.get("activation_function", "gelu_new")) != "gelu_new":
         raise ConfigError(f"GPT2LMHeadModel with activation_function {activation!r} is not known; known: gelu_new")
     if hf.get("scale_attn_by_inverse_layer_idx"):
@@ -55,7 +55,7 @@ def read_config(hf):
 
 
 def weights(config):
-    """From the names in a checkpoint to those of the modules below. Causal masks are skipped without a rule."""
+    """Maps names in the checkpoint to names of the modules below. Causal masks have no rule and are skipped."""
     return WeightMap(
         rename={
             "transformer.wte.": "embed_tokens.",
@@ -74,7 +74,7 @@ def weights(config):
 
 
 class PlacedEmbedding(Embedding):
-    """A row for the token plus one for its position."""
+    """The row of the token plus the row of its position."""
 
     def __init__(self, build, config):
         super().__init__(build, config.vocab_size, config.hidden_size)
@@ -85,7 +85,7 @@ class PlacedEmbedding(Embedding):
 
 
 class Block(nn.Module):
-    """norm, attention, norm, MLP; modules that the checkpoint names as we do need no rule."""
+    """norm, attention, norm, MLP. Modules with the checkpoint's names need no rule."""
 
     def __init__(self, build, config, rope, index):
         super().__init__()

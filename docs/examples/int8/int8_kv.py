@@ -1,4 +1,4 @@
-"""A KV layout that comes with its own attention: int8 with a scale per token and head, `--mode kv8`."""
+"""A KV layout with its own attention: int8 with a scale per token and head, `--mode kv8`."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ def register_kv_layouts():
 
 @hookimpl
 def register_kernels():
-    """Right everywhere and fast nowhere: what a quick kernel is compared with."""
+    """A kernel that is right everywhere and fast nowhere. Quick kernels are compared with it."""
     reads = Requires(device="cpu", layouts={LAYOUT})
     for op in ("attn.gqa.decode", "attn.gqa.prefill", "attn.gqa.mixed"):
         yield KernelSpec(op=op, name=LAYOUT, make=f"{__name__}:attention", when=reads)
@@ -58,7 +58,7 @@ def make(group, granule, dtype):
 
 
 def attention(context):
-    """The reference, over keys and values as the layout `token` has them."""
+    """The reference, on keys and values in the form of the layout `token`."""
     from llmcore.layers import ReferenceAttention
 
     class OverInt8(ReferenceAttention):

@@ -1,4 +1,4 @@
-"""A quantization method that holds int8: `X.weight` int8 with `X.weight_scale` f32 per row, multiplied as they are."""
+"""A quantization method that keeps int8 in memory: `X.weight` int8 with `X.weight_scale` f32 per row."""
 
 from llmcore.api import QuantMethodSpec, hookimpl
 
@@ -13,7 +13,7 @@ def reads(quantization):
 
 
 class Int8:
-    """protocols.QuantMethod. Its names are the checkpoint's, so the checkpoint is taken as it is."""
+    """protocols.QuantMethod. It uses the checkpoint's names, so it takes the checkpoint unchanged."""
 
     def __init__(self, quantization, config):
         self.linear_method = linear_method()
@@ -37,7 +37,7 @@ def linear_method():
                 parts[name], row = (row, rows), row + rows
             by_row = (
                 shape.shard if shape.shard and shape.shard.dim == 0 else None
-            )  # what has no columns is not cut there
+            )  # a tensor without columns is not cut there
             whole, rows = (Placement(parts, cut, shape.replicated) for cut in (shape.shard, by_row))
 
             def add(name, dtype, place, *size):
@@ -56,7 +56,7 @@ def linear_method():
         def bind(self):
             held = {name: parameter.data for name, (parameter, _) in self.found.items()}
             linear, bias, shared = torch.nn.functional.linear, held.get("bias"), self.shape.shared
-            if shared is not None:  # the embedding's table, which is plain
+            if shared is not None:  # the embedding's table, which is not quantized
                 return (lambda x: linear(x, shared, bias),) * len(TOKEN_BUCKETS), frozenset()
             weight, scale = held["weight"], held["weight_scale"]
 

@@ -1,13 +1,13 @@
-"""The hook of a plugin with rms_norm in Triton. Triton is not imported here: plugins are listed without it."""
+"""The hook of a plugin with rms_norm in Triton. It does not import triton: plugins are listed without it."""
 
 from llmcore.api import KernelSpec, OpContext, Requires, hookimpl
 
 LONGEST = 16384
-"""Elements of a row that one program holds."""
+"""Elements of a row that one program can hold."""
 
 
 def refuses(context: OpContext):
-    """A limit that `when` cannot say."""
+    """Returns why the kernel cannot run, for a limit that `when` cannot express."""
     size = context.shape.get("size", 0)
     return f"takes rows of at most {LONGEST} elements, has {size}" if size > LONGEST else None
 

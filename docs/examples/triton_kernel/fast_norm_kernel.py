@@ -1,4 +1,4 @@
-"""rms_norm: one program for each row. This module is imported when a model is built."""
+"""rms_norm with one program per row. This module is imported when a model is built."""
 
 import torch
 import triton
@@ -17,12 +17,12 @@ def norm_rows(x, weight, out, stride, eps, SIZE: tl.constexpr, BLOCK: tl.constex
 
 
 def make(context):
-    """Everything that depends on the model alone is decided here."""
+    """Decides everything that depends on the model alone."""
     size = context.shape["size"]
     block = triton.next_power_of_2(size)
 
     def run(x, weight, eps):
-        """x [T, size], whose rows may lie apart, weight [size] -> [T, size]."""
+        """x [T, size], whose rows need not be adjacent, weight [size] -> [T, size]."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         grid = (len(x),)
         norm_rows[grid](x, weight, out, x.stride(0), eps, SIZE=size, BLOCK=block)

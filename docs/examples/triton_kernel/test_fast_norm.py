@@ -1,4 +1,4 @@
-"""On any machine, in Triton's interpreter: `TRITON_INTERPRET=1 pytest test_fast_norm.py`."""
+"""Runs on any machine, in Triton's interpreter: `TRITON_INTERPRET=1 pytest test_fast_norm.py`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What config.json says of a DeepSeek: V2 and V3 differ in how experts are chosen.
+"""Reads config.json of the DeepSeek families. V2 and V3 differ in how they choose experts.
 
 Sources: arXiv:2405.04434 (V2), arXiv:2412.19437 (V3).
 """
@@ -49,15 +49,13 @@ V3_DEFAULTS: Mapping[str, Any] = {
     "topk_group": 4,
     "topk_method": "noaux_tc",
 }
-"""What transformers takes for fields that config.json leaves out, and what its code knows without a field."""
+"""Values that transformers takes for fields that config.json leaves out, and values that its code fixes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekConfig(DenseConfig):
-    """`sparse`: per layer, whether it is a mixture of experts; `shared`: width of what all tokens see beside them.
-
-    `skipped`: layers of the checkpoint after the model's own, which predict further tokens.
-    """
+    """`sparse`: for each layer, True if it is a mixture of experts. `shared`: width of the experts that all tokens
+    see. `skipped`: layers of the checkpoint after the model's own. They predict further tokens."""
 
     latent: LatentSpec
     route: RouteSpec
@@ -68,9 +66,9 @@ class DeepseekConfig(DenseConfig):
 
 
 def read_v2(hf: Mapping[str, Any]) -> DeepseekConfig:
-    """From config.json. Raises ConfigError for what is not known.
+    """Reads config.json. Raises ConfigError for unsupported values.
 
-    Normalized weights are not scaled, as in the model's own code; transformers reads no `norm_topk_prob` here.
+    Normalized weights are not scaled, as in the model's own code. transformers does not read `norm_topk_prob` here.
     """
     given = _given(hf, V2_DEFAULTS)
     if (scoring := given["scoring_func"]) != "softmax":
@@ -88,7 +86,7 @@ def read_v2(hf: Mapping[str, Any]) -> DeepseekConfig:
 
 
 def read_v3(hf: Mapping[str, Any]) -> DeepseekConfig:
-    """From config.json. Raises ConfigError for what is not known."""
+    """Reads config.json. Raises ConfigError for unsupported values."""
     given = _given(hf, V3_DEFAULTS)
     for name in ("scoring_func", "topk_method"):
         if given[name] != (known := V3_DEFAULTS[name]):
@@ -107,7 +105,7 @@ def read_v3(hf: Mapping[str, Any]) -> DeepseekConfig:
 
 
 def _given(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, with defaults for those that are not there. A null stays: for q_lora_rank it is an answer."""
+    """Returns the fields, with defaults for missing ones. A null stays: for q_lora_rank it has a meaning."""
     given = {**defaults, **hf}
     if (activation := given.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"hidden_act {activation!r} is not known; DeepSeek's MLPs use silu")
@@ -158,7 +156,8 @@ def _read(given: Mapping[str, Any], architecture: str, route: RouteSpec, *, inte
 
 
 def sharpened(rope: RopeConfig) -> float:
-    """What yarn multiplies scores by: (0.1 mscale_all_dim ln(factor) + 1)^2 (arXiv:2309.00071, equation 22)."""
+    """Returns yarn's factor of attention scores: (0.1 mscale_all_dim ln(factor) + 1)^2 (arXiv:2309.00071, equation
+    22)."""
     by, factor = rope.scaling.get("mscale_all_dim"), float(rope.scaling.get("factor") or 1)
     if rope.kind == "default" or not by or factor <= 1:
         return 1.0

@@ -1,4 +1,4 @@
-"""DeepSeek's decoder: latent attention, and after some dense layers a mixture of experts."""
+"""DeepSeek's decoder: latent attention, and a mixture of experts in all layers after some dense ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llmcore_deepseek.config import GROUP, DeepseekConfig
 
 
 def weights(config: DeepseekConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     further = (config.num_layers + index for index in range(config.skipped))
     names = dense_weights(config, skip=tuple(f"model.layers.{index}.*" for index in further))
     fuse = {name: parts for name, parts in names.fuse.items() if name != "qkv_proj"}
@@ -36,14 +36,14 @@ def weights(config: DeepseekConfig) -> WeightMap:
 
 
 def experts(build: Build, config: DeepseekConfig) -> MoE:
-    """A mixture of experts, and beside it those that all tokens see, which are one MLP."""
+    """Returns a mixture of experts. The experts that all tokens see are one MLP beside it."""
     corrected = config.route.scoring == "sigmoid"
     size, inner = config.hidden_size, config.expert_inner
     return MoE(build, size, inner, config.route, corrected=corrected, shared=config.shared)
 
 
 class Block(Layer):
-    """norm, attention, norm, MLP or experts; the residual stream runs beside the hidden states."""
+    """norm, attention, norm, MLP or experts. The residual stream runs beside the hidden states."""
 
     def __init__(self, build: Build, config: DeepseekConfig, rope: Rope, index: int) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP or the experts; every token by itself."""
+        """The MLP or the experts. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 

@@ -1,4 +1,4 @@
-"""Layout `mla-latent`: a token is one row, and its value is the first part of that row."""
+"""Layout `mla-latent`: one row per token. The value is the first part of that row."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from llmcore.layers import KV, Layout, zeros
 
 
 class LatentLayout(Layout):
-    """One pool [slots, kv_heads, key_size] in the model's dtype; latent attention has one KV head for all others."""
+    """One pool [slots, kv_heads, key_size] in the model's dtype. Latent attention has one KV head for all query
+    heads."""
 
     sharded = False
     joined = True
 
     @property
     def bytes(self) -> int:
-        """Bytes of one granule over all layers; a row counts once."""
+        """Returns the bytes of one granule over all layers. A row counts once."""
         group = self.group
         return group.kv_heads * group.key_size * self.dtype.itemsize * self.granule * len(group.layers)
 
     def layer_tensors(self, granules: int, device: torch.device) -> KV:
-        """Zeros."""
+        """Returns zeros."""
         return (zeros((granules * self.granule, self.group.kv_heads, self.group.key_size), self.dtype, device),)
 
     def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
-        """Store rows k [T, kv_heads, key_size]; v is a part of them and not read."""
+        """Store rows k [T, kv_heads, key_size]. v is a part of them and is not read."""
         kv[0].index_copy_(0, slots, k)
 
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows, and their first `value_size` elements."""
+        """Returns the rows, and their first `value_size` elements."""
         rows = kv[0].index_select(0, slots)
         return rows, rows[..., : self.group.value_size]

@@ -1,7 +1,7 @@
-"""The architectures of GGUF files that are read: what each calls its tensors and fields, and what it leaves out.
+"""The architectures of GGUF files that are read: their names of tensors and fields, and the values that files lack.
 
-A file names its fields "<architecture>.<key>" and its tensors "blk.<layer>.<module>.weight"; both are the format's own
-words, and the values here are those of Hugging Face's config.json and checkpoints.
+A file names its fields "<architecture>.<key>" and its tensors "blk.<layer>.<module>.weight". These names are the
+format's own. The values here are the names of Hugging Face's config.json and checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OUTER: Mapping[str, str] = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-"""Tensors that belong to no layer. A file without `output` has a head that is the embedding."""
+"""Tensors that belong to no layer. In a file without `output` the embedding is also the head."""
 
 ATTENTION: Mapping[str, str] = {
     "attn_q": "self_attn.q_proj",
@@ -45,33 +45,39 @@ SIZES: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
     "context_length": "max_position_embeddings",
 }
-"""GGUF key -> config field, of what every file must have."""
+"""GGUF key -> config field, for the fields that every file must have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """One architecture. `name`, `model_type`: as config.json has them; `modules`: a layer's GGUF module -> Hugging
-    Face's; `required`, `optional`: GGUF key -> config field, beside `SIZES`; `constants`: fields that the format
-    lacks; `present`: field -> the tensor of layer 0 that makes it true; `paired`: rows of q and k are stored so that
-    rope turns neighbours, not halves; `norm_offset`: what the file adds to the weights of norms; `finish`: fields that
-    follow from others (its second argument asks the file for a key); `refused`: GGUF key -> what a value says.
-    """
+    """One architecture. Its keys are those that a file has beside `SIZES`."""
 
     name: str
+    """The architecture's name in config.json."""
     model_type: str
+    """The model type in config.json."""
     modules: Mapping[str, str]
+    """A layer's module in GGUF -> in Hugging Face's checkpoints."""
     required: Mapping[str, str] = field(default_factory=lambda: {"attention.layer_norm_rms_epsilon": "rms_norm_eps"})
+    """GGUF key -> config field. A file without one of the keys is an error."""
     optional: Mapping[str, str] = field(default_factory=dict)
+    """GGUF key -> config field."""
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    """Config fields that the format lacks."""
     present: Mapping[str, str] = field(default_factory=dict)
+    """Config field -> the tensor of layer 0 whose presence makes it true."""
     paired: bool = False
+    """The file stores the rows of q and k such that rope rotates neighbours instead of halves."""
     norm_offset: float = 0.0
+    """The number that the file adds to the weights of norms."""
     finish: Callable[[Config, Callable[[str, Any], Any]], Config] | None = None
+    """Returns the fields that follow from others. Its second argument reads a key from the file."""
     refused: Mapping[str, str] = field(default_factory=dict)
+    """GGUF key -> the kind of model that has the key, if no family supports it."""
 
 
 def _gemma_scale(config: Config, layers: int) -> int:
-    """What scores are scaled by, before the root: a model of `layers` layers, the 27B one, has a value of its own."""
+    """Returns query_pre_attn_scalar. Only the model with `layers` layers, the 27B one, does not use its head size."""
     if config["num_hidden_layers"] == layers:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])
@@ -82,7 +88,7 @@ def _gemma2(config: Config, get: Callable[[str, Any], Any]) -> Config:
 
 
 def _gemma3(config: Config, get: Callable[[str, Any], Any]) -> Config:
-    """Windowed layers turn by a base of their own and are not scaled."""
+    """Windowed layers have a rope base of their own, without scaling."""
     full = {"rope_theta": 1e6, **config["rope_parameters"]}
     windowed = {"rope_type": "default", "rope_theta": get("rope.freq_base_swa", 10000.0)}
     count, pattern = config["num_hidden_layers"], get("attention.sliding_window_pattern", 6)
@@ -110,7 +116,7 @@ ATTENTION_BIAS = {"attention_bias": "self_attn.q_proj.bias"}
 BIASES = {**ATTENTION_BIAS, "mlp_bias": "mlp.down_proj.bias"}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    # Mistral's files say llama, too
+    # Mistral's files are of the architecture "llama", too
     "llama": Architecture(
         name="LlamaForCausalLM",
         model_type="llama",
@@ -183,4 +189,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         present={**ATTENTION_BIAS, "use_qk_norm": "self_attn.q_norm.weight"},
     ),
 }
-"""By the name in `general.architecture`."""
+"""Architectures by the file's `general.architecture`."""

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: config and names in Hugging Face's terms, weights dequantized to bf16."""
+"""Opens a GGUF file as a checkpoint: config and names in Hugging Face's terms, weights dequantized to bf16."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmcore_gguf.reader import GGUF
 EMBEDDING = "model.embed_tokens.weight"
 
 CHUNK = 1 << 20
-"""Elements dequantized at a time, so that their f32 form stays small."""
+"""Elements that are dequantized at a time. It keeps their f32 form small."""
 
 
 class GGUFCheckpoint:
@@ -39,20 +39,20 @@ class GGUFCheckpoint:
         self._config = read_config(self._file, self._tensors, _shape(self._tensors[EMBEDDING])[0])
 
     def config(self) -> dict[str, Any]:
-        """What config.json of the original would say."""
+        """Returns the config.json that the original model had."""
         return dict(self._config)
 
     def generation_config(self) -> dict[str, Any]:
-        """First and last tokens."""
+        """Returns the ids of the first token and of the end tokens."""
         bos = self._file.get("tokenizer.ggml.bos_token_id")
         return {"bos_token_id": bos, "eos_token_id": self._file.end_ids()}
 
     def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """(shape, quantization type) by Hugging Face name."""
+        """Returns Hugging Face name -> (shape, quantization type)."""
         return {name: (_shape(tensor), tensor.tensor_type.name) for name, tensor in self._tensors.items()}
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-        """Every tensor in bf16, as Hugging Face stores it."""
+        """Yields every tensor in bf16, as Hugging Face stores it."""
         config, kind = self._config, self._kind
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         for name, tensor in self._tensors.items():
@@ -62,7 +62,7 @@ class GGUFCheckpoint:
 
 
 def _name(path: Path, kind: Architecture, name: str) -> str:
-    """A tensor's Hugging Face name; ConfigError for one that the architecture does not have."""
+    """Returns a tensor's Hugging Face name. Raises ConfigError if the architecture does not have the tensor."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     known = {} if found is None else OUTER if found[1] is None else kind.modules
     if found is None or found[2] not in known:
@@ -72,7 +72,7 @@ def _name(path: Path, kind: Architecture, name: str) -> str:
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
-    """Rows first, as torch has it."""
+    """Returns the shape with rows first, as in torch."""
     return tuple(int(n) for n in reversed(tensor.shape))
 
 
@@ -87,7 +87,8 @@ def _check_type(path: Path, tensor: ReaderTensor) -> None:
 
 
 def _read(tensor: ReaderTensor, heads: int | None, offset: float) -> torch.Tensor:
-    """The whole tensor in bf16. `heads`: of a tensor whose rows are paired; `offset`: what its values are over."""
+    """Returns the whole tensor in bf16. `heads`: number of heads if the rows are paired, else None. `offset`:
+    subtracted from the values."""
     shape = _shape(tensor)
     out = torch.empty(shape, dtype=torch.bfloat16)
     if len(shape) == 1:
@@ -102,6 +103,6 @@ def _read(tensor: ReaderTensor, heads: int | None, offset: float) -> torch.Tenso
 
 
 def _pairs_to_halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp rotates neighbouring elements of a head, Hugging Face its two halves: put the rows back."""
+    """Reorders rows: llama.cpp rotates neighbouring elements of a head, Hugging Face the head's two halves."""
     paired = rows.view(heads, -1, 2, *rows.shape[1:])
     return paired.transpose(1, 2).reshape(rows.shape)

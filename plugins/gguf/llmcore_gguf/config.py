@@ -1,4 +1,4 @@
-"""The config.json that a GGUF file's model had, from the file's fields."""
+"""Rebuilds the model's config.json from the fields of a GGUF file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmcore_gguf.architectures import ARCHITECTURES, SIZES, Architecture
 from llmcore_gguf.reader import GGUF
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""What llama3's rope scaling divides each frequency by."""
+"""The tensor of divisors that llama3's rope scaling applies to each frequency."""
 
 
 def architecture_of(file: GGUF) -> Architecture:
-    """The file's architecture; ConfigError for one that is not known."""
+    """Returns the file's architecture. Raises ConfigError for an unknown one."""
     name = str(file.need("general.architecture"))
     if name not in ARCHITECTURES:
         raise ConfigError(
@@ -27,9 +27,9 @@ def architecture_of(file: GGUF) -> Architecture:
 
 
 def read_config(file: GGUF, tensors: Collection[str], vocabulary: int) -> dict[str, Any]:
-    """config.json. `tensors`: the file's, by Hugging Face name; `vocabulary`: rows of its embedding.
+    """Returns config.json. `tensors`: the file's, by Hugging Face name. `vocabulary`: rows of its embedding.
 
-    Raises ConfigError for a field that must be there, and for values that no family here has.
+    Raises ConfigError if a required field is missing, and for values that no family here supports.
     """
     fields = Fields(file)
     kind = architecture_of(file)
@@ -60,19 +60,19 @@ def read_config(file: GGUF, tensors: Collection[str], vocabulary: int) -> dict[s
 
 
 class Fields:
-    """What a file says of its own architecture."""
+    """The fields of a file's own architecture."""
 
     def __init__(self, file: GGUF) -> None:
         self.file = file
         self._prefix = str(file.need("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A field's value. Numbers are stored as f32: 9.999999747378752e-06 was 1e-05."""
+        """Returns a field's value. Numbers are stored as f32 and rounded here: 9.999999747378752e-06 becomes 1e-05."""
         value = self.file.get(f"{self._prefix}.{key}", default)
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
     def number(self, key: str, default: Any = None) -> Any:
-        """A field's value, one for all layers; ConfigError if it is not there, or differs from layer to layer."""
+        """Returns a number that all layers share. Raises ConfigError if it is missing or differs between layers."""
         if (value := self.get(key, default)) is None:
             value = self.file.need(f"{self._prefix}.{key}")
         if isinstance(value, list):
@@ -110,7 +110,7 @@ def _rope(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama3(file: GGUF, theta: float, factors: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
-    """The scaling whose factors the file holds; Llama 3.1 and later differ only in the largest."""
+    """Returns the scaling for the file's factors. Llama 3.1 and later models differ only in the largest factor."""
     guess = {"factor": float(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     turns = 8192 / (2 * np.pi) * theta ** -(np.arange(len(factors)) / len(factors))
     smooth = np.clip((turns - 1.0) / 3.0, 0, 1)

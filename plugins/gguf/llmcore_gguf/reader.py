@@ -1,4 +1,4 @@
-"""Opening a GGUF file and asking it for its metadata."""
+"""Opens a GGUF file and reads its metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAGIC = b"GGUF"
 
 
 def sniff(path: Path) -> bool:
-    """Whether this is a GGUF file or a directory with one in it."""
+    """True if `path` is a GGUF file or a directory with one in it."""
     if path.is_file():
         with path.open("rb") as file:
             return file.read(4) == MAGIC
@@ -21,12 +21,12 @@ def sniff(path: Path) -> bool:
 
 
 class _Reader(GGUFReader):
-    """The library's, but what it cuts out of the file are plain arrays: to slice an `np.memmap` takes three times as
-    long, and a vocabulary has a hundred thousand slices."""
+    """The library's reader, but with slices that are plain arrays. Slicing an `np.memmap` takes three times as long,
+    and a vocabulary has a hundred thousand slices."""
 
     @property  # type: ignore[override]
     def data(self) -> np.ndarray[Any, Any]:
-        """The whole file, mapped."""
+        """Returns the whole file, mapped."""
         return self._data
 
     @data.setter
@@ -35,7 +35,7 @@ class _Reader(GGUFReader):
 
 
 class GGUF:
-    """One open file. `get` reads metadata; `tensors` are mapped, not read."""
+    """One open file. `get` reads metadata. `tensors` are mapped and not read."""
 
     def __init__(self, path: Path) -> None:
         self.path = _file(path)
@@ -48,18 +48,19 @@ class GGUF:
             raise ConfigError(f"{self.path} is one part of a split model; join it with llama-gguf-split --merge")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a metadata key."""
+        """Returns the value of a metadata key, or the default."""
         field = self._reader.get_field(key)
         return default if field is None else field.contents()
 
     def need(self, key: str) -> Any:
-        """The value of a metadata key; ConfigError if the file lacks it."""
+        """Returns the value of a metadata key. Raises ConfigError if the file lacks it."""
         if (value := self.get(key)) is None:
             raise ConfigError(f"{self.path} has no {key}; it is not a complete model, download another conversion")
         return value
 
     def end_ids(self) -> list[int]:
-        """Token ids that end an answer: the file's own, then other control tokens that are known to end one."""
+        """Returns the token ids that end an answer: the file's own, and other control tokens that are known to end
+        one."""
         own = [self.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         kinds = self.get("tokenizer.ggml.token_type", [])
         texts = self.get("tokenizer.ggml.tokens", [])
@@ -68,8 +69,7 @@ class GGUF:
 
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""Token types of the format: vocabulary, marks that users cannot write, texts that are one token whatever is beside
-them."""
+"""The format's token types: vocabulary, marks that users cannot write, and texts that are always one token."""
 
 END_TEXTS = frozenset(
     {
@@ -83,7 +83,7 @@ END_TEXTS = frozenset(
         "<end_of_turn>",
     }
 )
-"""What ends a turn or a text; a file names one of them as its end token, its model may emit another."""
+"""Tokens that end a turn or a text. A file names one of them as its end token, but its model may emit another."""
 
 
 def _file(path: Path) -> Path:

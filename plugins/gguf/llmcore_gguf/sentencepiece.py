@@ -1,8 +1,8 @@
 """SentencePiece's merging tokenizer (`tokenizer.ggml.model` is `llama`) in terms of the tokenizers library.
 
-SentencePiece joins, again and again, the neighbours whose joined text is the piece with the best score; a byte-pair
-encoder joins the pair that comes first in its list. They agree where the list holds every pair that gives a piece,
-best pieces first. Spaces are written as U+2581; what no piece covers is spelled in bytes.
+SentencePiece repeatedly joins the two neighbours whose joined text is the piece with the best score. A byte-pair
+encoder joins the pair that comes first in its list. Both give the same tokens if the list holds every pair that makes
+a piece, best pieces first. Spaces are written as U+2581. Characters that no piece covers are spelled in bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPACE = "\u2581"
 
 
 def build(file: GGUF) -> Tokenizer:
-    """The tokenizer, without the tokens that are added to it."""
+    """Returns the tokenizer, without the added tokens."""
     texts: Sequence[str] = file.need("tokenizer.ggml.tokens")
     scores: Sequence[float] = file.need("tokenizer.ggml.scores")
     kinds: Sequence[int] = file.need("tokenizer.ggml.token_type")
@@ -45,7 +45,8 @@ def build(file: GGUF) -> Tokenizer:
 
 
 def merges(texts: Sequence[str], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
-    """Every pair of pieces whose joined text is a piece, pieces with the best score first, then by id."""
+    """Returns every pair of pieces whose joined text is a piece, ordered by that piece's score, best first, then by
+    its id."""
     pieces = {text: index for index, text in enumerate(texts) if kinds[index] == NORMAL}
     pairs: list[tuple[str, str]] = []
     for text in sorted(pieces, key=lambda text: (-scores[pieces[text]], pieces[text])):

@@ -1,4 +1,5 @@
-"""The tokenizer of a GGUF file as tokenizer.json with its companions, so that a worker needs neither this nor gguf."""
+"""Writes the tokenizer of a GGUF file as tokenizer.json with its companions. A worker then needs neither this nor
+gguf."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _DIGITS_BY = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{count}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The splits of GPT-4's descendants, which differ in how many digits a token holds."""
+"""Splits of the tokenizers that descend from GPT-4's. They differ in the digits that one token may hold."""
 
 
 def _byte_level(*before: pre_tokenizers.PreTokenizer, regex: bool = True) -> pre_tokenizers.PreTokenizer:
@@ -36,15 +37,16 @@ def _digits() -> pre_tokenizers.PreTokenizer:
 
 @dataclass(frozen=True)
 class Pre:
-    """How text is made ready for merging. `split`: makes what cuts it; `composed`: its characters are composed first
-    (NFC); `whole`: words that are tokens are not merged; `begins`: texts begin with the first token, where the file
-    does not say.
-    """
+    """Preparation of text before merging."""
 
     split: Callable[[], pre_tokenizers.PreTokenizer]
+    """Makes the pre-tokenizer that splits the text."""
     composed: bool = False
+    """Characters are composed first (NFC)."""
     whole: bool = False
+    """A word that is a token is not merged."""
     begins: bool = False
+    """The default for texts that begin with the first token, if the file does not say."""
 
 
 PRE: Mapping[str, Pre] = {
@@ -58,7 +60,7 @@ PRE: Mapping[str, Pre] = {
     "dbrx": Pre(_split("{1,3}")),
     "qwen2": Pre(_split(""), composed=True),
 }
-"""By the file's `tokenizer.ggml.pre`; the names are of the models that had such a tokenizer first."""
+"""By the file's `tokenizer.ggml.pre`. The names are of the models that had such a tokenizer first."""
 
 
 def convert(path: Path, out: Path) -> None:
@@ -81,7 +83,7 @@ def convert(path: Path, out: Path) -> None:
 
 
 def build(file: GGUF) -> Tokenizer:
-    """The tokenizer; ConfigError for a kind that is not known."""
+    """Returns the tokenizer. Raises ConfigError for an unknown kind."""
     model, pre = file.need("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre", "default")
     if model == "llama":
         tokenizer, begins = sentencepiece.build(file), True
@@ -107,7 +109,7 @@ def build(file: GGUF) -> Tokenizer:
 
 
 def _merging(file: GGUF, pre: Pre) -> Tokenizer:
-    """A byte-level BPE."""
+    """Returns a byte-level BPE tokenizer."""
     vocabulary = {text: i for i, text in enumerate(file.need("tokenizer.ggml.tokens"))}
     pairs = (merge.partition(" ") for merge in file.need("tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in pairs]

@@ -7,7 +7,7 @@ from llmcore.api import LogitsProcessorSpec, OptionSpec, hookimpl
 
 @hookimpl
 def register_logits_processors() -> Iterable[LogitsProcessorSpec]:
-    """`guided`, which the dialects' own fields ask for."""
+    """The processor `guided`. The dialects' own fields ask for it."""
     yield LogitsProcessorSpec(
         name="guided",
         make=f"{__name__}.processor:make",
@@ -20,7 +20,7 @@ def register_logits_processors() -> Iterable[LogitsProcessorSpec]:
 
 @hookimpl
 def register_options() -> Iterable[OptionSpec]:
-    """The letter of the standard."""
+    """The option that leaves schemas' objects as open as the standard has them."""
     yield OptionSpec(
         name="guided_open_objects",
         type=bool,

@@ -8,20 +8,21 @@ from dataclasses import dataclass
 _SPACE = "\t\n\x0b\x0c\r "
 _WORD_CATEGORIES = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Pc"))
 _OTHER_CATEGORIES = frozenset(("Zs", "Zl", "Zp", "Cc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sc", "Sm"))
-"""Of the rest (circled letters, what is not assigned yet) two versions of Unicode may think differently."""
+"""Categories that no class has. Two versions of Unicode may disagree about all others (circled letters,
+unassigned)."""
 
 
 @dataclass(frozen=True)
 class Characters:
-    """Those of `ranges` (first, last) and of `classes`: "w", "s", "d", or in capitals all others. `negated`: all but
-    those. They are Unicode's, as llguidance reads them."""
+    """The characters of `ranges` (first, last) and of `classes`: "w", "s" and "d", or in capitals their complements.
+    `negated` inverts the set. The classes are Unicode's, as llguidance reads them."""
 
     ranges: tuple[tuple[str, str], ...]
     classes: frozenset[str] = frozenset()
     negated: bool = False
 
     def has(self, character: str) -> bool | None:
-        """None: it depends on the version of Unicode."""
+        """True if the set has `character`. None if that depends on the version of Unicode."""
         found: bool | None = any(first <= character <= last for first, last in self.ranges)
         for name in () if found else self.classes:
             one = _of_class(name.lower(), character)
@@ -33,7 +34,7 @@ class Characters:
         return None if found is None else found != self.negated
 
     def may_have_byte(self, byte: int) -> bool:
-        """Whether the byte may be part of one of them."""
+        """True if the UTF-8 form of some character of the set may contain `byte`."""
         if byte < 0x80:
             return bool(self.has(chr(byte)))
         return self.negated or bool(self.classes) or any(last >= "\x80" for _, last in self.ranges)

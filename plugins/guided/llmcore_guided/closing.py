@@ -1,9 +1,9 @@
-"""JSON schemas whose objects have no other properties than they name.
+"""JSON schemas whose objects have only the properties that they name.
 
-A schema's objects are open by the letter of the standard, and models that are held to one then add properties for as
-long as they may. An object with `properties` is closed here, unless it says itself what else it may have. Several
-schemas may apply to one place of a document: its own, the one that this refers to, every part of its `allOf` and a
-branch of each `anyOf` and `oneOf`. They are merged before they are closed, since no document fits two closed halves.
+By the standard a schema's objects are open, and a model that is held to one then adds properties without end. An
+object with `properties` is closed here, unless its schema says itself which others it may have. Several schemas may
+apply to one place of a document: the place's own, the one that this refers to, every part of its `allOf` and a branch
+of each `anyOf` and `oneOf`. They are merged before they are closed, since no document fits two closed halves.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 from urllib.parse import unquote
 
 MOST_SCHEMAS = 200_000
-"""Schemas that are looked at, each as often as it applies to a place that is merged: alternatives multiply."""
+"""Limit of schemas that are visited. A schema counts once for each merged place that it applies to: alternatives
+multiply."""
 
 SMALL_CHARACTERS = 500
-"""A definition that is shorter may stand everywhere where it is used."""
+"""A definition with fewer characters may be copied to every place that uses it."""
 
 _SAYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
-"""Keywords that say what else an object may have."""
+"""Keywords that say which other properties an object may have."""
 
 _NOTES = frozenset(
     (
@@ -30,7 +31,7 @@ _NOTES = frozenset(
         *("$comment", "$schema", "$id", "id", "$anchor", "$defs", "definitions", "discriminator", "x-guidance"),
     )
 )
-"""Keywords that say nothing of what fits."""
+"""Keywords that do not restrict the document."""
 
 _APPLIED = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 _OBJECT = frozenset(("properties", "required", "additionalProperties", "patternProperties"))
@@ -39,21 +40,21 @@ _CONDITIONS = ("if", "then", "else")
 
 Node = dict[str, Any]
 Place = tuple[Node, ...]
-"""Schemas that all apply to one place."""
+"""Schemas that all apply to one place of the document."""
 
 
 def closed(schema: Any) -> Any:
-    """The same schema with its objects closed. Raises ValueError for one that refers to what it does not hold, or
-    whose alternatives are too many."""
+    """Returns the schema with its objects closed. Raises ValueError if the schema refers to something that it does not
+    hold, or has too many alternatives."""
     if not any(map(_open, _nodes(schema))):
         return schema
     if any(isinstance(node.get("$id"), str) for node in _nodes(schema) if node is not schema):
-        return schema  # a document within the document, to which references are relative
+        return schema  # an embedded document: references inside it are relative to it
     return _Closing(schema).whole()
 
 
 def _nodes(schema: Any) -> Iterator[Node]:
-    """Every object in it."""
+    """Yields every object in the schema."""
     left = [schema]
     while left:
         value = left.pop()
@@ -79,11 +80,12 @@ class _Closing:
         """Name -> the references to it."""
         self._left: deque[tuple[str, Place]] = deque()
         self._parts: dict[tuple[int, str], Node] = {}
-        """Parts of nodes, by the node's id and what they are, so that equal places are found to be equal."""
+        """Parts of nodes, by the node's id and the part's name. One object per part makes equal places compare
+        equal."""
         self._count = 0
 
     def whole(self) -> Any:
-        """The closed schema."""
+        """Returns the closed schema."""
         made = self._closed((self._root,))
         while self._left:
             name, place = self._left.popleft()
@@ -92,8 +94,8 @@ class _Closing:
         return {**made, "$defs": self._made} if self._made and isinstance(made, dict) else made
 
     def _put_in_place(self) -> None:
-        """Definitions that are used once, or are small and refer to nothing, stand where they are used: llguidance
-        takes an optional property that nothing fits, but no definition."""
+        """Copy a definition to its uses if it is used once, or is small and refers to nothing. llguidance accepts an
+        optional property that nothing fits, but not a definition that nothing fits."""
         for name, uses in self._uses.items():
             made = self._made[name]
             text = json.dumps(made) if len(uses) > 1 else ""
@@ -106,7 +108,7 @@ class _Closing:
                 use.update(made if isinstance(made, dict) else {"enum": []})
 
     def _at(self, schemas: Iterable[Any]) -> Any:
-        """The schema of a place to which all of `schemas` apply, or a reference to it."""
+        """Returns the schema of a place to which all of `schemas` apply, or a reference to it."""
         found: dict[int, Node] = {}
         for schema in schemas:
             self._count += 1
@@ -141,7 +143,7 @@ class _Closing:
         return self._names[key]
 
     def _closed(self, place: Place) -> Any:
-        """The schema of a place."""
+        """Returns the schema of a place."""
         applied = self._applied(place)
         if applied is None:
             return False
@@ -155,7 +157,8 @@ class _Closing:
         return {keyword: [self._at([*flats, *rest, branch]) for branch in branches]}
 
     def _applied(self, place: Place) -> tuple[list[Node], list[tuple[str, list[Any]]]] | None:
-        """All that applies without a choice, each without what it refers to; and the choices. None: nothing fits."""
+        """Returns the schemas that apply without a choice, references resolved, and the choices. None: nothing
+        fits."""
         flats: dict[int, Node] = {}
         groups: list[tuple[str, list[Any]]] = []
         path: set[int] = set()
@@ -188,7 +191,7 @@ class _Closing:
         return self._parts.setdefault((node, what), made)
 
     def _target(self, reference: Any) -> Any:
-        """The schema that a reference points to."""
+        """Returns the schema that a reference points to."""
         text = reference if isinstance(reference, str) else ""
         base, _, fragment = text.partition("#")
         if text and base in ("", self._root.get("$id")):
@@ -209,7 +212,7 @@ class _Closing:
         raise ValueError(f"it refers to {str(reference)[:100]!r}, which it does not hold")
 
     def _merged(self, flats: Sequence[Node]) -> Any:
-        """One schema for all of `flats`, which have no choices."""
+        """Returns one schema for all of `flats`, which have no choices."""
         made = _joined(flats)
         if any(flat.keys() & _OBJECT for flat in flats):
             made |= self._of_objects(flats)
@@ -218,7 +221,7 @@ class _Closing:
         return made
 
     def _of_objects(self, flats: Sequence[Node]) -> Node:
-        """The keywords about its properties."""
+        """Returns the merged keywords about an object's properties."""
         named = [_mapping(flat, "properties") for flat in flats]
         names = dict.fromkeys(name for each in named for name in each)
         required = dict.fromkeys(name for flat in flats for name in _listed(flat, "required"))
@@ -241,7 +244,8 @@ class _Closing:
         return made
 
     def _conditional(self, flats: Sequence[Node]) -> dict[str, list[Any]]:
-        """Properties that only conditions name, which are not enforced: with each, what is said of it."""
+        """Returns the schemas of properties that only conditions name, by property. llguidance does not enforce
+        conditions."""
         found: dict[str, list[Any]] = {}
         left: list[Any] = []
         for flat in flats:
@@ -261,7 +265,7 @@ class _Closing:
         return found
 
     def _of_arrays(self, flats: Sequence[Node]) -> Node:
-        """The keywords about its items, as the newest draft has them."""
+        """Returns the merged keywords about an array's items, in the terms of the newest draft."""
         said = [_items_of(flat) for flat in flats if flat.keys() & _ARRAY]
         first = max(len(prefix) for prefix, _ in said)
         made: Node = {}
@@ -274,7 +278,8 @@ class _Closing:
 
 
 def _joined(flats: Sequence[Node]) -> Node:
-    """All keywords of `flats` but those of properties and items, in one object where they do not differ."""
+    """Merges all keywords of `flats` except those of properties and items, into one object where they do not
+    differ."""
     said = [{k: v for k, v in flat.items() if k not in _OBJECT | _ARRAY} for flat in flats]
     said = [each for each in said if each]
     joined: Node = {}
@@ -288,7 +293,7 @@ def _joined(flats: Sequence[Node]) -> Node:
 
 
 def _said_of(name: str, flats: Iterable[Node]) -> Iterator[Any]:
-    """The schemas for a property of this name."""
+    """Yields the schemas for a property of this name."""
     for flat in flats:
         found = [schema for p, schema in _mapping(flat, "patternProperties").items() if _matches(p, name)]
         if name in _mapping(flat, "properties"):
@@ -302,7 +307,7 @@ def _said_of_pattern(pattern: str, flats: Iterable[Node]) -> Iterator[Any]:
 
 
 def _items_of(flat: Node) -> tuple[Sequence[Any], Any]:
-    """Schemas of the first items, and of all others. `items` was a list once."""
+    """Returns the schemas of the first items, and the schema of all others. In older drafts `items` may be a list."""
     items = flat.get("items", True)
     if isinstance(items, list):
         return items, flat.get("additionalItems", True)

@@ -1,7 +1,7 @@
-"""Grammars compiled, within limits of time, memory and stack, and kept.
+"""Compiles grammars within limits of time, memory and stack, and keeps the results.
 
-A grammar that is new is tried in another process first (`trials`), which translates it and can be killed. Only one
-that was compiled there in time is compiled in this process, by llguidance alone, which lets go of Python's lock.
+Another process tries a new grammar first (`trials`): it translates and compiles the grammar and can be killed. If it
+succeeds in time, llguidance alone compiles the grammar in this process and releases the GIL meanwhile.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from llmcore_guided.talk import Question
 from llmcore_guided.trials import Trials
 
 EXIT_SECONDS = 5.0
-"""When Python exits it waits up to this time for a grammar that is being compiled: it ends threads wherever they are,
-and within the library that is a crash."""
+"""Seconds that Python's exit waits for a running compilation. Python ends threads wherever they are, and a thread that
+ends inside the library crashes."""
 
 KEPT = 256
 KEPT_CHARACTERS = 16 << 20
-"""How many compiled grammars are kept, and how long their texts may be in all."""
+"""Limits of the kept grammars: their number, and the characters of their texts together."""
 
 CHEAP_SECONDS = 0.02
-"""What compiles faster is compiled for every request. Copies of a matcher share its lexer: behind a lock, so that
-their masks are computed one after another, and with one limit of states for all of them."""
+"""A grammar that compiles faster is compiled again for every request. Copies of a matcher share a lexer: its lock
+makes their masks wait for each other, and its limit of states applies to all of them together."""
 
 TRIED_TOKENS, TRIED_SECONDS = 16, 0.1
-"""How far two answers are followed when a grammar is compiled: a limit that most would meet is better known then."""
+"""Tokens and seconds that each of two trial answers takes at compile time. They find most exceeded limits early."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A matcher at its grammar's begin, the seconds it took, the text, and the keywords of schemas in it that it does
-    not enforce."""
+    """A matcher at the beginning of its grammar, the seconds to compile it, the text, and the keywords of its schemas
+    that it does not enforce."""
 
     matcher: LLMatcher
     seconds: float
@@ -55,8 +55,8 @@ class Compiled:
 
 
 class Compiler:
-    """Matchers by their arguments, all for one vocabulary. `closed`: whether objects of schemas have only the
-    properties that are named. May be used from any thread."""
+    """Compiles matchers from requests' arguments, all for one vocabulary. `closed`: objects of schemas have only the
+    properties that the schemas name. May be used from any thread."""
 
     def __init__(self, tokens: LLTokenizer, trials: Trials, tag: TagRule, *, closed: bool) -> None:
         self._tokens = tokens
@@ -68,9 +68,9 @@ class Compiler:
         self._lock = threading.Lock()
 
     def compiled(self, args: Mapping[str, Any]) -> Compiled:
-        """A matcher at the grammar's begin, the caller's own. Raises ValueError that says what is wrong with it, and
-        RequestError (503) if the server is too busy."""
-        asked = json.dumps(args)  # the order of properties is theirs in answers
+        """Returns a matcher at the grammar's beginning, which the caller owns. Raises ValueError for a wrong grammar,
+        and RequestError (503) if the server is too busy."""
+        asked = json.dumps(args)  # unsorted: answers have properties in this order
         key = hashlib.sha256(asked.encode()).digest()
         with self._lock:
             kept = self._kept.get(key)
@@ -107,7 +107,7 @@ def _checked(made: Compiled | str) -> Compiled:
 
 
 def compiled_again(text: str, tokens: LLTokenizer, unenforced: tuple[str, ...] = ()) -> Compiled | str:
-    """As `compiled`, for a text that is known to be right."""
+    """The same as `compiled`, for a text that is known to be right."""
     began = time.thread_time()
     matcher = LLMatcher(tokens, text, limits=limits.LIMITS, log_level=0)
     seconds = time.thread_time() - began
@@ -115,7 +115,8 @@ def compiled_again(text: str, tokens: LLTokenizer, unenforced: tuple[str, ...] =
 
 
 def compiled(text: str, tokens: LLTokenizer, unenforced: tuple[str, ...] = ()) -> Compiled | str:
-    """A matcher, or why there is none: also where no token can come first, or a limit is met soon after."""
+    """Returns a matcher, or the reason against it: also if no first token is possible, or two trial answers meet a
+    limit."""
     made = compiled_again(text, tokens, unenforced)
     if isinstance(made, str):
         return made
@@ -128,7 +129,7 @@ def compiled(text: str, tokens: LLTokenizer, unenforced: tuple[str, ...] = ()) -
 
 
 def _try(matcher: LLMatcher, which: int, until: float) -> str | None:
-    """What is wrong on the way of the first or the last token that may come, again and again; None: nothing."""
+    """Follows the first (`which` 0) or last (-1) allowed token, step by step. Returns what goes wrong, or None."""
     for n in range(TRIED_TOKENS):
         allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         words = np.flatnonzero(allowed)
@@ -147,7 +148,8 @@ def _try(matcher: LLMatcher, which: int, until: float) -> str | None:
 
 
 def failure_of(matcher: LLMatcher) -> Exception:
-    """The error that ended `matcher` within an answer. A client can stay below a limit; all else is a mistake."""
+    """Returns the error that ended `matcher` within an answer: RequestError for a limit, which the client can stay
+    below, and RuntimeError for all else, which is a bug."""
     error = matcher.get_error()
     if is_limit(error):
         return RequestError(f"in the middle of an answer: {said(error)}", code="invalid_value")
@@ -155,7 +157,7 @@ def failure_of(matcher: LLMatcher) -> Exception:
 
 
 def _deep(work: Callable[[], Compiled | str]) -> Compiled | str:
-    """The result of `work`, which is known to end, on a thread with a deep stack."""
+    """Returns the result of `work` from a thread with a deep stack. `work` must be known to end."""
     result: list[Compiled | str] = []
 
     def run() -> None:

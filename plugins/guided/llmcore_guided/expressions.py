@@ -1,4 +1,4 @@
-"""The part of regular expressions that is read here as llguidance reads it; the rest is refused, never guessed."""
+"""Parses the part of regular expressions that this code reads exactly as llguidance does. It refuses the rest."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _LINE = Characters((("\n", "\n"),), negated=True)
 
 @dataclass(frozen=True)
 class Kind:
-    """One character of the kind of this number."""
+    """One character of the kind with this number."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Series:
-    """One after another."""
+    """The parts one after another."""
 
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Any of them."""
+    """Any one of the parts."""
 
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """`least` to `most` of them; None: any number."""
+    """`least` to `most` repetitions. `most` None: without a limit."""
 
     body: Expression
     least: int
@@ -50,7 +50,8 @@ Expression = Kind | Series | Branch | Repeat
 
 
 def expression(text: str) -> tuple[Expression, list[Characters]]:
-    """An expression and its kinds of characters. Raises ValueError for what is not read here."""
+    """Returns the parsed expression and its kinds of characters. Raises ValueError for syntax that is not read
+    here."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError("it is too long")
     reader = _Reader(text)
@@ -140,7 +141,7 @@ class _Reader:
         return Characters(tuple(sorted(set(ranges))), frozenset(classes), negated)
 
     def _character(self, within: bool = False) -> Any:
-        """One character, or what `\\w` and its like stand for."""
+        """Reads one character, or the set that `\\w` or a similar escape stands for."""
         one = self._next()
         self.at += 1
         if one == "\\":

@@ -1,4 +1,4 @@
-"""GBNF (EBNF with ::=) as Lark, in time that grows with the text."""
+"""Translates GBNF (EBNF with ::=) to Lark, in time proportional to the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_gbnf(text: str) -> bool:
 
 
 def as_lark(text: str) -> str:
-    """The grammar in Lark. Raises ValueError for a mistake in it."""
+    """Returns the grammar in Lark. Raises ValueError for a mistake in it."""
     try:
         rules = GrammarParser().parse(text)
         _find_terminals(rules)
@@ -32,14 +32,13 @@ def as_lark(text: str) -> str:
         raise ValueError(f"line {line}, column {column}: {str(error).rpartition(' at line ')[0]}") from error
     except RecursionError as error:
         raise ValueError("it is too deeply nested") from error
-    except Exception as error:  # the translator's own
+    except Exception as error:  # the translator raises bare Exceptions
         raise ValueError(str(error)) from error
     return "%llguidance {}\n" + "\n".join(map(str, sorted(rules.values(), key=lambda rule: rule.order)))
 
 
 def _find_terminals(rules: dict[str, RuleNode]) -> None:
-    """Mark the rules that refer to terminals only, as `resolve` would, which looks at all rules for each that it
-    finds."""
+    """Mark the rules that refer to terminals only. The translator's own `resolve` does the same in quadratic time."""
     wanted = {name: {ref.name for ref in _references(rule)} for name, rule in rules.items()}
     users: dict[str, list[str]] = defaultdict(list)
     for name, refs in wanted.items():

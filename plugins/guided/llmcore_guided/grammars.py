@@ -1,4 +1,4 @@
-"""A request's arguments as grammars of llguidance (its JSON form), checked as far as that needs no compiler."""
+"""Turns a request's arguments into grammars of llguidance (its JSON form), with all checks that need no compiler."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from llmcore_guided.closing import closed
 from llmcore_guided.gbnf import as_lark, is_gbnf
 
 MOST_CHARACTERS = {"json": 512 << 10, "regex": 16 << 10, "grammar": 64 << 10, "choice": 64 << 10, "lark": 512 << 10}
-"""By argument: longer ones are refused. It bounds what compiling can cost, in stack above all."""
+"""Characters that each argument may have. The limits bound the cost of compiling, above all the stack."""
 
 WHITESPACE = r"( |\n[ \t]{0,40})?"
-"""Between JSON's tokens: a model that may write newlines for ever does."""
+"""Whitespace between JSON's tokens. It is bounded because a model that may write newlines forever does so."""
 
 TagRule = Callable[[str], str | None]
-"""A tag's text -> the number of the special token that it is, as Lark writes it; None where it is ordinary text."""
+"""A tag's text -> the number of its special token, as Lark writes it. None: the tag is ordinary text."""
 
 _KINDS = ("json", "json_object", "regex", "grammar", "choice", "lark")
 _OPTIONS = frozenset({"strict", "whitespace", "whitespace_pattern", "thought", "tags", "calls", "schemas"})
 _RULE = re.compile(r"[a-z][a-z0-9_]*")
 _OPTIONS_OF_LLGUIDANCE = '%llguidance {"no_forcing": true}'
-"""Where the next bytes are known the model still chooses how to cut them: its tokenizer may add a space to a text."""
+"""Lets the model choose the tokens even where the next bytes are known: its tokenizer may add a space to a text."""
 
 _SPACE = r"/[ \t\r\n]{0,8}/"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """`kind`: which argument says what the answer has to be; `value`: that argument. The others: see `wanted`."""
+    """`kind`: name of the argument that defines the answer. `value`: that argument. `options`: the others, see
+    `wanted`."""
 
     kind: str
     value: Any
@@ -42,8 +43,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Schema:
-    """A JSON schema within a grammar, as llguidance takes it. `strict`: what it cannot enforce is an error. `of`:
-    whose it is, for messages; "" for the answer's own."""
+    """A JSON schema within a grammar, as llguidance takes it. `strict`: a keyword that llguidance cannot enforce is an
+    error. `of`: the schema's owner, for messages; "" for the answer's own schema."""
 
     value: Any
     strict: bool
@@ -52,8 +53,8 @@ class Schema:
 
 @dataclass(frozen=True)
 class Grammar:
-    """`text`: all of it for llguidance, the same for the same arguments. `schemas`: those within it. `own_places`:
-    lines and columns of an error are those of the client's text."""
+    """`text`: the whole grammar for llguidance; equal arguments give equal texts. `schemas`: the schemas within it.
+    `own_places`: lines and columns of an error are those of the client's text."""
 
     text: str
     schemas: tuple[Schema, ...]
@@ -61,16 +62,21 @@ class Grammar:
 
 
 def wanted(args: Mapping[str, Any]) -> Wanted:
-    """The arguments, of which one says what the answer has to be. Raises ValueError for unknown ones.
+    """Returns the arguments. Exactly one of them defines the answer. Raises ValueError for unknown arguments.
 
-    `json`: a schema, as an object or as text; `json_object`: true for any object; `regex`; `grammar`: Lark, or GBNF
-    (EBNF with ::=); `choice`: a list of texts; `lark`: a grammar that a parser of tool calls wrote, with `tags`: rule
-    -> text of a tag, for each of which there are a rule of that name and `before_NAME`, text up to and with the tag,
-    and `schemas`: rule -> {"schema", "strict", "of": whose it is}, for each of which there is a rule of that name.
-    `strict`: a keyword of the schema that cannot be enforced is an error. `whitespace`: false for none between JSON's
-    members; `whitespace_pattern`: a regex for it. `thought`: {"open", "close": tags, "opened": whether the prompt
-    ends inside}: what may come before the answer. `calls`: {"lark", "tags", "schemas"}: what the answer may be
-    instead.
+    One of these defines the answer:
+    - `json`: a schema, as an object or as text; `json_object`: true for any object
+    - `regex`; `choice`: a list of texts; `grammar`: Lark, or GBNF (EBNF with ::=)
+    - `lark`: a grammar that a parser of tool calls wrote. `tags` maps a rule to the text of a tag; the grammar may use
+      this
+      rule and `before_RULE`, text up to and with the tag. `schemas` maps a rule to {"schema", "strict", "of": owner}.
+
+    The others:
+    - `strict`: a keyword of the schema that cannot be enforced is an error
+    - `whitespace`: false for none between JSON's members; `whitespace_pattern`: a regex for it
+    - `thought`: {"open", "close": tags, "opened": true if the prompt ends inside}: text that may come before the
+      answer
+    - `calls`: {"lark", "tags", "schemas"}: calls that may replace the answer
     """
     kinds = [kind for kind in _KINDS if args.get(kind) is not None]
     unknown = set(args) - set(_KINDS) - _OPTIONS
@@ -83,7 +89,7 @@ def wanted(args: Mapping[str, Any]) -> Wanted:
 
 
 def tags_of(args: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of all tags in a processor's arguments."""
+    """Yields the texts of all tags in a processor's arguments."""
     thought, calls = args.get("thought"), args.get("calls")
     tags = [args.get("tags"), calls.get("tags") if isinstance(calls, dict) else None]
     texts = [text for each in tags if isinstance(each, dict) for text in each.values()]
@@ -93,7 +99,7 @@ def tags_of(args: Mapping[str, Any]) -> Iterator[str]:
 
 
 def grammar_of(want: Wanted, tag: TagRule, *, close: bool) -> Grammar:
-    """All of it. `close`: objects have no other properties than their schema names (see `closing`)."""
+    """Returns the whole grammar. `close`: objects have only the properties that their schema names (see `closing`)."""
     parts, schemas = _parts("answer", want, tag, close)
     names = ["answer"]
     calls, thought = want.options.get("calls"), want.options.get("thought")
@@ -111,7 +117,7 @@ def grammar_of(want: Wanted, tag: TagRule, *, close: bool) -> Grammar:
 
 
 def regex_of(args: Mapping[str, Any]) -> str | None:
-    """The regular expression that the answer is, where it is nothing else."""
+    """Returns the regular expression if it alone defines the answer, or None."""
     alone = args.get("calls") is None and args.get("thought") is None
     return str(args["regex"]) if args.get("regex") is not None and alone else None
 
@@ -159,7 +165,7 @@ def _schema(text: str) -> Any:
 
 
 def _parts(name: str, want: Wanted, tag: TagRule, close: bool) -> tuple[list[dict[str, Any]], list[Schema]]:
-    """The grammar called `name`, those that it refers to, and the schemas in them."""
+    """Returns the grammar called `name` with the grammars that it refers to, and the schemas in them."""
     lark: str
     match want.kind:
         case "json" | "json_object":
@@ -171,7 +177,7 @@ def _parts(name: str, want: Wanted, tag: TagRule, close: bool) -> tuple[list[dic
         case "grammar":
             lark = as_lark(want.value) if is_gbnf(want.value) else want.value
         case "choice":
-            # A terminal is one item of the parser however many texts it has, and there is a limit on items.
+            # All texts in one terminal count as one item of the parser, and llguidance limits items.
             lark = "start: CHOICE\nCHOICE: " + " | ".join(map(_quoted, want.value))
         case _:
             return _with_tags(name, want, tag, close)
@@ -179,7 +185,7 @@ def _parts(name: str, want: Wanted, tag: TagRule, close: bool) -> tuple[list[dic
 
 
 def _with_tags(name: str, want: Wanted, tag: TagRule, close: bool) -> tuple[list[dict[str, Any]], list[Schema]]:
-    """A parser's grammar, with rules for its tags and schemas."""
+    """Returns a parser's grammar, with rules for its tags and schemas."""
     rules = [want.value]
     for rule, text in want.options.get("tags", {}).items():
         rules += _tag_rules(rule, text, tag)
@@ -194,7 +200,7 @@ def _with_tags(name: str, want: Wanted, tag: TagRule, close: bool) -> tuple[list
 
 
 def _for_llguidance(schema: Any, options: Mapping[str, Any], close: bool) -> Any:
-    """The schema with llguidance's own options in it."""
+    """Returns the schema with llguidance's own options in it."""
     if schema is False:
         raise ValueError("the schema false allows nothing")
     schema = {} if schema is True else {name: value for name, value in schema.items() if name != "x-guidance"}
@@ -208,7 +214,7 @@ def _for_llguidance(schema: Any, options: Mapping[str, Any], close: bool) -> Any
 
 
 def _tag_rules(name: str, text: str, tag: TagRule) -> list[str]:
-    """The rules `name` and `before_name`."""
+    """Returns the rules `name` and `before_name`."""
     if not _RULE.fullmatch(name) or not isinstance(text, str) or not text:
         raise ValueError(f"{name!r} is not a tag")
     token = tag(text)

@@ -1,17 +1,17 @@
-"""Limits of a grammar's cost, for the process that tries it and for the one that uses it."""
+"""Limits of a grammar's cost, for the trial process and for the engine."""
 
 from __future__ import annotations
 
 from llguidance import LLParserLimits
 
 COMPILE_SECONDS = 0.8
-"""Of a processor, which a grammar may take to be read and compiled."""
+"""CPU seconds that reading and compiling a grammar may take."""
 
 PATIENCE_SECONDS = 2.5
-"""The same of the clock, where others have the processors."""
+"""The same limit in wall-clock seconds, for when other processes use the CPU."""
 
 STACK_BYTES = 256 << 20
-"""llguidance recurses through chains of rules, 3 KB a rule; only what is touched of the stack becomes memory."""
+"""llguidance recurses through chains of rules with 3 KB per rule. Only touched pages of the stack use memory."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -22,4 +22,4 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""A state of the lexer takes one or two KB, so a choice at most some 40 MB; a mask takes some 20 ms at most."""
+"""A lexer state takes 1 to 2 KB, so a choice takes at most about 40 MB. A mask takes at most about 20 ms."""

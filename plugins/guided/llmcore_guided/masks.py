@@ -1,4 +1,4 @@
-"""Masks that regular expressions had, kept for whoever comes to the same place."""
+"""A cache of masks. Answers to one regular expression share the masks of the places that they have in common."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llmcore_guided.residuals import Place, Residuals
 from llmcore_guided.vocabulary import Vocabulary
 
 KEPT_BYTES, KEY_BYTES = 64 << 20, 1 << 10
-"""Of masks, and what each counts beyond its own: one of 150,000 tokens has 19 KB."""
+"""Bytes of kept masks, and bytes that each counts beyond its own. A mask of 150,000 tokens has 19 KB."""
 KEPT_EXPRESSIONS = 16
 
 
 class Masks:
-    """Those of one vocabulary. Any thread may use them."""
+    """The kept masks of one vocabulary. Any thread may use them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -27,7 +27,7 @@ class Masks:
         self._lock = threading.Lock()
 
     def place(self, regex: str) -> Place | None:
-        """At the begin of an answer; None for an expression whose masks are not kept."""
+        """Returns the place at the beginning of an answer. None: this expression's masks are not kept."""
         with self._lock:
             if regex in self._residuals:
                 self._residuals.move_to_end(regex)
@@ -44,7 +44,7 @@ class Masks:
         return None if found is None else Place(found)
 
     def get(self, residuals: Residuals, key: Hashable) -> Int32 | None:
-        """Not to be written to."""
+        """Returns a kept mask, or None. The caller must not write to the mask."""
         with self._lock:
             found = self._masks.get((residuals, key))
             if found is not None:
@@ -52,7 +52,8 @@ class Masks:
             return found
 
     def keep(self, residuals: Residuals, key: Hashable, mask: Int32) -> None:
-        """Of an expression that is still kept itself: its masks hold all that is left of it."""
+        """Keep a copy of the mask, unless its expression was dropped: the key would keep the whole expression in
+        memory."""
         kept = mask.copy()
         kept.flags.writeable = False
         with self._lock:

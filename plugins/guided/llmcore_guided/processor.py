@@ -21,16 +21,16 @@ from llmcore_guided.trials import Trials
 from llmcore_guided.vocabulary import Vocabulary, vocabulary
 
 OPEN_OBJECTS = "guided_open_objects"
-"""The option by which objects of schemas are as open as the standard has them."""
+"""The option that leaves schemas' objects as open as the standard has them."""
 
 PAID_BYTES = 512
-"""llguidance renews what a step may spend only where a mask is computed: after this much text one is, known or not."""
+"""llguidance renews the budget of a step only when it computes a mask. After this many bytes of text a mask is
+computed even if the cache has it."""
 
 
 class Guided:
-    """api.MaskProcessor. The end of an answer is allowed where the grammar is complete, and comes by itself where
-    nothing else could follow. `hidden`: ids that end no answer of this request, allowed only where nothing else is.
-    """
+    """api.MaskProcessor. The answer may end where the grammar is complete. It ends by itself where nothing else can
+    follow. `hidden`: ids that do not end an answer of this request. They are allowed only where nothing else is."""
 
     def __init__(
         self, matcher: LLMatcher, model: _Model, size: int, hidden: frozenset[int], place: Place | None
@@ -45,18 +45,18 @@ class Guided:
         self._unpaid = 0
 
     def accept(self, token: int) -> None:
-        """MaskProcessor."""
+        """See api.MaskProcessor."""
         if self._place is not None:
             self._told.append(self._model.vocabulary.pieces[token])
         if not self._matcher.consume_token(token) or self._matcher.is_error():
             raise failure_of(self._matcher)
 
     def finished(self) -> bool:
-        """MaskProcessor."""
+        """See api.MaskProcessor."""
         return bool(self._matcher.is_stopped())
 
     def mask(self) -> Int32:
-        """MaskProcessor."""
+        """See api.MaskProcessor."""
         place = self._place
         if place is None or not self._moved(place):
             return self._computed()
@@ -70,7 +70,7 @@ class Guided:
         return computed
 
     def _moved(self, place: Place) -> bool:
-        """Whether it is known where the answer is."""
+        """True if the answer's place in the expression is known."""
         for piece in self._told:
             place.move(piece)
             self._unpaid += len(piece)
@@ -89,7 +89,7 @@ class Guided:
 
 
 class _Model:
-    """What all requests of a model share, made once."""
+    """The objects that all requests of a model share, made once."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self.vocabulary: Vocabulary = vocabulary(context)
@@ -101,7 +101,7 @@ class _Model:
 
 
 _models: weakref.WeakKeyDictionary[Callable[[], Any], _Model] = weakref.WeakKeyDictionary()
-"""By the function that opens the model's tokenizer."""
+"""Models by the function that opens their tokenizer."""
 _opening = threading.Lock()
 
 

@@ -1,10 +1,10 @@
-"""What is left of a regular expression after some text, named so that masks can be kept by that name.
+"""The rest of a regular expression after some text, with a key by which masks can be kept.
 
-llguidance walks the vocabulary for every mask, a millisecond where most of it is allowed, and does not say which state
-a matcher is in. What may come next depends on what is left of the expression alone: Brzozowski's derivatives
-(J. ACM 11, 1964) by the characters so far. Counts are cut to what one token can tell apart (`Node.key`), so that
-"three to sixty words" is a dozen states and not sixty. Only what is surely read as llguidance reads it is followed;
-masks of the rest are computed each time, and so is every mask that is not known yet.
+llguidance walks the vocabulary for every mask (1 ms if most of it is allowed) and does not tell a matcher's state. The
+tokens that may come next depend only on the rest of the expression: its Brzozowski derivatives (J. ACM 11, 1964) by
+the characters so far. Counts are cut to the numbers that one token can tell apart (`Node.key`), so "three to sixty
+words" has a dozen states instead of sixty. Only expressions that are surely read as llguidance reads them are
+followed. Masks of all others are computed each time, like every mask that is not kept yet.
 """
 
 from __future__ import annotations
@@ -17,41 +17,43 @@ from typing import Any
 from llmcore_guided.expressions import Branch, Expression, Kind, Repeat, Series, expression
 
 MOST_NODES = 10_000
-"""An expression's, of about half a KB each; who needs more goes on without keys."""
+"""Nodes of an expression, about 0.5 KB each. An answer that needs more goes on without keys."""
 MOST_KINDS = 128
-"""Of characters: what has to come is known by sets of them, and each part has such a set."""
+"""Kinds of characters of an expression. A node's `musts` are sets of kinds, and every node has them."""
 MOST_BRANCHES, MOST_WORK, MOST_COUNTED = 32, 300, 16
-"""Branches of a node, nodes that one character may touch, kinds of counted parts: with more it is not followed."""
+"""Branches of a node, nodes that one character may touch, kinds of counted parts. With more an expression is not
+followed."""
 
 
 class Lost(Exception):
-    """What is left cannot be told."""
+    """The rest of the expression is not known."""
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An expression. `kind`: "end", "kind", "series", "branch" or "repeat", whose `parts` are: nothing, a number whose
-    bits are kinds of characters, two nodes, a set of nodes, (node, least, most).
-
-    `empty`: nothing need come. `musts`: kinds of which one character at least has to come, as numbers like those of
-    "kind". `key`: the node that allows the same tokens and may stand for others too.
-    """
+    """An expression."""
 
     kind: str
     parts: tuple[Any, ...]
+    """By `kind`: "end": nothing. "kind": a number whose bits are kinds of characters. "series": two nodes. "branch": a
+    set of nodes. "repeat": (node, least, most)."""
     empty: bool
+    """The empty text fits."""
     musts: frozenset[int]
+    """Every text that fits has a character of each of these kinds, which are numbers like those of "kind"."""
     key: Node
+    """The node that allows the same tokens as this one, and may stand for several nodes."""
 
 
 _UNKNOWN = Node("unknown", (), False, frozenset(), None)  # type: ignore[arg-type]
 
 
 class Residuals:
-    """What is left of one expression. Any thread may use it.
+    """The residuals of one expression. Any thread may use them.
 
-    `most(tables)`: the most times that a token of the vocabulary has a character of every table, which say of each
-    byte whether it may be part of one. Raises ValueError for an expression that is not followed.
+    `most(tables)`: a table says for each byte whether a character may contain it. The function returns how often one
+    token of the vocabulary can have characters of every table. Raises ValueError for an expression that is not
+    followed.
     """
 
     def __init__(self, text: str, most: Callable[[tuple[bytes, ...]], int]) -> None:
@@ -72,7 +74,7 @@ class Residuals:
             raise ValueError("it has too many parts") from error
 
     def after(self, node: Node, text: str) -> Node:
-        """What is left when `text` has come. Raises Lost."""
+        """Returns the rest of `node` after `text`. Raises Lost."""
         for character in text:
             kinds = self._kinds.get(character)
             if kinds is None:
@@ -86,7 +88,8 @@ class Residuals:
         return node
 
     def _kinds_of(self, character: str) -> int:
-        """Bits of the kinds that it is of, and after these bits of those that cannot be told."""
+        """Returns the bits of the character's kinds, followed by the bits of the kinds that are not known to have
+        it."""
         kinds = 0
         for i, characters in enumerate(self._characters):
             has = characters.has(character)
@@ -108,7 +111,7 @@ class Residuals:
             return left
 
     def _derivative(self, node: Node, kinds: int) -> Node | None:
-        """What is left of `node` after a character of `kinds`; None where it may not come."""
+        """Returns the rest of `node` after a character of `kinds`. None: the character is not allowed."""
         self._work += 1
         if self._work > MOST_WORK:
             raise Lost
@@ -212,7 +215,7 @@ class Residuals:
         return self._make("repeat", (body, least, most), not least, musts, key)
 
     def _enough(self, body: Node) -> int:
-        """So many of `body` are more than the rest of a character and a token can hold."""
+        """Returns a number of repetitions of `body` that exceeds the rest of a character and one token."""
         if body.musts not in self._counts:
             if len(self._counts) >= MOST_COUNTED:
                 raise Lost
@@ -226,7 +229,7 @@ class Residuals:
 
 
 class Place:
-    """Where one answer is in its expression; `residuals`: that expression."""
+    """The place of one answer in its expression, `residuals`."""
 
     def __init__(self, residuals: Residuals) -> None:
         self.residuals = residuals
@@ -234,7 +237,7 @@ class Place:
         self._half = b""
 
     def move(self, piece: bytes) -> None:
-        """A token of these bytes has come."""
+        """Advance by a token of these bytes."""
         if self._node is None:
             return
         piece = self._half + piece
@@ -246,12 +249,12 @@ class Place:
 
     @property
     def key(self) -> tuple[Node, bytes] | None:
-        """The same for places that allow the same tokens; None where that cannot be told."""
+        """A key that is equal only for places that allow the same tokens. None: the place is not known."""
         return None if self._node is None else (self._node.key, self._half)
 
 
 def _cut(piece: bytes) -> tuple[str, bytes]:
-    """Whole characters, and the begin of one."""
+    """Returns the whole characters, and the bytes of an incomplete one."""
     try:
         return piece.decode(), b""
     except UnicodeDecodeError as error:

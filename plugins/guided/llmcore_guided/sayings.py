@@ -1,4 +1,4 @@
-"""llguidance's errors and warnings in the client's terms: the grammar that was made of their words is not shown."""
+"""llguidance's errors and warnings in the client's terms. The translated grammar is never shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_CHARACTERS = 300
 _NOTHING = ("NoExtension", "NoExtensionBias")
 _TOO_MANY = re.compile(r"items; max is|too many items", re.IGNORECASE)
 _LIMIT = re.compile(r"max is|limit|fuel|too (many|big|large|complex)|unable to determine", re.IGNORECASE)
-"""llguidance's words where one of the limits was met; it has no codes."""
+"""llguidance's words for an exceeded limit. It has no error codes."""
 
 _EXPRESSION = re.compile(r"regex parse error:\n(?P<shown>.*?)error: (?P<why>[^\n]+)", re.DOTALL)
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
@@ -23,7 +23,7 @@ _KEYWORDS = {"Unknown format": "format", "oneOf not fully supported": "oneOf"}
 
 
 def said(error: str, *, places: bool = False) -> str:
-    """The mistake, in a line. `places`: lines and columns are those of the client's own text."""
+    """Returns the mistake in one line. `places`: lines and columns are those of the client's own text."""
     text = error.replace("<non-verbose/>", "").strip()
     if text in _NOTHING:
         return "nothing fits it"
@@ -46,12 +46,12 @@ def said(error: str, *, places: bool = False) -> str:
 
 
 def is_limit(error: str) -> bool:
-    """True if one of the limits was met, which the client can stay below; else it is a mistake."""
+    """True for an exceeded limit, which the client can stay below. Every other error is a mistake."""
     return _LIMIT.search(error) is not None
 
 
 def unenforced(warnings: Iterable[str]) -> list[str]:
-    """The keywords that a schema has and its grammar does not enforce, in alphabetical order."""
+    """Returns the keywords that a schema has and its grammar does not enforce, in alphabetical order."""
     found: set[str] = set()
     for warning in warnings:
         keys = _UNKNOWN_KEYS.search(warning)
@@ -61,6 +61,6 @@ def unenforced(warnings: Iterable[str]) -> list[str]:
 
 
 def _shown(lines: str) -> str:
-    """The expression that an error shows, if it is short."""
+    """Returns the expression that an error shows, if it is short."""
     first = lines.split("\n", 1)[0].strip()
     return f"{first!r} " if first and len(first) < 100 else ""

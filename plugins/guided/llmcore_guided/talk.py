@@ -13,7 +13,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class Words:
-    """The first message: what grammars may name of a vocabulary. `special`: its special tokens by id."""
+    """The first message: the part of a vocabulary that grammars may name. `special`: its special tokens by id."""
 
     size: int
     eos_ids: tuple[int, ...]
@@ -22,20 +22,22 @@ class Words:
 
 @dataclass(frozen=True)
 class Question:
-    """Is this a grammar? `args`: the processor's arguments as JSON. `tags`: what each tag in them is
-    (`grammars.TagRule`). `closed`: whether objects of schemas are closed. `seconds`: of a processor that the answer
-    may take."""
+    """Asks whether this is a grammar."""
 
     args: str
+    """The processor's arguments as JSON."""
     tags: dict[str, str | None]
+    """A tag's text -> its special token (`grammars.TagRule`)."""
     closed: bool
+    """Objects of schemas are closed."""
     seconds: float
+    """CPU seconds that the answer may take."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`text`: the grammar for llguidance, or with `wrong` what is wrong. `unenforced`: keywords of its schemas that it
-    does not enforce."""
+    """`text`: the grammar for llguidance, or with `wrong` the mistake. `unenforced`: keywords of its schemas that the
+    grammar does not enforce."""
 
     text: str = ""
     wrong: bool = False
@@ -49,7 +51,8 @@ def send(to: socket.socket, message: Words | Question | Answer) -> None:
 
 
 def receive(source: socket.socket, until: float | None = None) -> bytes:
-    """The next message, by `until` (time.monotonic()). Raises EOFError where none will come, and TimeoutError."""
+    """Returns the next message, at the latest at `until` (time.monotonic()). Raises EOFError at the end of the stream,
+    and TimeoutError."""
     size = int.from_bytes(_read(source, _LENGTH_BYTES, until), "big")
     return _read(source, size, until)
 

@@ -1,10 +1,10 @@
-"""The process in which clients' grammars are tried. It is killed when one takes too long, and streams go on.
+"""The process that tries clients' grammars. The engine kills it when one takes too long; streams go on.
 
     python -m llmcore_guided.trial
 
-The process reads and answers messages (`talk`) on the socket that is its standard input, and ends with it. Grammars
-are translated here because Python's part of that would hold Python's lock in the engine. They are compiled here
-because nothing but the end of its process can stop llguidance.
+The process reads and answers messages (`talk`) on the socket that is its standard input, and ends when the socket
+closes. It translates grammars because Python's part of that would hold the engine's GIL. It compiles them because only
+the end of its process can stop llguidance.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from llmcore_guided.sayings import said, unenforced
 from llmcore_guided.talk import Answer, Question, Words, receive, send
 
 MEMORY_BYTES = 2 << 30
-"""Of addresses, the stack among them: a grammar that wants more ends this process, and no other."""
+"""Limit of the address space, stack included. A grammar that needs more ends this process alone."""
 
 NICE = 5
-"""Streams come before grammars."""
+"""The niceness of this process: streams come before grammars."""
 
 DEEPEST = 10_000
-"""Calls of Python within each other; the stack has room for them."""
+"""Python's recursion limit. The stack has room for this many calls."""
 
 _SPECIAL = b"\xff"
 
@@ -70,7 +70,8 @@ def _serve(engine: socket.socket) -> None:
 
 
 def _tokens(words: Words) -> LLTokenizer:
-    """The special tokens under their own ids, and every byte of text: what may be written is the same as with all."""
+    """Returns the special tokens under their own ids, and one token per byte. They spell the same texts as all tokens
+    do."""
     tokens = [b""] * words.size + [bytes((byte,)) for byte in range(255)]
     for token, name in words.special.items():
         tokens[token] = _SPECIAL + name.encode()
@@ -97,7 +98,7 @@ def _answer(question: Question, tokens: LLTokenizer) -> Answer:
 
 
 def _found_in(schemas: tuple[Schema, ...]) -> str | None:
-    """The mistake in the first of `schemas` that has one by itself."""
+    """Returns the mistake in the first of `schemas` that has one by itself."""
     for schema in schemas:
         failed, messages = _validated({"x-guidance": schema.value["x-guidance"]})
         if failed:
@@ -109,7 +110,7 @@ def _found_in(schemas: tuple[Schema, ...]) -> str | None:
 
 
 def _check_strict(schema: Schema) -> None:
-    """Raise ValueError for keywords that a strict schema has and that are not enforced."""
+    """Raise ValueError if a strict schema has keywords that are not enforced."""
     if not schema.strict:
         return
     keywords = unenforced(_validated(schema.value)[1])
@@ -128,7 +129,7 @@ def _of(schema: Schema) -> str:
 
 
 class _Bytes:
-    """The tokenizer for llguidance's TokenizerWrapper: bytes."""
+    """The byte tokenizer that llguidance's TokenizerWrapper wraps."""
 
     bos_token_id = None
 

@@ -1,4 +1,4 @@
-"""Processes that try grammars (`trial`), as the engine sees them."""
+"""The engine's side of the processes that try grammars (`trial`)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from llmcore_guided.talk import Answer, Question, Words, receive, send
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
-"""Of the clock, which such a process may take to start."""
+"""Wall-clock seconds that a trial process may take to start."""
 
 
 MOST_IDLE = 2
-"""Processes that are kept while no grammar is tried; each has some 40 MB."""
+"""Processes that are kept while no grammar is tried. Each has about 40 MB."""
 
 
 class Trials:
-    """As many of them as grammars are tried at once, each started when it is needed. Any thread may use it."""
+    """The trial processes, one for each grammar that is tried at the same time. Each starts when it is needed. Any
+    thread may use them."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -37,11 +38,12 @@ class Trials:
         weakref.finalize(self, _end_all, self._idle)
 
     def warm(self) -> None:
-        """Have one ready."""
+        """Start one process."""
         self._give(self._take())
 
     def answer(self, question: Question) -> Answer:
-        """The answer of a process, or that it took too long. Raises RequestError (503) if the server is too busy."""
+        """Returns a process's answer, or that it took too long. Raises RequestError (503) if the server is too
+        busy."""
         process = self._take()
         try:
             answer = process.answer(question, time.monotonic() + limits.PATIENCE_SECONDS)
@@ -104,7 +106,7 @@ class _Process:
         return msgspec.msgpack.decode(receive(self._socket, until), type=Answer)
 
     def end(self) -> int:
-        """Its exit status; killed, if it has none."""
+        """Returns the exit status. Kills the process if it still runs."""
         self._socket.close()
         try:
             return self._process.wait(0.05)
@@ -124,6 +126,6 @@ def _busy(why: str) -> RequestError:
 
 
 def _end_all(idle: list[_Process]) -> None:
-    """End those that are idle; the others end with this process, which has the other end of their sockets."""
+    """End the idle processes. The others end with this process, which has the other end of their sockets."""
     for process in idle:
         process.end()

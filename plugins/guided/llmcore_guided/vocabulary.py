@@ -1,4 +1,5 @@
-"""A model's tokenizer as llguidance needs it: the bytes of every id, which of them are special, which end answers."""
+"""A model's tokenizer as llguidance needs it: the bytes of each id, the special ids, and the ids that end an
+answer."""
 
 from __future__ import annotations
 
@@ -14,31 +15,31 @@ from llmcore.api import ProcessorContext, RequestError, Tokenizer
 from llmcore_guided.talk import Words
 
 _SPECIAL = b"\xff"
-"""What llguidance wants before the name of a token that is no text."""
+"""llguidance wants this byte before the name of a token that is not text."""
 
 _WORDS = tuple(f"{kind}{{1,{most}}}" for kind in ("[a-z]", " [a-z]") for most in (4, 10))
 _NAMES = ("[A-Za-z]{1,10}", "[A-Za-z0-9_]{1,10}")
-"""Kinds of tokens that are allowed or not as a whole where an expression repeats characters (`\\w{1,50}`): its masks
-then take a fifth to a half of a walk over the vocabulary. A token belongs to the first kind that it is of."""
+"""Kinds of tokens that an expression with repeated characters (`\\w{1,50}`) allows or forbids as a whole. With them
+its masks take a fifth to a half of a walk over the vocabulary. A token belongs to the first kind that it fits."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`size`: ids that the model knows, tokenizer or not. `eos_ids`: those that end answers.
-
-    `tokens`: what llguidance sees, which is one more where no id ends answers. `pieces`: the bytes of each, of special
-    ones something that is no text.
-    """
+    """A model's vocabulary for llguidance."""
 
     tokenizer: Tokenizer
     size: int
+    """Number of ids that the model has, known to the tokenizer or not."""
     eos_ids: tuple[int, ...]
+    """Ids that end an answer."""
     tokens: LLTokenizer
+    """llguidance's tokenizer. It has one more id if none of the model's ends an answer."""
     pieces: Sequence[bytes]
+    """The bytes of each id. Those of special tokens are not text."""
 
     def most(self, tables: Sequence[bytes]) -> int:
-        """The most times that one token has bytes of every table, which say of each byte whether they count it; of no
-        table: any bytes."""
+        """Returns the largest number of bytes that one token has in every one of `tables`. A table says of each byte
+        whether it counts. Without tables every byte counts."""
         joined, lengths, frequent = self._text
         least = lengths
         for table in sorted(tables, key=lambda table: int(frequent @ np.frombuffer(table, np.uint8))):
@@ -53,7 +54,7 @@ class Vocabulary:
 
     @cached_property
     def _text(self) -> tuple[Any, Any, Any]:
-        """The bytes of all tokens that are text, how many each has, and how many there are of each."""
+        """The bytes of all text tokens joined, the length of each token, and the frequency of each byte."""
         pieces = [piece for piece in self.pieces if piece and not piece.startswith(_SPECIAL)]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         joined = np.frombuffer(b"".join(pieces), np.uint8)
@@ -61,7 +62,7 @@ class Vocabulary:
 
     @property
     def words(self) -> Words:
-        """The part of it that grammars may name."""
+        """The part of the vocabulary that grammars may name."""
         special = {
             token: piece[1:].decode("utf-8", "replace")
             for token, piece in enumerate(self.pieces)
@@ -70,13 +71,13 @@ class Vocabulary:
         return Words(len(self.pieces), self.eos_ids or (self.size,), special)
 
     def tag(self, text: str) -> str | None:
-        """The special token that `text` is, as Lark writes it; None where it is ordinary text."""
+        """Returns the special token that `text` is, as Lark writes it. None: `text` is ordinary text."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return f"<[{ids[0]}]>" if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
 
 
 def vocabulary(context: ProcessorContext) -> Vocabulary:
-    """That of the model. Raises ValueError where its text is not its tokens' bytes one after another."""
+    """Returns the model's vocabulary. Raises ValueError if a text is not its tokens' bytes joined."""
     tokenizer, size = context.tokenizer(), context.vocab_size
     pieces = getattr(tokenizer, "pieces", None)
     if pieces is not None and pieces(skip_special_tokens=False) is None:
@@ -93,7 +94,7 @@ def vocabulary(context: ProcessorContext) -> Vocabulary:
 
 
 def _bytes(tokenizer: Tokenizer, token: int, special: bool) -> bytes:
-    """What `token` stands for; an id beyond the tokenizer's vocabulary stands for nothing and is never allowed."""
+    """Returns the bytes of `token`. An id beyond the tokenizer's vocabulary has none and is never allowed."""
     if token >= tokenizer.vocab_size:
         return b""
     try:
@@ -103,7 +104,7 @@ def _bytes(tokenizer: Tokenizer, token: int, special: bool) -> bytes:
 
 
 class _Tokens:
-    """What llguidance's TokenizerWrapper wraps."""
+    """The object that llguidance's TokenizerWrapper wraps."""
 
     bos_token_id = None
 

@@ -29,19 +29,19 @@ from llmcore.layers import (
 from torch import nn
 
 DEFAULTS = {"eos_token_id": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-"""What transformers takes for fields that config.json leaves out."""
+"""Values that transformers takes for fields that config.json leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DenseConfig):
-    """What a Llama block reads beside what every dense decoder has."""
+    """The fields that a Llama block reads in addition to those of every dense decoder."""
 
     attention_bias: bool
     mlp_bias: bool
 
 
 def read_config(hf: Mapping[str, Any]) -> LlamaConfig:
-    """From config.json."""
+    """Reads config.json."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"LlamaForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     return LlamaConfig(
@@ -52,12 +52,12 @@ def read_config(hf: Mapping[str, Any]) -> LlamaConfig:
 
 
 def weights(config: LlamaConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 
 class Block(Layer):
-    """norm, attention, norm, MLP; the residual stream runs beside the hidden states."""
+    """norm, attention, norm, MLP. The residual stream runs beside the hidden states."""
 
     def __init__(self, build: Build, config: LlamaConfig, rope: Rope, index: int) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class Block(Layer):
         return self.feed(self.attend(x, step), step)
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
-        """Up to the MLP."""
+        """The block up to the MLP."""
         hidden, residual = self.input_layernorm.add(*x, step)
         return self.self_attn(hidden, step), residual
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The MLP; every token by itself."""
+        """The MLP. Each token is computed by itself."""
         hidden, residual = self.post_attention_layernorm.add(*x, step)
         return self.mlp(hidden, step), residual
 
@@ -99,7 +99,7 @@ def build(config: LlamaConfig, build: Build) -> Decoder:
 
 
 def decoder(config: LlamaConfig, build: Build, embedding: Embedding, head: nn.Module) -> Decoder:
-    """The layers between both ends."""
+    """Returns the model with its layers between `embedding` and `head`."""
     rope = Rope(build, config.rope)
     norm = RMSNorm(build, config.hidden_size, config.eps)
     return Decoder(build, lambda index: Block(build, config, rope, index), embedding=embedding, norm=norm, head=head)

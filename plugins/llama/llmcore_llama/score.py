@@ -13,12 +13,12 @@ from llmcore_llama import llama
 
 
 def read_config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
-    """From config.json."""
+    """Reads config.json."""
     return replace(llama.read_config(hf), **read_scoring(hf))
 
 
 def weights(config: llama.LlamaConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return scoring_weights(llama.weights(config))
 
 

@@ -1,4 +1,5 @@
-"""Parsers of models' output, one notation per file. Further names are those of LightLLM, LMDeploy and SGLang."""
+"""Parsers of models' output, one notation per file. The other names of a parser are LightLLM's, LMDeploy's and
+SGLang's."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 from llmcore.api import OutputParserSpec, TemplateMarks, hookimpl
 
 _OTHER_TAGS = ("<function=", "<arg_key>", "<tool_calls>", "<invoke")
-"""Of notations that have the tag <tool_call> as well."""
+"""Tags of other notations that also use <tool_call>."""
 
 _CALLS = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK = (
@@ -20,7 +21,8 @@ _DEEPSEEK = (
 
 @hookimpl
 def register_output_parsers() -> Iterable[OutputParserSpec]:
-    """Tool calls of Qwen, Hermes, Llama, Mistral and DeepSeek; reasoning between think tags."""
+    """Parsers of Qwen's, Hermes's, Llama's, Mistral's and DeepSeek's tool calls, and of reasoning between think
+    tags."""
     yield from _named(
         ("qwen25", "qwen", "qwen2d5", "qwen3"),
         kind="tool",
@@ -108,7 +110,7 @@ def register_output_parsers() -> Iterable[OutputParserSpec]:
 
 
 def _named(names: tuple[str, ...], *, make: str, **spec: Any) -> Iterable[OutputParserSpec]:
-    """The same parser under each name; a chat template chooses it by the first."""
+    """Yields the same parser under each name. A chat template chooses it by the first name."""
     module = make.partition(":")[0]
     for name in names:
         if name != names[0]:

@@ -1,4 +1,4 @@
-"""The end of a JSON object in a text that comes in pieces."""
+"""Finds the end of a JSON object in a text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class Brackets:
-    """Finds where an object closes, by its brackets and strings; what is wrong inside is not looked for.
+    """Finds where an object closes, by its brackets and strings. It does not validate the JSON.
 
-    Starts before the object's "{", or with `depth` brackets open.
+    It starts before the object's "{", or with `depth` open brackets.
     """
 
     __slots__ = ("_depth", "_escaped", "_string")
@@ -22,7 +22,7 @@ class Brackets:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """How much of `text` belongs to the object, if it ends there; None while it goes on."""
+        """Returns the number of characters of `text` up to the object's end. None: the object goes on."""
         at = 0
         if self._escaped and text:
             self._escaped, at = False, 1

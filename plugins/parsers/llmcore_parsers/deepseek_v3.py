@@ -23,14 +23,14 @@ _LONGEST_HEAD = 512
 class DeepSeekV3ToolParser(JsonCalls):
     """`CALLS CALL function SEPARATOR name`, a line each for the fence, the arguments and the fence, `CALL_END`, ...
 
-    A call is announced when its arguments begin. What is no call of one of the request's tools is text, its tags
-    included.
+    The parser announces a call when its arguments begin. A call of a function that the request does not have is text,
+    tags included.
     """
 
     OPENERS = (CALLS, CALL)
     CLOSERS: tuple[str, ...] = (FENCE, CALL_END, CALLS_END)
     HEAD = re.compile(rf"[^<]*{re.escape(SEPARATOR)}\s*([^\s<]+)\s*```(?:json)?\s*(?=\{{)")
-    """From behind CALL to the arguments."""
+    """Matches from behind CALL to the arguments."""
 
     def _opened(self) -> bool:
         if self._tag == CALL:
@@ -55,7 +55,7 @@ class DeepSeekV3ToolParser(JsonCalls):
 
 
 def samples() -> Iterable[ParserSample]:
-    """Outputs for the conformance check."""
+    """Yields outputs for the conformance check."""
     return with_tools(_SAMPLES)
 
 
@@ -64,7 +64,7 @@ def _written(name: str, arguments: str) -> str:
 
 
 def shared_samples(written: Callable[[str, str], str], gap: str, place: str) -> Iterable[Sample]:
-    """Samples in which `gap` lies between calls, and `place` holds what could be taken for their end."""
+    """Yields samples with `gap` between calls, and with `place` where it could be taken for the end of a call."""
     known, unknown = written("add", "{}"), f"{CALLS}{written('no', '{}')}"
     yield (
         f"Let me see.\n{CALLS}{written('weather', place)}{gap}{known}{CALLS_END}{gap}",

@@ -1,4 +1,4 @@
-"""How calls whose arguments are JSON are written, as grammars: what the parsers read, as models learn it."""
+"""Grammars of the notations whose arguments are JSON: the parsers read them, and models have learned to write them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ def qwen_calls(context: ParserContext) -> CallGrammar:
 
 
 def llama3_calls(context: ParserContext) -> CallGrammar:
-    """An object, or several with a semicolon between them; the tag before them may be missing."""
+    """One object, or several with semicolons between them. The tag before them may be missing."""
     objects = _either("one", [_call(name, "parameters", i) for i, name in enumerate(context.tools)])
     return CallGrammar(rules=f'{objects}\nmany: one ("; " one)*', opener="open", tags={"open": llama3.TAG}, bare=True)
 
 
 def mistral_calls(context: ParserContext) -> CallGrammar:
-    """A list of objects, or a name and its arguments: releases differ, and the model knows its own."""
+    """A list of objects, or a name and its arguments. Releases of the models differ, and each model knows its own
+    form."""
     objects = _either("listed", [_call(name, "arguments", i) for i, name in enumerate(context.tools)])
     named = _either("named", [f"{lark_string(name)} arguments args_{i}" for i, name in enumerate(context.tools)])
     rules = (
@@ -63,7 +64,7 @@ def _deepseek(bodies: Sequence[str], between: str) -> CallGrammar:
 
 
 def _call(name: str, member: str, i: int) -> str:
-    """A call as an object, with the spaces that chat templates write."""
+    """Returns the grammar of a call as an object, with the spaces that chat templates write."""
     head = f'{{"name": {lark_string(name)}, "{member}": '
     return f'{lark_string(head)} args_{i} "}}"'
 

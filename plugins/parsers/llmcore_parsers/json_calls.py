@@ -1,4 +1,4 @@
-"""Calls whose arguments are a JSON object, and those that are one themselves: `{"name": ..., "arguments": {...}}`."""
+"""Calls with a JSON object as arguments, and calls that are a JSON object: `{"name": ..., "arguments": {...}}`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MEMBER = re.compile(r',\s*"')
 class JsonCalls(Calls):
     """States for arguments (`_arguments`, with the object's first bracket next) and for whole objects (`_object`).
 
-    An object is announced when its name is known and its arguments begin; these follow as they come. One that is
-    written otherwise (arguments before the name, or none) is read when it is complete. One that is no call of the
-    request's tools is text, and `_between` says what may follow either.
+    The parser announces an object when its name is known and its arguments begin, and passes on the arguments as they
+    come. It reads any other object (arguments before the name, or none) when the object is complete. An object that
+    does not call one of the request's tools is text. `_between` says what may follow either kind.
     """
 
     def __init__(self, context: ParserContext):
@@ -36,7 +36,7 @@ class JsonCalls(Calls):
         self._in_object = False
 
     def _between(self) -> bool:
-        """After an object, which was a call if `_after_call`."""
+        """State after an object. It was a call if `_after_call`."""
         raise NotImplementedError
 
     def _enter_call(self) -> None:
@@ -46,7 +46,7 @@ class JsonCalls(Calls):
         self._brackets, self._in_object, self._state = Brackets(), in_object, self._arguments
 
     def _object(self) -> bool:
-        """`_held` begins with the bracket of an object that may be a call."""
+        """State in which `_held` begins with the bracket of an object that may be a call."""
         head = _HEAD.match(self._held)
         if head is not None:
             name = decoded(head[1])
@@ -87,7 +87,7 @@ class JsonCalls(Calls):
         return True
 
     def _tail(self) -> bool:
-        """After the arguments: the object's own bracket, which a model may forget, or members that say no more."""
+        """State after the arguments. The object's own bracket follows, which a model may forget, or other members."""
         rest = self._held.lstrip()
         if rest.startswith("}"):
             self._held, self._state = rest[1:], self._between
@@ -113,7 +113,7 @@ class JsonCalls(Calls):
         return True
 
     def _no_object(self) -> bool:
-        """Text up to the end of an object; one that is broken ends with the next opener."""
+        """State in text up to the end of an object. A broken object ends at the next opener."""
         before, tag, _ = first_tag(self._held, self.OPENERS)
         end = self._brackets.end(before)
         if end is not None:
@@ -128,7 +128,7 @@ class JsonCalls(Calls):
 
 
 def read_call(call: Any, tools: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(name, arguments as JSON) of a decoded object, or None if it is no call of one of `tools`."""
+    """Returns (name, arguments as JSON) of a decoded object, or None if it does not call one of `tools`."""
     if not isinstance(call, dict) or not call.keys() <= _KEYS:
         return None
     if isinstance(call.get("function"), dict):
@@ -142,7 +142,7 @@ def read_call(call: Any, tools: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def decoded(text: str) -> Any:
-    """The value of JSON text, or None if it is none."""
+    """Returns the value of JSON text, or None if the text is not valid JSON."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -150,7 +150,7 @@ def decoded(text: str) -> Any:
 
 
 def _may_be_call(text: str) -> bool:
-    """Whether an object that begins like this may name a function: an answer that is JSON must not wait."""
+    """True if an object that begins like this may name a function. If not, it streams as text: answers may be JSON."""
     body = text[1:].lstrip()
     if not body:
         return True

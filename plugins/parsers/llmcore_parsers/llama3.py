@@ -19,10 +19,10 @@ _SEPARATORS = re.compile(r"[\s;,]*")
 
 
 class Llama3ToolParser(JsonCalls):
-    """Objects after the tag, or, as the chat templates show it, an object that the answer begins with.
+    """Objects after the tag. The answer may also begin with an object, as the chat templates show it.
 
-    Further calls follow after ";", a comma, or nothing but space. What is no call of one of the request's tools is
-    text, its tag included.
+    Further calls follow after ";", a comma, or only whitespace. An object that does not call one of the request's
+    tools is text, tag included.
     """
 
     OPENERS = (TAG,)
@@ -70,7 +70,7 @@ class Llama3ToolParser(JsonCalls):
 
 
 def samples() -> Iterable[ParserSample]:
-    """Outputs for the conformance check."""
+    """Yields outputs for the conformance check."""
     return with_tools(_SAMPLES)
 
 

@@ -1,4 +1,4 @@
-"""What parsers of tool calls have in common: text until a tag, calls, and closing tags that a model may forget."""
+"""The base of tool-call parsers: text until a tag, calls, and closing tags that a model may forget."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from llmcore.api.text import Event, ParserContext, TextDelta, ToolCallBegun, Too
 
 
 def first_tag(text: str, tags: Sequence[str]) -> tuple[str, str, str]:
-    """(what is before the first of `tags`, that tag, what is after it).
+    """Returns (text before the first of `tags`, that tag, text after it).
 
-    Without one: (what cannot belong to a tag, "", what may be the beginning of one).
+    Without a tag: (text that cannot belong to a tag, "", text that may be the beginning of one).
     """
     at, found = len(text), ""
     for tag in tags:
@@ -24,10 +24,10 @@ def first_tag(text: str, tags: Sequence[str]) -> tuple[str, str, str]:
 
 
 class Calls:
-    """A machine whose state is the place in the notation; each state takes what it can from `_held`.
+    """A state machine. The state is the place in the notation, and each state consumes text from `_held`.
 
-    A subclass names the tags that begin calls (`OPENERS`), those that may follow one in their order (`CLOSERS`), and
-    has `_opened`, the state after an opener. A state returns whether the next one can go on at once.
+    A subclass names the tags that begin calls (`OPENERS`) and those that may follow a call, in order (`CLOSERS`). Its
+    `_opened` is the state after an opener. A state returns True if the next state can go on at once.
     """
 
     OPENERS: tuple[str, ...]
@@ -37,7 +37,7 @@ class Calls:
         self._tools = context.tools
         self._held = ""
         self._gap = ""
-        """Whitespace and tags that were read: text, unless a call follows."""
+        """Whitespace and tags that were read. They are text, unless a call follows."""
         self._tag = ""
         self._calls = 0
         self._after_call = False
@@ -46,7 +46,7 @@ class Calls:
         self._state: Callable[[], bool] = self._text
 
     def feed(self, text: str) -> list[Event]:
-        """OutputParser."""
+        """See api.text.OutputParser."""
         out: list[Event] = []
         self._out = out
         self._held += text
@@ -55,7 +55,7 @@ class Calls:
         return out
 
     def finish(self) -> list[Event]:
-        """OutputParser."""
+        """See api.text.OutputParser."""
         self._out = []
         self._end_of_output()
         rest = self._gap + self._held
@@ -64,7 +64,8 @@ class Calls:
         return self._out
 
     def _end_of_output(self) -> None:
-        """For a state that can say more of what it holds than that it is text."""
+        """Called at the end of the output. A state that can parse the held text overrides it; by default it is
+        text."""
 
     def _text(self) -> bool:
         before, tag, after = first_tag(self._held, self.OPENERS)
@@ -80,7 +81,7 @@ class Calls:
         raise NotImplementedError
 
     def _closing(self) -> bool:
-        """After a call: what is left of `CLOSERS`, each of which may be missing."""
+        """State after a call: the rest of `CLOSERS`. A model may forget each of them."""
         rest = self._held.lstrip()
         for i in range(self._closer, len(self.CLOSERS)):
             if rest.startswith(self.CLOSERS[i]):
@@ -91,7 +92,7 @@ class Calls:
         self._state = self._text
         return True
 
-    # --- what states say
+    # --- what states call
 
     def _show(self, text: str) -> None:
         if text:
@@ -99,13 +100,13 @@ class Calls:
             self._out.append(TextDelta(text))
 
     def _refuse(self) -> bool:
-        """The tags that were read are text; what follows is read as text."""
+        """Turn the tags that were read into text, and go on in text."""
         self._show(self._gap)
         self._gap, self._state = "", self._text
         return True
 
     def _skip_space(self) -> str:
-        """What is held, its leading whitespace gone to the gap."""
+        """Move leading whitespace from the held text to the gap. Returns the rest."""
         rest = self._held.lstrip()
         self._gap += self._held[: len(self._held) - len(rest)]
         self._held = rest
@@ -120,7 +121,7 @@ class Calls:
             self._out.append(ToolCallDelta(self._calls, arguments))
 
     def _end(self) -> None:
-        """The call is complete."""
+        """End a complete call."""
         self._out.append(ToolCallEnded(self._calls))
         self._calls += 1
         self._after_call, self._closer, self._state = True, 0, self._closing

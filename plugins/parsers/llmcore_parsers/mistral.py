@@ -21,9 +21,9 @@ _LONGEST_ID = 64
 
 
 class MistralToolParser(JsonCalls):
-    """A list of objects, one object, or a name with its arguments: releases differ.
+    """A list of objects, one object, or a name with its arguments. Releases of the models differ.
 
-    What is no call of one of the request's tools is text, its tag included.
+    A call of a function that the request does not have is text, tag included.
     """
 
     OPENERS = (TAG,)
@@ -41,7 +41,7 @@ class MistralToolParser(JsonCalls):
         return True
 
     def _listed(self) -> bool:
-        """The first object of a list."""
+        """State before the first object of a list."""
         rest = self._skip_space()
         if not rest:
             return False
@@ -78,7 +78,7 @@ class MistralToolParser(JsonCalls):
         return True
 
     def _between(self) -> bool:
-        """In a list: the next object, or the list's end."""
+        """State in a list: the next object or the list's end follows."""
         separators = _SEPARATORS.match(self._held)
         end = separators.end() if separators else 0
         rest = self._held[end:]
@@ -95,7 +95,7 @@ class MistralToolParser(JsonCalls):
 
 
 def samples() -> Iterable[ParserSample]:
-    """Outputs for the conformance check."""
+    """Yields outputs for the conformance check."""
     return with_tools(_SAMPLES)
 
 

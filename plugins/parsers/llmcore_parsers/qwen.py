@@ -20,10 +20,10 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\
 
 
 class QwenToolParser:
-    """A call is announced when its name is known and its arguments begin; these follow as they come.
+    """Announces a call when its name is known and its arguments begin, and passes on the arguments as they come.
 
-    A call written otherwise (arguments before the name, or none) is read when it is complete. What is no call of one
-    of the request's tools is text, its tags included. Whitespace beside a call belongs to it.
+    Any other call (arguments before the name, or none) is read when it is complete. A call of a function that the
+    request does not have is text, tags included. Whitespace beside a call belongs to the call.
     """
 
     OPENERS = (OPEN,)
@@ -32,7 +32,7 @@ class QwenToolParser:
         self._tools = context.tools
         self._held = ""
         self._gap = ""
-        """Whitespace before the tag that was read last."""
+        """Whitespace before the last tag."""
         self._calls = 0
         self._after_call = False
         self._brackets = Brackets()
@@ -40,20 +40,21 @@ class QwenToolParser:
         self._state: Callable[[], Generator[Event, None, bool]] = self._text
 
     def feed(self, text: str) -> Iterator[Event]:
-        """OutputParser."""
+        """See api.text.OutputParser."""
         self._held += text
         while (yield from self._state()):
             pass
 
     def finish(self) -> Iterator[Event]:
-        """OutputParser."""
+        """See api.text.OutputParser."""
         while self._state == self._call:
             yield from self._whole(self._held, "")
             yield from self.feed("")
         if self._state == self._text and not (self._after_call and self._held.isspace()):
             yield TextDelta(self._held)
 
-    # --- one state per place in the notation: takes what it can from `_held`; whether the next one can go on
+    # --- one state per place in the notation. Each consumes text from `_held` and returns True if the next one can go
+    # on
 
     def _text(self) -> Generator[Event, None, bool]:
         before, after = before_tag(self._held, OPEN)
@@ -68,7 +69,7 @@ class QwenToolParser:
         return True
 
     def _call(self) -> Generator[Event, None, bool]:
-        """After the opening tag, until it is clear what is called."""
+        """State after the opening tag, until the called function is known."""
         if self._held.lstrip()[:1] not in ("", "{"):
             return (yield from self._no_call())
         head, close = _HEAD.match(self._held), self._held.find(CLOSE)
@@ -96,7 +97,7 @@ class QwenToolParser:
         return True
 
     def _tail(self) -> Generator[Event, None, bool]:
-        """After the arguments: the call's own bracket and the closing tag, which models sometimes forget."""
+        """State after the arguments: the call's own bracket and the closing tag, which models sometimes forget."""
         yield from ()
         rest = self._held.lstrip()
         if rest.startswith("}") and not self._closed:
@@ -109,10 +110,10 @@ class QwenToolParser:
         self._after_call, self._state = True, self._text
         return True
 
-    # --- calls that are read at once
+    # --- calls that are read when they are complete
 
     def _whole(self, body: str, rest: str) -> Generator[Event, None, bool]:
-        """`body` stood between the tags."""
+        """Reads a call whose `body` stood between the tags."""
         call = _decoded(body)
         if not isinstance(call, dict) or not {"name"} <= call.keys() <= {"name", "arguments"}:
             return (yield from self._no_call())
@@ -127,7 +128,7 @@ class QwenToolParser:
         return True
 
     def _no_call(self) -> Generator[Event, None, bool]:
-        """The tag was text; what follows it is read again."""
+        """Turns the tag into text, and reads again what follows it."""
         yield TextDelta(self._gap + OPEN)
         self._after_call, self._state = False, self._text
         return True
@@ -141,7 +142,7 @@ def _decoded(text: str) -> Any:
 
 
 def samples() -> Iterable[ParserSample]:
-    """Outputs for the conformance check."""
+    """Yields outputs for the conformance check."""
     return with_tools(_SAMPLES)
 
 

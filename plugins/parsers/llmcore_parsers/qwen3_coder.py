@@ -26,10 +26,10 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Qwen3CoderToolParser(JsonCalls):
-    """Arguments become JSON of the types that the function's schema names; texts are passed on as they come.
+    """Converts arguments to JSON of the types that the function's schema names. Strings are passed on as they come.
 
-    A model that forgets the outer tag, or the end of an argument, is understood; one that writes a JSON object
-    between the outer tags, as Qwen 2.5 does, as well. What is no call of one of the request's tools is text.
+    The parser understands a model that forgets the outer tag or the end of an argument, and one that writes a JSON
+    object between the outer tags, as Qwen 2.5 does. A call of a function that the request does not have is text.
     """
 
     OPENERS = (OPEN, FUNCTION)
@@ -63,7 +63,7 @@ class Qwen3CoderToolParser(JsonCalls):
         return True
 
     def _named(self) -> bool:
-        """After FUNCTION."""
+        """State after FUNCTION."""
         name, closed, rest = self._held.partition(">")
         if not closed:
             return False if any(tool.startswith(name) for tool in self._tools) else self._refuse()
@@ -75,7 +75,7 @@ class Qwen3CoderToolParser(JsonCalls):
         return True
 
     def _parameters(self) -> bool:
-        """Between arguments."""
+        """State between arguments."""
         rest = self._held.lstrip()
         if rest.startswith(PARAMETER):
             key, closed, value = rest[len(PARAMETER) :].partition(">")
@@ -90,14 +90,14 @@ class Qwen3CoderToolParser(JsonCalls):
             self._end()
         elif any(tag.startswith(rest) for tag in _NEXT):
             return False
-        else:  # what belongs to no argument stays visible
+        else:  # text outside of arguments stays visible
             junk = first_tag(self._held, _NEXT)[0].rstrip()
             self._show(junk)
             self._held = self._held[len(junk) :]
         return True
 
     def _value(self) -> bool:
-        """The text of an argument; one line break on either side belongs to the tags."""
+        """State in the text of an argument. One line break on either side belongs to the tags."""
         if not self._value_begun:
             if not self._held:
                 return False
@@ -119,7 +119,7 @@ class Qwen3CoderToolParser(JsonCalls):
         return False
 
     def _end_of_output(self) -> None:
-        """A value that is cut off comes as far as it has."""
+        """Emits a value that is cut off, as far as it has come."""
         if self._state == self._value:
             if self._value_begun and self._held:
                 rest = self._held
@@ -132,7 +132,7 @@ def _escaped(text: str) -> str:
 
 
 def samples() -> Iterable[ParserSample]:
-    """Outputs for the conformance check."""
+    """Yields outputs for the conformance check."""
     return with_tools(_SAMPLES, {"parameters": _SCHEMA})
 
 

@@ -1,4 +1,4 @@
-"""What all notations' samples for the conformance check have in common."""
+"""Helpers for the notations' samples of the conformance check."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from llmcore.api.text import ParserSample
 
 Sample = tuple[str, tuple[Event, ...]]
-"""An output, and the events it is."""
+"""An output and its events."""
 
 
 def called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
-    """The events of one whole call."""
+    """Returns the events of one whole call."""
     return ToolCallBegun(index, name), ToolCallDelta(index, arguments), ToolCallEnded(index)
 
 
 def with_tools(samples: Iterable[Sample], weather: Mapping[str, Any] | None = None) -> Iterable[ParserSample]:
-    """As answers to requests that have the tools `weather`, which may be described, and `add`."""
+    """Yields samples as answers to requests with the tools `weather` (its description may be given) and `add`."""
     from llmcore.api.text import ParserSample
 
     context = ParserContext(tools={"weather": weather or {}, "add": {}})

@@ -1,4 +1,4 @@
-"""Values of arguments that a model writes as bare text, as the JSON that the tool's schema asks for."""
+"""Turns arguments that a model writes as bare text into the JSON that the tool's schema asks for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _DEPTH = 16
-"""How deep references and alternatives are followed."""
+"""Levels of references and alternatives that are followed."""
 _ANY_TYPE = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 
 
 def types_of(parameters: object, name: str) -> frozenset[str]:
-    """The JSON types that `parameters`, a function's schema, allows its argument `name`; "string" if it is silent."""
+    """Returns the JSON types that `parameters`, a function's schema, allows for argument `name`. Default: "string"."""
     if not isinstance(parameters, Mapping):
         return frozenset({"string"})
     properties = _mapping(_resolved(parameters, parameters).get("properties"))
@@ -21,7 +21,8 @@ def types_of(parameters: object, name: str) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """`text` as JSON of one of `types`; as a string where it is none of them, so that nothing is lost."""
+    """Returns `text` as JSON of one of `types`. Text that is none of them becomes a string, so that nothing is
+    lost."""
     value = _parsed(text)
     if value is not _NO_JSON and _type_of(value) & types:
         return json.dumps(value, ensure_ascii=False)
@@ -33,7 +34,7 @@ _NO_JSON = object()
 
 def _parsed(text: str) -> Any:
     bare = text.strip()
-    if bare in ("True", "False", "None"):  # as Python, and the chat templates, write them
+    if bare in ("True", "False", "None"):  # Python and the chat templates write them like this
         return {"True": True, "False": False, "None": None}[bare]
     try:
         return json.loads(bare, strict=False, parse_constant=_refuse_constant)
@@ -85,7 +86,7 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`schema`, or what its `$ref` of the same document points to."""
+    """Returns `schema`, or the schema that its `$ref` within the same document points to."""
     for _ in range(_DEPTH):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):

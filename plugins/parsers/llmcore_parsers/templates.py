@@ -1,7 +1,7 @@
-"""Generic chat templates, one per notation of calls, for models whose own template has no place for tools.
+"""Generic chat templates, one per notation of calls, for models whose own template does not support tools.
 
-They write conversations as the families do that the notation is of: their tags, and plain words about the tools.
-`--chat_template NAME` takes one, by the name of its parser.
+They write a conversation like the families that use the notation: with their tags, and a plain description of the
+tools. `--chat_template NAME` chooses one by the name of its parser.
 """
 
 from llmcore.api.text import ChosenTemplate

@@ -16,11 +16,11 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ThinkParser:
-    """What comes first, if it is in think tags, is reasoning; everything after it is text.
+    """Splits an answer into reasoning, if it begins with think tags, and text.
 
-    Many chat templates write `<think>` themselves, so that the model begins inside: the end of the prompt says so.
-    Newlines next to a tag belong to it. A call inside reasoning waits: if the reasoning ends, it was thought; if not,
-    the model forgot to end it, and what begins with the call is text for the tool parser.
+    Many chat templates write `<think>` themselves. The end of the prompt then shows that the model begins inside.
+    Newlines next to a tag belong to the tag. A call inside reasoning waits: if the reasoning ends, the call is
+    reasoning. If not, the model forgot the closing tag, and the tool parser gets the text from the call on.
     """
 
     def __init__(self, context: ParserContext):
@@ -30,15 +30,15 @@ class ThinkParser:
         self._call_tags = tuple(context.call_tags)
 
     def feed(self, text: str) -> Iterator[Event]:
-        """OutputParser."""
+        """See api.text.OutputParser."""
         self._held += text
         state = None
-        while state != self._state:  # a state that hands over leaves text to the next
+        while state != self._state:  # the new state gets the text that this one leaves
             state = self._state
             yield from state()
 
     def finish(self) -> Iterator[Event]:
-        """OutputParser."""
+        """See api.text.OutputParser."""
         held, self._held = self._held, ""
         if self._state == self._think:
             yield ReasoningDelta(held)
@@ -48,7 +48,7 @@ class ThinkParser:
             yield ReasoningDelta(held.lstrip("\n")) if self._inside else TextDelta(held)
 
     def _begin(self) -> Iterator[Event]:
-        """Nothing but whitespace, or a beginning of the tag, has come."""
+        """State in which only whitespace, or the beginning of the tag, has come."""
         start = self._held.lstrip()
         if start.startswith(OPEN):
             self._held = start[len(OPEN) :]
@@ -58,7 +58,7 @@ class ThinkParser:
         return iter(())
 
     def _skip(self) -> Iterator[Event]:
-        """Newlines before the first thought."""
+        """State in the newlines before the first thought."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = self._think
@@ -66,7 +66,7 @@ class ThinkParser:
 
     def _think(self) -> Iterator[Event]:
         before, tag, after = first_tag(self._held, (CLOSE, *self._call_tags))
-        # Newlines wait: the tag may follow.
+        # Newlines wait: the closing tag may follow and owns them.
         shown = before.rstrip("\n")
         yield ReasoningDelta(shown)
         if tag == CLOSE:
@@ -77,14 +77,14 @@ class ThinkParser:
                 self._state = self._call
 
     def _call(self) -> Iterator[Event]:
-        """After a tag that begins a call."""
+        """State after a tag that begins a call."""
         thought, closed, after = self._held.partition(CLOSE)
         if closed:
             self._held, self._state = after, self._pause
             yield ReasoningDelta(thought.rstrip("\n"))
 
     def _pause(self) -> Iterator[Event]:
-        """Newlines before the answer."""
+        """State in the newlines before the answer."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = self._answer
@@ -96,7 +96,7 @@ class ThinkParser:
 
 
 def samples() -> Iterable[ParserSample]:
-    """Outputs for the conformance check."""
+    """Yields outputs for the conformance check."""
     from llmcore.api.text import ParserSample
 
     thought, answer = ReasoningDelta("2 < 3,\n\nso </ yes"), TextDelta("Yes.\n</think>")

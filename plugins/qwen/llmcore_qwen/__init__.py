@@ -1,6 +1,6 @@
-"""The Qwen families, one file each: Qwen2 (with 1.5 and 2.5), Qwen3 and the sparse kinds of both.
+"""The Qwen families, one file each: Qwen2 (with 1.5 and 2.5), Qwen3, and the sparse models of both.
 
-What they share is in `common`, what the sparse kinds share in `sparse`.
+All families share `common`, and the sparse ones share `sparse`.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from llmcore.api import ModelSpec, hookimpl
 
 @hookimpl
 def register_models() -> Iterable[ModelSpec]:
-    """Dense and sparse."""
+    """The dense and the sparse families."""
     yield _family("qwen2", "Qwen2ForCausalLM", "Qwen1.5, 2 and 2.5: biases on q, k and v, windows on some layers")
     yield _family("qwen3", "Qwen3ForCausalLM", "Qwen3: norms over each head of q and k, windows on some layers")
     yield _family("qwen2_moe", "Qwen2MoeForCausalLM", "Qwen1.5-MoE and Qwen2-MoE: experts beside one all tokens see")

@@ -18,7 +18,7 @@ def read_config(hf: Mapping[str, Any]) -> QwenConfig:
 
 
 def weights(config: QwenConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 

@@ -22,7 +22,7 @@ DEFAULTS: Mapping[str, Any] = {
     "moe_intermediate_size": 1408,
     "shared_expert_intermediate_size": 5632,
 }
-"""What transformers takes for fields that config.json leaves out, where it is not what dense kinds have."""
+"""Values that transformers takes for fields that config.json leaves out, where dense models have others."""
 
 
 @dataclass(frozen=True, kw_only=True)

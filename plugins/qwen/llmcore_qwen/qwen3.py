@@ -26,7 +26,7 @@ def read_config(hf: Mapping[str, Any]) -> Qwen3Config:
 
 
 def weights(config: Qwen3Config) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return dense_weights(config)
 
 

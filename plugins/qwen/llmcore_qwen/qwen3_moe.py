@@ -20,7 +20,7 @@ DEFAULTS: Mapping[str, Any] = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
-"""What transformers takes for fields that config.json leaves out, where it is not what dense kinds have."""
+"""Values that transformers takes for fields that config.json leaves out, where dense models have others."""
 
 
 @dataclass(frozen=True, kw_only=True)

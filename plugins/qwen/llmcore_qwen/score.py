@@ -17,7 +17,7 @@ REWARD = "Qwen2ForRewardModel"
 
 
 class RewardHead(nn.Module):
-    """Linear, ReLU, linear; their numbers are those of the checkpoint."""
+    """Linear, ReLU, linear. The module names are the checkpoint's numbers."""
 
     def __init__(self, build: Build, size: int, scores: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class RewardHead(nn.Module):
 
 
 def read_config(hf: Mapping[str, Any]) -> QwenConfig:
-    """From config.json; reward models have one score, whatever number of labels it implies."""
+    """Reads config.json. Reward models have one score, whatever number of labels the config implies."""
     scoring = read_scoring(hf)
     if scoring["architecture"] == REWARD:
         scoring["scores"] = 1
@@ -39,7 +39,7 @@ def read_config(hf: Mapping[str, Any]) -> QwenConfig:
 
 
 def weights(config: QwenConfig) -> WeightMap:
-    """Names as they are saved."""
+    """Maps names as they are saved."""
     names = scoring_weights(qwen2.weights(config))
     if config.architecture == REWARD:
         return replace(names, rename={**names.rename, "score.": "lm_head.linears."})

@@ -42,5 +42,5 @@ def read_sparse(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def weights(config: DenseConfig) -> WeightMap:
-    """Names as transformers saves them."""
+    """Maps names as transformers saves them."""
     return replace(dense_weights(config), stack=expert_names())

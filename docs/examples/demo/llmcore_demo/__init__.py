@@ -1,4 +1,4 @@
-"""The hooks of plugin-demo. No torch here: what a spec names is imported when it was chosen."""
+"""The hooks of plugin-demo, without torch. core imports what a spec names when the spec is chosen."""
 
 from llmcore.api import CommandSpec, KernelSpec, ModelSpec, Requires, hookimpl
 

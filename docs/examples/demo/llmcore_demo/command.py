@@ -1,4 +1,4 @@
-"""`llmcore parameters MODEL_DIR`: how many parameters a safetensors checkpoint holds, from its headers."""
+"""`llmcore parameters MODEL_DIR`: counts the parameters of a safetensors checkpoint from its headers."""
 
 import json
 import math

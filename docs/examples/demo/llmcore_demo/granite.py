@@ -22,7 +22,7 @@ from llmcore.layers import (
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(DenseConfig):
-    """What our block reads, beside what every dense decoder has."""
+    """The fields that our block reads in addition to those of every dense decoder."""
 
     embedding: float
     residual: float
@@ -31,7 +31,7 @@ class GraniteConfig(DenseConfig):
 
 
 def read_config(hf):
-    """From config.json, as a dict."""
+    """Reads config.json, given as a dict."""
     return GraniteConfig(
         **read_dense(hf, "GraniteForCausalLM", partial_rotary=False),
         embedding=hf.get("embedding_multiplier", 1.0),
@@ -42,7 +42,7 @@ def read_config(hf):
 
 
 def weights(config):
-    """From the names in a checkpoint to the names of the modules below: as in every model that is built like Llama."""
+    """Maps names in a checkpoint to names of the modules below, as in every model that is built like Llama."""
     return dense_weights(config)
 
 
@@ -84,7 +84,7 @@ class Block(torch.nn.Module):
         self.mlp = GatedMLP(build, hidden, config.inner)
 
     def forward(self, x, step):
-        """(hidden, residual) -> (hidden, residual); `add` returns the norm of their sum, and the sum."""
+        """(hidden, residual) -> (hidden, residual). `add` returns the norm of their sum, and the sum."""
         hidden, residual = self.input_layernorm.add(*x, step)
         hidden = self.self_attn(hidden, step) * self.factor
         hidden, residual = self.post_attention_layernorm.add(hidden, residual, step)
@@ -92,7 +92,7 @@ class Block(torch.nn.Module):
 
 
 def build(config, build):
-    """The model, with every op bound to the kernels chosen for this machine."""
+    """Returns the model. Each op is bound to the kernel that was chosen for this machine."""
     rope = Rope(build, config.rope)
     embedding = ScaledEmbedding(build, config)
     return Decoder(

@@ -5,7 +5,7 @@ from llmcore.api import OpContext
 
 
 def make(context: OpContext):
-    """Called once per shape and token bucket. The layer then calls what this returns, in every step."""
+    """Called once per shape and token bucket. The layer calls the returned function in every step."""
 
     def run(x):
         gate, up = x.chunk(2, dim=-1)

@@ -21,12 +21,13 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from llmcore.config import Access, Reports
+from llmcore.config import Reports
 from llmcore.errors import ConfigError
 from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.certificate import server_context
+from llmcore_server.settings import Access
 from llmcore_server.supervisor.backoff import BackOff
 from llmcore_server.supervisor.push import Pusher
 

@@ -117,7 +117,7 @@ def die():
     flag.unlink()
     os.kill(os.getpid(), signal.SIGKILL)
 
-module = next((word for word in sys.orig_argv if word.startswith("llmcore.")), "none")
+module = next((word for word in sys.orig_argv if word.startswith("llmcore_")), "none")
 flag = Path({flags!r}) / module
 if flag.exists():
     moment = flag.read_text()

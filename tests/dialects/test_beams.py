@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from llmcore.bridge import BeamSearch
-from llmcore.config import Config, Requests
+from llmcore.config import Config
 from llmcore_devtools.dialect import Side
 
 MakeSide = Callable[..., Side]
 
-BEAM_MODE = {"config": Config(requests=Requests(beam_mode=True))}
+BEAM_MODE = {"config": Config(plugin_options={"beam_mode": True})}
 
 
 @pytest.mark.parametrize(

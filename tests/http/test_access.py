@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from functools import partial
 from typing import Annotated, Any
 
 import falcon
@@ -11,13 +12,17 @@ import falcon.testing
 import msgspec
 import orjson
 import pytest
-from llmcore.config import Access, make_config
+from llmcore.config import make_config
 from llmcore.errors import RequestError
 from llmcore_server.http import body
 from llmcore_server.http.access import DOCKER_HOST, HostNames, SameOrigin, admin_guard, server_guard
 from llmcore_server.http.app import build_app
 from llmcore_server.http.front import Route
+from llmcore_server.plugin import register_options
+from llmcore_server.settings import Access
 from served import until
+
+server_config = partial(make_config, tuple(register_options()))
 
 KEYS = ("sk-first", "sk-second")
 
@@ -177,7 +182,7 @@ def refused(guard: SameOrigin | None, **headers: str) -> str | None:
 
 
 def test_a_server_without_keys_is_called_by_its_own_names() -> None:
-    guard = server_guard(make_config())
+    guard = server_guard(server_config())
     for host in OWN:
         for port in ("", ":8000"):
             assert refused(guard, host=host + port) is None
@@ -194,13 +199,13 @@ def test_a_server_without_keys_is_called_by_its_own_names() -> None:
     "origin", ["https://evil.test", "null", "", "http://localhost:3000", "http://127.0.0.1", "file://", "x" * 9999]
 )
 def test_a_server_without_keys_is_not_called_by_other_pages(origin: str) -> None:
-    told = str(refused(server_guard(make_config()), host="localhost:8000", origin=origin))
+    told = str(refused(server_guard(server_config()), host="localhost:8000", origin=origin))
     assert "--allow_origins" in told and len(told) < 300
-    assert refused(server_guard(make_config(allow_origins="*")), host="localhost:8000", origin=origin) is None
+    assert refused(server_guard(server_config(allow_origins="*")), host="localhost:8000", origin=origin) is None
 
 
 def test_hosts_and_origins_that_are_listed() -> None:
-    guard = server_guard(make_config(allowed_hosts="llm.corp.test", allow_origins="https://App.test/"))
+    guard = server_guard(server_config(allowed_hosts="llm.corp.test", allow_origins="https://App.test/"))
     for headers in (
         {"host": "LLM.corp.test:8443"},
         {"host": "llm.corp.test.", "origin": "https://llm.corp.test."},
@@ -215,18 +220,18 @@ def test_hosts_and_origins_that_are_listed() -> None:
         {"host": "localhost", "origin": "https://llm.corp.test"},
     ):
         assert refused(guard, **headers)
-    assert refused(server_guard(make_config(allowed_hosts="*")), host="evil.test") is None
+    assert refused(server_guard(server_config(allowed_hosts="*")), host="evil.test") is None
 
 
 def test_where_hosts_are_checked() -> None:
     """Where keys or an address of its own keep pages out, only if the operator lists names."""
     for settings in ({"api_keys": "k"}, {"host": "0.0.0.0"}, {"host": "::", "api_keys": "k"}):
-        assert server_guard(make_config(**settings)) is None
-        guard = server_guard(make_config(allowed_hosts="a.test", **settings))
+        assert server_guard(server_config(**settings)) is None
+        guard = server_guard(server_config(allowed_hosts="a.test", **settings))
         assert refused(guard, host="a.test") is None and refused(guard, host="b.test")
     for host in ("localhost", "::1", "127.0.0.2"):
-        assert server_guard(make_config(host=host)) is not None
-    admin = admin_guard(make_config(allowed_hosts="a.test", allow_origins="https://b.test"))
+        assert server_guard(server_config(host=host)) is not None
+    admin = admin_guard(server_config(allowed_hosts="a.test", allow_origins="https://b.test"))
     assert refused(admin, host="a.test", origin="http://a.test") is None
     assert refused(admin, host="a.test", origin="https://b.test") and refused(admin, host="b.test")
 

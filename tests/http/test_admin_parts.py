@@ -20,6 +20,7 @@ from llmcore_server.http.admin.board import Board
 from llmcore_server.http.admin.history import KEPT, WINDOW, History, quantile
 from llmcore_server.http.reply import Reply
 from llmcore_server.messages import ServerFacts
+from llmcore_server.plugin import register_options
 from llmcore_server.server_status import Overview
 
 BUCKETS = len(GAP_SECONDS) + 1
@@ -149,7 +150,7 @@ def test_a_name_is_enough_where_keys_are_needed_anyway() -> None:
         return guard.check({"HOST": "llm.corp.test", **headers})
 
     local = admin_guard(Config())
-    away = admin_guard(make_config(admin_host="0.0.0.0", api_keys="k"))
+    away = admin_guard(make_config(register_options(), admin_host="0.0.0.0", api_keys="k"))
     assert ask(away) is None and ask(away, ORIGIN="https://llm.corp.test") is None
     assert ask(local, HOST="127.0.0.1:8001") is None
     for guard, headers in ((local, {}), (away, {"ORIGIN": "https://x.test"})):

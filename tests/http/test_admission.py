@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 
 import falcon
 import falcon.testing
 import pytest
 from llmcore.bridge import Submit
-from llmcore.config import Access, Admission, Config
+from llmcore.config import Config
 from llmcore.errors import RequestError
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
@@ -28,6 +28,7 @@ from llmcore_server.http.reply import Reply
 from llmcore_server.http.terms import NO_KEY, Terms
 from llmcore_server.limits import NO_BOUND, Bounds
 from llmcore_server.messages import Intake
+from llmcore_server.settings import Access, Admission
 
 LIMITS = Bounds(waiting=4, tokens=100, per_key=3, open=6)
 FULL = Intake(full=True, retry_after=7)
@@ -264,7 +265,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.bridge = FakeBridge(wait=True)
-        front = fake_front(self.bridge, TOKENIZER[0], config=Config(admission=self.limits))
+        front = fake_front(self.bridge, TOKENIZER[0], config=Config(plugin_options=asdict(self.limits)))
         self.front = FakeFront(**{**vars(front), "gate": self.gate})
         self.writer = Writer()
 

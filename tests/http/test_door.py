@@ -14,7 +14,6 @@ from typing import Any
 import falcon
 import orjson
 import pytest
-from llmcore.config import Access
 from llmcore.counters import TALLIES
 from llmcore.errors import RequestError
 from llmcore_devtools import sockets as raw
@@ -27,6 +26,7 @@ from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming import HttpServer, Limits, detach
 from llmcore_server.limits import Bounds
 from llmcore_server.messages import Intake
+from llmcore_server.settings import Access
 from served import PATIENCE, last_word, until
 
 KEYS = ("sk-first", "sk-second")

@@ -13,7 +13,7 @@ from llmcore_server.supervisor.child import Child
 
 ENDS = """
 import os
-from llmcore import child
+from llmcore_server import child
 from llmcore.errors import ConfigError
 from llmcore_server.messages import EngineLaunch
 

@@ -21,12 +21,12 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from llmcore.config import Access, Reports
 from llmcore.errors import ConfigError
 from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.certificate import server_context
+from llmcore_server.settings import Access, Push
 from llmcore_server.supervisor.backoff import BackOff
 from llmcore_server.supervisor.push import Pusher
 
@@ -371,7 +371,7 @@ PAGE = ("text/plain", b"# HELP x_total Of it.\n# TYPE x_total counter\nx_total 3
 def test_a_gateway_may_ask_for_a_login(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USERNAME", "user")
     monkeypatch.setenv("PASSWORD", "secret")
-    pusher = Pusher(Reports(metric_gateway=gateway.address, enable_monitor_auth=True, push_interval=60))
+    pusher = Pusher(Push(metric_gateway=gateway.address, enable_monitor_auth=True, push_interval=60))
     pusher.offer(PAGE)
     pusher.close()
     [(_, path, login, body)] = gateway.got
@@ -382,12 +382,12 @@ def test_a_gateway_may_ask_for_a_login(gateway: Gateway, monkeypatch: pytest.Mon
 def test_a_login_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PASSWORD", raising=False)
     with pytest.raises(ConfigError, match="--enable_monitor_auth needs the variables USERNAME and PASSWORD"):
-        Pusher(Reports(metric_gateway="127.0.0.1:9", enable_monitor_auth=True))
+        Pusher(Push(metric_gateway="127.0.0.1:9", enable_monitor_auth=True))
 
 
 def test_a_gateway_that_fails_is_named_once(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     gateway.status = 500
-    pusher = Pusher(Reports(metric_gateway=gateway.address, push_interval=60))
+    pusher = Pusher(Push(metric_gateway=gateway.address, push_interval=60))
     pusher.offer(PAGE)
     pusher._push()
     pusher._push()

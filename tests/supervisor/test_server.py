@@ -207,7 +207,7 @@ def test_a_worker_imports_neither_torch_nor_transformers(server: RunningServer) 
     modules = orjson.loads(sockets.call(server.port, "GET", "/modules")[2])
     assert "llmcore_server.http.worker" in modules or "llmcore_server.http.bridge" in modules
     assert not {"torch", "transformers", "triton"} & set(modules)
-    assert not [name for name in modules if name.startswith("llmcore.engine.")]
+    assert not [name for name in modules if name.startswith(("llmcore.engine.", "llmcore_server.engine."))]
     assert "libtorch" not in Path(f"/proc/{server.children()[WORKER]}/maps").read_text()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from llmcore.config import Config, Server
+from llmcore.config import Config
 from llmcore.errors import ConfigError
 from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
@@ -117,7 +117,7 @@ def test_it_takes_what_all_workers_answer_if_it_may_have_the_files(monkeypatch: 
     limits = (1024, 20_000)
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: None)
-    one, two, many = (Config(server=Server(httpserver_workers=n)) for n in (1, 2, 64))
+    one, two, many = (Config(plugin_options={"httpserver_workers": n}) for n in (1, 2, 64))
     assert tls.most_connections(one) == 4096 + 512
     assert tls.most_connections(two) == 2 * (4096 + 512)
     assert tls.most_connections(many) == (20_000 - 640) // 2

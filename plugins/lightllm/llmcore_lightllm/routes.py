@@ -49,7 +49,7 @@ class Generate:
     def __init__(self, front: Front, *, stream: bool | None):
         self._front = front
         self._stream = stream
-        self._beam_mode = front.config.plugin_options.get("beam_mode", False)
+        self._beam_mode = bool(front.config.plugin_options.get("beam_mode"))
         self._prompt_logprobs = bool(front.config.plugin_options.get("return_all_prompt_logprobs"))
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
+from llmcore.api import ChoiceEvent, RequestError, Tokenizer
 from llmcore_server.api import (
     FINISH_REASONS,
     Choice,
@@ -17,8 +17,10 @@ from llmcore_server.api import (
     listed,
     openai_error,
     pieces,
-    retry_headers,
+    released_by_token,
 )
+
+_EVENT = b"data:%b\n\n"
 
 
 def encode_error(error: RequestError) -> bytes:
@@ -46,11 +48,10 @@ class WholeWriter:
         """Collect."""
         self._prompt_logprobs.extend(event.prompt_logprobs)
         text = self._texts[choice.index]
-        for i, piece in enumerate(texts):
-            text += piece.encode()
-            if self._tokens is not None and i < len(event.tokens):
-                logprob = event.logprobs[i] if event.logprobs else 0.0
-                self._tokens[choice.index].add(len(text), event.tokens[i], logprob)
+        for piece in released_by_token(choice, event, texts):
+            text += piece.text.encode()
+            if self._tokens is not None and piece.token is not None:
+                self._tokens[choice.index].add(len(text), piece.token, piece.logprob)
 
     def done(self) -> None:
         """Answer. A member with one value per choice is a scalar if there is one choice, but the text is a list."""
@@ -92,7 +93,7 @@ class WholeWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
-        _respond_error(self._generation, error)
+        self._generation.fail(error, encode_error)
 
 
 class ScoreWriter:
@@ -117,7 +118,7 @@ class ScoreWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
-        _respond_error(self._generation, error)
+        self._generation.fail(error, encode_error)
 
 
 class StreamWriter:
@@ -133,18 +134,13 @@ class StreamWriter:
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Send an event per token."""
-        finish = choice.text.finish
-        if finish is not Finish.RUNNING and not texts:
-            # The end came without a token: it still needs its event.
-            texts = [""]
         out = []
-        for i, text in enumerate(texts):
-            if i < len(event.tokens):
+        for piece in released_by_token(choice, event, texts):
+            if piece.token is not None:
                 self._count += 1
-                self._last = event.tokens[i]
-            ended = finish is not Finish.RUNNING and i == len(texts) - 1
-            logprob = clamped(event.logprobs[i]) if i < len(event.logprobs) else 0.0
-            out.append(self._event(text, logprob, FINISH_REASONS[finish] if ended else None))
+                self._last = piece.token
+            reason = FINISH_REASONS[choice.text.finish] if piece.ends else None
+            out.append(self._event(piece.text, clamped(piece.logprob), reason))
         if out:
             self._reply.stream(b"".join(out))
 
@@ -154,11 +150,7 @@ class StreamWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error, or end the stream with it."""
-        if not self._reply.streaming:
-            _respond_error(self._generation, error)
-            return
-        self._reply.stream(b"data:%b\n\n" % encode_error(error))
-        self._reply.end()
+        self._generation.fail(error, encode_error, _EVENT)
 
     def _event(self, text: str, logprob: float, reason: str | None) -> bytes:
         event = {
@@ -175,12 +167,8 @@ class StreamWriter:
             "finish_reason": reason,
             "details": None,
         }
-        return b"data:%b\n\n" % orjson.dumps(event)
+        return _EVENT % orjson.dumps(event)
 
 
 def _scalar(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else values
-
-
-def _respond_error(generation: Generation, error: RequestError) -> None:
-    generation.reply.respond(error.status, encode_error(error), headers=retry_headers(error))

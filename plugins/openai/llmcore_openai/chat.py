@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import falcon
 import orjson
 from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.text import Event, ParserContext
-from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting
+from llmcore.api.text import Event
+from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, TokenNames, check_begun, fitting
 
 from llmcore_openai import sampling
-from llmcore_openai.calls import chat_guide, check_begun, choice_of
-from llmcore_openai.logprobs import TokenNames, chat_entries
+from llmcore_openai.calls import chat_guide, choice_of
+from llmcore_openai.logprobs import chat_entries
 from llmcore_openai.prompt_logprobs import PromptLogprobs, check_most
-from llmcore_openai.rendering import continued, prompt_of, variables_of
+from llmcore_openai.rendering import conversation_of
 from llmcore_openai.requests import ChatRequest
 from llmcore_openai.tools import deltas, message_members, refuse_functions
 from llmcore_openai.writers import Logprobs, StreamWriter, whole_writer
@@ -115,9 +115,9 @@ class ChatCompletions:
             )
         best = (body.top_logprobs or 0) if body.logprobs else None
         name, most = longest(body)
-        variables = variables_of(self._front, body)
-        tools, prompt = prompt_of(self._front, body, variables)
-        context = self._context(body, tools, variables, prompt)
+        conversation = conversation_of(self._front, body)
+        prompt = conversation.prompt(self._front)
+        context = conversation.context(prompt)
         parsing = self._front.parsers.bind(context)
         rules = sampling.text_rules(self._front, body)
         if parsing is not None:
@@ -142,7 +142,7 @@ class ChatCompletions:
         )
         submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
         check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
-        guide = chat_guide(self._front, body, tools, context)
+        guide = chat_guide(self._front, body, conversation.choice, context)
         check_begun(guide, parsing)
         job = Job(
             submits=fitting(submits, guide),
@@ -154,18 +154,6 @@ class ChatCompletions:
             stream=bool(body.stream),
         )
         return job, best is not None
-
-    def _context(
-        self, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], prompt: str
-    ) -> ParserContext:
-        """What the answers' parsers may know."""
-        return ParserContext(
-            tools={tool["function"]["name"]: tool["function"] for tool in tools},
-            tool_choice=choice_of(body).mode,
-            template_variables=variables,
-            prompt=prompt,
-            continued=continued(body),
-        )
 
 
 def longest(body: ChatRequest) -> tuple[str, int | None]:

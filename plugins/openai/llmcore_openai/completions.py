@@ -9,13 +9,24 @@ import falcon
 import orjson
 from llmcore.api import ChoiceEvent, RequestError, Submit
 from llmcore.api.text import Event
-from llmcore_server.api import FINISH_REASONS, Choice, Front, Generation, Job, Place, fitting, intake
+from llmcore_server.api import (
+    FINISH_REASONS,
+    Choice,
+    Front,
+    Generation,
+    Job,
+    Place,
+    TokenNames,
+    filled,
+    fitting,
+    intake,
+)
 
 from llmcore_openai import sampling
 from llmcore_openai.guide import guide
-from llmcore_openai.logprobs import Columns, TokenNames, completion_columns, joined
+from llmcore_openai.logprobs import Columns, completion_columns, joined
 from llmcore_openai.prompt_logprobs import PromptLogprobs, check_most
-from llmcore_openai.prompts import Echoes, Prompt, filled, split_prompts
+from llmcore_openai.prompts import Echoes, Prompt, split_prompts
 from llmcore_openai.requests import CompletionRequest
 from llmcore_openai.writers import StreamWriter, whole_writer
 

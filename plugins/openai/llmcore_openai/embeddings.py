@@ -13,14 +13,13 @@ import msgspec
 import numpy as np
 from llmcore.api import ChoiceEvent, RequestError, SamplingParams
 from llmcore.api.text import TextRules
-from llmcore_server.api import Choice, Front, Generation, Job, Usage, intake, listed, pieces
+from llmcore_server.api import Choice, Front, Generation, Job, Usage, intake, listed, openai_error, pieces
 from numpy.typing import NDArray
 
 from llmcore_openai import sampling
 from llmcore_openai.embedding_requests import CompareRequest, Document, EmbeddingRequest, Pooled, RerankRequest
 from llmcore_openai.pooling import read_pooling
 from llmcore_openai.prompts import Prompt, split_prompts
-from llmcore_openai.writers import respond_error
 
 MOST = 2048
 """Texts in one request."""
@@ -129,7 +128,7 @@ class VectorWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
-        respond_error(self._generation, error)
+        self._generation.fail(error, openai_error)
 
 
 class Embeddings:

@@ -7,9 +7,7 @@ from itertools import chain, starmap
 from typing import Any
 
 from llmcore.api import MOST_LOGPROBS_AT_ONCE, ChoiceEvent, RequestError, Tokenizer
-from llmcore_server.api import Best, Places, clamped, listed
-
-from llmcore_openai.logprobs import TokenNames
+from llmcore_server.api import Best, Places, TokenNames, clamped, listed
 
 MOST_SHOWN = 4 * MOST_LOGPROBS_AT_ONCE
 """Most log-probabilities of prompts in one answer: some 40 MB of JSON."""

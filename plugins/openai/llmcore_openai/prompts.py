@@ -1,27 +1,17 @@
-"""The prompts of a completions request: several at once, text before a gap, and what an echo shows of them."""
+"""The prompts of a completions request: several at once, and what an echo shows of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
+from llmcore.api import ChoiceEvent, Finish, RequestError
 from llmcore.api.text import ChoiceText, TextRules
-from llmcore_server.api import Front, Places, intake
+from llmcore_server.api import Front, Places, TokenNames, intake
 
-from llmcore_openai.logprobs import Columns, TokenNames, completion_columns, joined
+from llmcore_openai.logprobs import Columns, completion_columns, joined
 
 Prompt = str | list[int]
-
-FILLS: tuple[tuple[str, str, str], ...] = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
-)
-"""Tokens that stand before the text, between it and what follows the gap, and after both, as models are trained."""
 
 
 def split_prompts(front: Front, prompt: str | list[Any], *, param: str = "prompt") -> list[Prompt]:
@@ -39,25 +29,6 @@ def split_prompts(front: Front, prompt: str | list[Any], *, param: str = "prompt
         param=param,
         code="invalid_type",
     )
-
-
-def filled(front: Front, prompt: Prompt, suffix: str) -> str:
-    """The prompt that makes a model fill the gap between `prompt` and `suffix`. Raises RequestError."""
-    if not isinstance(prompt, str):
-        raise _refusal("it goes with prompts that are texts, not token ids")
-    for before, between, after in FILLS:
-        if all(_is_token(front.tokenizer, token) for token in (before, between, after)):
-            return f"{before}{prompt}{between}{suffix}{after}"
-    raise _refusal("this model's tokenizer has no tokens to fill in the middle with; leave it out")
-
-
-def _is_token(tokenizer: Tokenizer, text: str) -> bool:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return len(ids) == 1 and tokenizer.token(ids[0]) == text
-
-
-def _refusal(why: str) -> RequestError:
-    return RequestError(f"suffix: {why}", param="suffix", code="unsupported_parameter")
 
 
 class Echoes:

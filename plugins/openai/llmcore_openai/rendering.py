@@ -1,18 +1,16 @@
-"""Conversations through the model's chat template."""
+"""Conversations as OpenAI's clients write them, and as chat templates read them."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from llmcore.api import RequestError
-from llmcore.api.text import RESERVED_TEMPLATE_VARIABLES
-from llmcore_server.api import Front
+from llmcore_server.api import Conversation, Front, check_variables
 
+from llmcore_openai.calls import choice_of
 from llmcore_openai.requests import ChatRequest, Message, Part
-from llmcore_openai.tools import check_tools, offered_tools, with_short_ids
+from llmcore_openai.tools import offered_tools
 
 _MARKS = ("prefix", "partial")
 """Members of a message that make the answer go on with it: makers of models say it in either word."""
@@ -23,12 +21,7 @@ _MAY_BE_EMPTY = frozenset({"assistant", "function"})
 def variables_of(front: Front, body: ChatRequest) -> dict[str, Any]:
     """The template's variables that a request sets. Raises RequestError."""
     variables = dict(body.chat_template_kwargs or {})
-    for name in variables:
-        if name in RESERVED_TEMPLATE_VARIABLES:
-            raise _refusal(f"chat_template_kwargs.{name}", "a request cannot set it")
-        if not name.isidentifier():
-            path = f"chat_template_kwargs.{name[:50]}"
-            raise _contradiction(path, "a chat template cannot read a variable of this name; use letters and _")
+    check_variables(variables, param="chat_template_kwargs")
     known = getattr(front.tokenizer, "template_variables", None)  # tokenizers of plugins need not say
     if body.enable_thinking is not None:  # LMDeploy's; what a template does not know is off
         if body.enable_thinking and known is not None and "enable_thinking" not in known:
@@ -70,51 +63,15 @@ def continuing(body: ChatRequest) -> str:
     return asked
 
 
-def continued(body: ChatRequest) -> str:
-    """What the message has so far that the answer is to go on with; "" where it is to be a new one."""
-    if not continuing(body):
-        return ""
-    last = len(body.messages) - 1
-    return as_template_message(body.messages[last], f"messages[{last}]").get("content") or ""
-
-
-def prompt_of(front: Front, body: ChatRequest, variables: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
-    """The tools of a request, and the prompt that shows them. Raises RequestError."""
-    tools = offered_tools(body)
-    try:
-        prompt = _render(front, body, tools, variables)
-    except RequestError:
-        if front.parsers.tool is None:
-            check_tools(front.parsers, tools, None)
-        raise
-    check_tools(front.parsers, tools, prompt)
-    return tools, prompt
-
-
-def _render(front: Front, body: ChatRequest, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The prompt of a request's messages and `tools`."""
-    messages = [as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
-    parser = front.parsers.tool
-    if parser is not None and parser.spec.call_id_size is not None:
-        messages = [with_short_ids(message, parser.spec.call_id_size) for message in messages]
-    given = {**variables, "tools": tools} if tools else variables
-    asked = continuing(body)
-    if not asked:
-        return front.tokenizer.chat(messages, **given)
-    last = messages[-1]
-    if last.get("tool_calls"):
-        raise _contradiction(
-            asked, "the last message has tool_calls, which are complete; write a begun one as content"
-        )
-    if not last.get("content"):
-        raise _contradiction(asked, "the last message has no content to continue")
-    # Templates trim messages and add to them; whatever follows the mark is theirs and not the message's.
-    mark = uuid.uuid4().hex
-    rendered = front.tokenizer.chat([*messages[:-1], {**last, "content": last["content"] + mark}], **given)
-    prompt, found, _ = rendered.rpartition(mark)
-    if not found:
-        raise _refusal(asked, "the model's chat template does not show the last message as it is")
-    return prompt
+def conversation_of(front: Front, body: ChatRequest) -> Conversation:
+    """The conversation of a request. Raises RequestError."""
+    return Conversation(
+        variables=variables_of(front, body),
+        tools=offered_tools(body),
+        choice=choice_of(body),
+        messages=[as_template_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        continues=continuing(body),
+    )
 
 
 def _contradiction(name: str, why: str) -> RequestError:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import msgspec
 from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
@@ -68,13 +68,7 @@ def check_model(front: Front, name: str | None) -> None:
     """Refuse another model's name."""
     if name in _ANY_MODEL and front.config.plugin_options.get("use_tgi_api"):
         return
-    if name and name not in front.model_names:
-        raise RequestError(
-            f"The model `{name[:100]}` does not exist; this server has `{front.model_name}`.",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
+    intake.check_model(front, name)
 
 
 def check_stream(body: Sampled) -> None:
@@ -111,16 +105,15 @@ def drawn(body: Sampled) -> int:
 
 def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> SamplingParams:
     """How tokens are drawn; what the client leaves open comes from the model's generation_config.json."""
-    model = front.facts.generation
     allowed = tuple(body.allowed_token_ids or ())
     intake.check_ids(front, allowed, param="allowed_token_ids")
     sampling = SamplingParams(
-        temperature=temperature(body, model),
-        top_p=_default(body.top_p, model, "top_p", 1.0),
-        top_k=max(0, int(_default(body.top_k, model, "top_k", 0))),
-        min_p=_default(body.min_p, model, "min_p", 0.0),
-        typical_p=_default(body.typical_p, model, "typical_p", 1.0),
-        repetition_penalty=_default(body.repetition_penalty, model, "repetition_penalty", 1.0),
+        temperature=temperature(front, body),
+        top_p=intake.or_model(front, body.top_p, "top_p", 1.0),
+        top_k=max(0, int(intake.or_model(front, body.top_k, "top_k", 0))),
+        min_p=intake.or_model(front, body.min_p, "min_p", 0.0),
+        typical_p=intake.or_model(front, body.typical_p, "typical_p", 1.0),
+        repetition_penalty=intake.or_model(front, body.repetition_penalty, "repetition_penalty", 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=intake.logit_bias(front, body.logit_bias or {}),
@@ -174,11 +167,11 @@ def text_rules(front: Front, body: Sampled) -> TextRules:
     )
 
 
-def temperature(body: Sampled, model: Mapping[str, Any]) -> float:
+def temperature(front: Front, body: Sampled) -> float:
     """The request's, else the model's own; `do_sample` says whether anything is drawn at all."""
     if body.do_sample is False:
         return 0.0
-    chosen = _default(body.temperature, model, "temperature", 1.0)
+    chosen = intake.or_model(front, body.temperature, "temperature", 1.0)
     if body.do_sample and body.temperature is None and chosen == 0.0:
         return 1.0  # the model's own is greedy, and the request asks for more
     return chosen
@@ -267,10 +260,3 @@ def with_prompt_logprobs(made: Sequence[Submit], *tops: int | None) -> Sequence[
     if not wanted:
         return made
     return [msgspec.structs.replace(one, prompt_logprobs=True, prompt_top=max(wanted)) for one in made]
-
-
-def _default(given: float | None, model: Mapping[str, Any], name: str, fallback: float) -> float:
-    if given is not None:
-        return given
-    value = model.get(name)
-    return float(value) if isinstance(value, int | float) else fallback

@@ -12,7 +12,7 @@ from llmcore_server.api import Front, intake
 from msgspec import Meta, Struct
 
 from llmcore_openai import sampling
-from llmcore_openai.rendering import prompt_of, variables_of
+from llmcore_openai.rendering import conversation_of
 from llmcore_openai.requests import ChatRequest, Flag, Message, Text, TokenId, Tool
 
 
@@ -89,7 +89,7 @@ class Tokenize:
             chat_template_kwargs=body.chat_template_kwargs,
             tools=body.tools,
         )
-        _, text = prompt_of(self._front, chat, variables_of(self._front, chat))
+        text = conversation_of(self._front, chat).prompt(self._front)
         return intake.encode(self._front, text, param="messages", add_special_tokens=bool(special))
 
 

@@ -16,14 +16,13 @@ from llmcore_server.api import (
     Generation,
     Place,
     Places,
+    UnshownTokens,
     clamped,
     listed,
     openai_error,
     pieces,
-    retry_headers,
 )
 
-from llmcore_openai.logprobs import Pending
 from llmcore_openai.requests import StreamOptions
 from llmcore_openai.token_ids import TokenIds
 
@@ -147,7 +146,7 @@ class WholeWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
-        respond_error(self._generation, error)
+        self._generation.fail(error, openai_error)
 
     def chosen(self) -> Sequence[Choice]:
         """What is sent."""
@@ -253,11 +252,7 @@ class StreamWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error, or end the stream with it; never silently."""
-        if not self._reply.streaming:
-            respond_error(self._generation, error)
-            return
-        self._send([b"data: %b\n\n" % openai_error(error)])
-        self._reply.end()
+        self._generation.fail(error, openai_error)
 
     def _chunk(self, choice: Choice, members: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
         inner, outer = b"", self._usage_member()
@@ -307,11 +302,6 @@ def whole_writer(
     return WholeWriter(front, generation, shape, logprobs=logprobs, ids=ids)
 
 
-def pending(generation: Generation, shape: Shape) -> list[Pending]:
+def pending(generation: Generation, shape: Shape) -> list[UnshownTokens]:
     """What keeps every choice's tokens until they are shown."""
-    return [Pending(whole=shape.every_token, none=not shape.answers) for _ in generation.choices]
-
-
-def respond_error(generation: Generation, error: RequestError) -> None:
-    """Answer a request of which nothing was sent yet."""
-    generation.reply.respond(error.status, openai_error(error), headers=retry_headers(error))
+    return [UnshownTokens(whole=shape.every_token, none=not shape.answers) for _ in generation.choices]

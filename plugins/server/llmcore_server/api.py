@@ -6,6 +6,9 @@ submits to `front.bridge`, and sends from the bridge's thread through the `Reply
 
 from llmcore.bridge import ModelFacts
 
+from llmcore_server.chat.blocks import Block, CallBlock, ReasoningBlock, TextBlock, blocks
+from llmcore_server.chat.conversation import Conversation, check_variables
+from llmcore_server.chat.tools import ToolChoice, check_begun, guided_calls, thought_of
 from llmcore_server.http import intake
 from llmcore_server.http.body import check
 from llmcore_server.http.choice import Choice
@@ -17,6 +20,7 @@ from llmcore_server.http.errors import (
     openai_error,
     retry_headers,
 )
+from llmcore_server.http.fill_in_the_middle import filled
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
 from llmcore_server.http.guided import Asked, TypedGrammar, fitting, guided, typed
@@ -32,6 +36,7 @@ from llmcore_server.http.logprobs import (
 )
 from llmcore_server.http.pieces import Listed, listed, pieces
 from llmcore_server.http.reply import Reply
+from llmcore_server.http.shown_tokens import Released, TokenNames, UnshownTokens, released_by_token
 from llmcore_server.messages import State
 
 __all__ = [
@@ -40,7 +45,10 @@ __all__ = [
     "WHOLE_ANSWER",
     "Asked",
     "Best",
+    "Block",
+    "CallBlock",
     "Choice",
+    "Conversation",
     "EncodeError",
     "ErrorAnswer",
     "ErrorMembers",
@@ -52,22 +60,35 @@ __all__ = [
     "ModelFacts",
     "Place",
     "Places",
+    "ReasoningBlock",
+    "Released",
     "Reply",
     "Route",
     "State",
+    "TextBlock",
+    "TokenNames",
+    "ToolChoice",
     "TypedGrammar",
+    "UnshownTokens",
     "Usage",
     "Writer",
     "as_request_error",
+    "blocks",
     "check",
+    "check_begun",
+    "check_variables",
     "clamped",
+    "filled",
     "fitting",
     "guided",
+    "guided_calls",
     "intake",
     "listed",
     "openai_error",
     "pieces",
+    "released_by_token",
     "retry_headers",
     "room_for_logprobs",
+    "thought_of",
     "typed",
 ]

@@ -10,7 +10,9 @@ from typing import Any
 
 import orjson
 from llmcore.api import ChoiceEvent, Finish, RequestError, Tokenizer
-from llmcore_server.api import Best, Choice, Generation, Places, clamped, listed, pieces, retry_headers
+from llmcore_server.api import Best, Choice, Generation, Places, clamped, listed, pieces, released_by_token
+
+_EVENT = b"data:%b\n\n"
 
 
 def encode_error(error: RequestError) -> bytes:
@@ -91,16 +93,14 @@ class WholeWriter:
         """Collect."""
         shape, answer = self._shape, self._answers[choice.index]
         self._prompt_logprobs.extend(event.prompt_logprobs)
-        for i, text in enumerate(texts):
-            answer.text += text.encode()
-            if i < len(event.tokens):
-                logprob = event.logprobs[i] if event.logprobs else 0.0
-                answer.last = event.tokens[i]
+        for piece in released_by_token(choice, event, texts):
+            answer.text += piece.text.encode()
+            if piece.token is not None:
+                answer.last = piece.token
                 answer.count += 1
-                answer.total += clamped(logprob)
+                answer.total += clamped(piece.logprob)
                 if shape.details:
-                    best = event.top[i][: shape.top] if i < len(event.top) else ()
-                    answer.places.add(len(answer.text), answer.last, logprob, best)
+                    answer.places.add(len(answer.text), piece.token, piece.logprob, piece.best[: shape.top])
         if choice.text.finish is not Finish.RUNNING:
             answer.reason = shape.reason(choice, answer.last)
 
@@ -123,7 +123,7 @@ class WholeWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error."""
-        _respond_error(self._generation, error)
+        self._generation.fail(error, encode_error)
 
     def _details(self, answer: _Answer) -> dict[str, Any]:
         shape = self._shape
@@ -164,21 +164,14 @@ class StreamWriter:
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
         """Send an event per token."""
-        finish = choice.text.finish
-        if finish is not Finish.RUNNING and not texts:
-            # The end came without a token: it still needs its event.
-            texts = [""]
         self._texts += texts
         out = []
-        for i, text in enumerate(texts):
-            if i < len(event.tokens):
+        for piece in released_by_token(choice, event, texts):
+            if piece.token is not None:
                 self._count += 1
-                self._last = event.tokens[i]
-            logprob = event.logprobs[i] if i < len(event.logprobs) else 0.0
-            token = self._shape.token(self._last, logprob, text)
-            best = event.top[i] if i < len(event.top) else ()
-            ended = finish is not Finish.RUNNING and i == len(texts) - 1
-            out.append(self._event(token, self._shape.best(best), choice if ended else None))
+                self._last = piece.token
+            token = self._shape.token(self._last, piece.logprob, piece.text)
+            out.append(self._event(token, self._shape.best(piece.best), choice if piece.ends else None))
         if out:
             self._reply.stream(b"".join(out))
 
@@ -188,11 +181,7 @@ class StreamWriter:
 
     def failed(self, error: RequestError) -> None:
         """Answer with the error, or end the stream with it."""
-        if not self._reply.streaming:
-            _respond_error(self._generation, error)
-            return
-        self._reply.stream(b"data:%b\n\n" % encode_error(error))
-        self._reply.end()
+        self._generation.fail(error, encode_error, _EVENT)
 
     def _event(self, token: dict[str, Any], best: list[dict[str, Any]], ended: Choice | None) -> bytes:
         shape = self._shape
@@ -208,8 +197,4 @@ class StreamWriter:
                 "seed": shape.seed,
                 "input_length": len(shape.prompt),
             }
-        return b"data:%b\n\n" % orjson.dumps(event)
-
-
-def _respond_error(generation: Generation, error: RequestError) -> None:
-    generation.reply.respond(error.status, encode_error(error), headers=retry_headers(error))
+        return _EVENT % orjson.dumps(event)

@@ -139,7 +139,7 @@ def package(names: Names, kind: str) -> Iterator[tuple[str, str]]:
 
 def _example(hook: str) -> str:
     """The text of docs/examples/<hook>.py; scripts/generate_docs.py copies it into the package."""
-    text = resources.files("llmcore").joinpath("plugin_templates.json").read_text(encoding="utf-8")
+    text = resources.files("llmcore_devtools").joinpath("plugin_templates.json").read_text(encoding="utf-8")
     return "\n".join(json.loads(text)[hook]) + "\n"
 
 

@@ -28,7 +28,7 @@ from llmcore.text.stream import ChoiceText, TextRules
 
 from llmcore_server.http.choice import Choice
 from llmcore_server.http.deadlines import Deadline
-from llmcore_server.http.errors import count_error, http_error, openai_error
+from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
 from llmcore_server.http.keep_alive import KeepAlive
 from llmcore_server.http.reply import Reply
@@ -168,6 +168,15 @@ class Generation:
         if self.reply.closed:
             # The client left between two submissions, after the first were aborted.
             self._abort()
+
+    def fail(self, error: RequestError, encode: EncodeError, event: bytes = b"data: %b\n\n") -> None:
+        """Answer with `error`, or end a stream that has begun with it as one more `event`. For `Writer.failed`."""
+        body = encode(error)
+        if self.reply.streaming:
+            self.reply.stream(event % body)
+            self.reply.end()
+        else:
+            self.reply.respond(error.status, body, headers=retry_headers(error))
 
     def usage(self) -> Usage:
         """Tokens so far."""

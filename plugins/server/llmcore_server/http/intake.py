@@ -55,6 +55,23 @@ def refuse(
             )
 
 
+def check_model(front: Front, name: str | None, *, param: str = "model") -> None:
+    """Refuse another model's name; None and "" mean the served one."""
+    if name and name not in front.model_names:
+        raise RequestError(
+            f"The model `{name[:100]}` does not exist; this server has `{front.model_name}`.",
+            param=param,
+            code="model_not_found",
+            status=404,
+        )
+
+
+def or_model(front: Front, given: float | None, name: str, fallback: float) -> float:
+    """A setting of draws: `given`, else what the model's generation_config.json has as `name`, else `fallback`."""
+    value = front.facts.generation.get(name) if given is None else given
+    return float(value) if isinstance(value, int | float) else fallback
+
+
 def beam_search(given: Any, width: int, penalties: Mapping[str, tuple[Any, ...]], *, prefix: str = "") -> BeamSearch:
     """The search that `given` asks for, with its fields `length_penalty` and `early_stopping`.
 

@@ -1,0 +1,42 @@
+"""Prompts with a gap: the model writes what stands between two texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmcore.errors import RequestError
+from llmcore.protocols import Tokenizer
+
+from llmcore_server.http.front import Front
+
+FILLS: tuple[tuple[str, str, str], ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+"""Tokens that stand before the text, between it and what follows the gap, and after both, as models are trained."""
+
+
+def filled(front: Front, prompt: str | Sequence[int], suffix: str, *, param: str = "suffix") -> str:
+    """The prompt that makes a model fill the gap between `prompt` and `suffix`, which is in field `param`.
+
+    Raises RequestError where `prompt` is token ids, or the model was not trained for it.
+    """
+    if not isinstance(prompt, str):
+        raise _refusal(param, "it goes with prompts that are texts, not token ids")
+    for before, between, after in FILLS:
+        if all(_is_token(front.tokenizer, token) for token in (before, between, after)):
+            return f"{before}{prompt}{between}{suffix}{after}"
+    raise _refusal(param, "this model's tokenizer has no tokens to fill in the middle with; leave it out")
+
+
+def _is_token(tokenizer: Tokenizer, text: str) -> bool:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return len(ids) == 1 and tokenizer.token(ids[0]) == text
+
+
+def _refusal(param: str, why: str) -> RequestError:
+    return RequestError(f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -1,0 +1,182 @@
+"""A dialect with conversations that is not one of ours, made of llmcore_server.api alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import falcon
+import msgspec
+import numpy as np
+import pytest
+from llmcore.api import ChoiceEvent, RequestError, SamplingParams
+from llmcore.api.text import ReasoningDelta, TextDelta, TextRules, ToolCallBegun, ToolCallDelta, ToolCallEnded
+from llmcore.specs import OutputParserSpec
+from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools import registry_of
+from llmcore_devtools.dialect import Side
+from llmcore_devtools.tokenizer import write_tokenizer
+from llmcore_server.api import (
+    Block,
+    CallBlock,
+    Choice,
+    Conversation,
+    Front,
+    Generation,
+    Job,
+    ReasoningBlock,
+    Route,
+    TextBlock,
+    ToolChoice,
+    blocks,
+    check_begun,
+    check_variables,
+    fitting,
+    guided_calls,
+    intake,
+    openai_error,
+)
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+WEATHER = {"name": "weather", "description": "", "input_schema": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
+
+
+class Body(msgspec.Struct):
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    tool: str | None = None
+    prefill: bool = False
+    template: dict[str, Any] = {}
+
+
+class Messages:
+    """Answers with a list of blocks."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        front, body = self.front, self.front.read(req, Body)
+        check_variables(body.template, param="template")
+        functions = [{"name": one["name"], "parameters": one["input_schema"]} for one in body.tools]
+        conversation = Conversation(
+            messages=body.messages,
+            tools=[{"type": "function", "function": function} for function in functions],
+            choice=ToolChoice("auto") if body.tool is None else ToolChoice("required", frozenset([body.tool])),
+            variables={**body.template, "add_generation_prompt": not body.prefill},
+            continues="prefill" if body.prefill else "",
+        )
+        prompt = conversation.prompt(front)
+        context = conversation.context(prompt)
+        parsing = front.parsers.bind(context)
+        guide = guided_calls(front, conversation.choice, context, None)
+        check_begun(guide, parsing)
+        ids = intake.prompt_ids(front, prompt, param="messages", add_special_tokens=False)
+        submit = intake.submit(front, ids, SamplingParams(), max_new_tokens=200, stop_ids=intake.eos_ids(front))
+        rules = TextRules(stop_ids=frozenset(submit.stop_ids))
+        job = Job(submits=fitting([submit], guide), rules=rules, dialect="m", request_id="r", parsing=parsing)
+        generation = Generation(front, front.detach(req, resp), job)
+        generation.start(Writer(generation))
+
+
+class Writer:
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.events: list[Any] = []
+
+    def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
+        self.events += choice.events or ()
+
+    def done(self) -> None:
+        content = [{"type": type(one).__name__, **vars(one)} for one in blocks(self.events)]
+        self.generation.reply.respond(200, msgspec.json.encode(content))
+
+    def failed(self, error: RequestError) -> None:
+        self.generation.fail(error, openai_error)
+
+
+def routes(front: Front) -> Iterable[Route]:
+    yield Route("/messages", Messages(front), body=Body)
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Callable[..., Side]:
+    directory = write_tokenizer(tmp_path)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = load_tokenizer(directory)
+    known = {spec.name: spec for spec, _ in registry_of("parsers").specs(OutputParserSpec)}
+
+    def made(answer: str = "hi", chosen: Iterable[str] = ("qwen25", "deepseek_r1")) -> Side:
+        facts = {"max_input_len": 1000, "max_total_len": 2000, "processors": ("guided",)}
+        return Side.of(routes, tokenizer, answer, parsers=[known[name] for name in chosen], facts=facts)
+
+    return made
+
+
+def prompt(side: Side) -> str:
+    return side.front.tokenizer.decode(np.frombuffer(side.bridge.submitted[-1].prompt, "<i4").tolist())
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+def test_messages_become_a_prompt_and_events_blocks(side: Callable[..., Side]) -> None:
+    one = side(f"<think>\nRome?\n</think>\n\nLet me see.\n{CALL}<|im_end|>")
+    content = one.ok("/messages", messages=[USER], tools=[WEATHER])
+    assert [block["type"] for block in content] == ["ReasoningBlock", "TextBlock", "CallBlock"]
+    assert content[0]["text"] == "Rome?" and content[1]["text"] == "Let me see."
+    assert content[2]["name"] == "weather" and "Rome" in content[2]["arguments"]
+    assert '"name": "weather"' in prompt(one) and prompt(one).endswith("[user]hi[assistant]")
+
+
+def test_a_forced_call_has_a_grammar(side: Callable[..., Side]) -> None:
+    one = side()
+    one.ok("/messages", messages=[USER], tools=[WEATHER], tool="weather")
+    [processor] = one.bridge.submitted[-1].sampling.logits_processors
+    assert processor.name == "guided" and processor.param == "tool_choice" and "lark" in processor.args
+    one.ok("/messages", messages=[USER], tools=[WEATHER])
+    assert one.bridge.submitted[-1].sampling.logits_processors == ()
+
+
+def test_an_answer_goes_on_with_the_last_message(side: Callable[..., Side]) -> None:
+    one = side()
+    one.ok("/messages", messages=[USER, {"role": "assistant", "content": "The sky is"}], prefill=True)
+    assert prompt(one) == "[user]hi[assistant]The sky is"
+    refused = one.post("/messages", messages=[{"role": "assistant", "content": ""}], prefill=True)
+    assert refused.status_code == 400 and refused.json["error"]["param"] == "prefill"
+
+
+def test_tools_need_a_parser(side: Callable[..., Side]) -> None:
+    refused = side(chosen=()).post("/messages", messages=[USER], tools=[WEATHER])
+    assert refused.status_code == 400 and refused.json["error"]["param"] == "tools"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("messages", "unsupported_parameter"), ("a-b", "invalid_value"), ("mine", None)]
+)
+def test_variables_that_a_client_may_not_set(side: Callable[..., Side], name: str, code: str | None) -> None:
+    found = side().post("/messages", messages=[USER], template={name: 1})
+    assert (found.json["error"]["code"] if found.status_code == 400 else None) == code
+    assert code is None or found.json["error"]["param"] == f"template.{name}"
+
+
+def test_blocks() -> None:
+    events = [
+        TextDelta(""),
+        ReasoningDelta("a"),
+        ReasoningDelta("b"),
+        TextDelta("c"),
+        ToolCallBegun(0, "f"),
+        ToolCallDelta(0, '{"x"'),
+        ToolCallDelta(0, ": 1}"),
+        ToolCallEnded(0),
+        TextDelta("d"),
+        TextDelta("e"),
+    ]
+    expected: list[Block] = [ReasoningBlock("ab"), TextBlock("c"), CallBlock("f", '{"x": 1}'), TextBlock("de")]
+    assert blocks(events) == expected and blocks([]) == []

@@ -258,8 +258,8 @@ def test_hook_build_layer() -> None:
 
 def test_hook_on_startup() -> None:
     registry, _ = example("on_startup")
-    with pytest.raises(ConfigError, match="never listens on every interface"):
-        registry.call("on_startup", config=make_config(host="0.0.0.0"))
+    with pytest.raises(ConfigError, match="no code that comes with a model"):
+        registry.call("on_startup", config=make_config(trust_remote_code=True))
 
 
 def test_hook_on_model_built(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,9 +46,13 @@ def test_core_says_its_version_once() -> None:
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.parent.name)
 def test_a_plugins_metadata(path: Path) -> None:
     project = read(path)
-    assert project["name"].startswith("plugin-")
+    assert project["name"].startswith(("plugin-", "llmcore-"))
     assert project["version"] == llmcore.__version__
-    assert "llmcore-engine>=0.1,<0.2" in project["dependencies"]
+    assert _imported(path.parent) == {named(line) for line in project["dependencies"] if named(line) in OURS}
+    major, minor = llmcore.__version__.split(".")[:2]
+    for line in project["dependencies"]:
+        if named(line) in OURS:
+            assert line.endswith(f">={major}.{minor},<{major}.{int(minor) + 1}"), line
     assert project["requires-python"] == read(CORE)["requires-python"]
     assert project["license"] == read(CORE)["license"]
     assert (path.parent / project["readme"]).read_text().startswith(f"# {project['name']}")

@@ -45,5 +45,8 @@ def register_commands() -> Iterable[CommandSpec]:
         command=f"{_CLI}.bench_kernels:run",
     )
     yield CommandSpec(
-        name="plugins new", summary="Write a plugin.", command=f"{_CLI}.new_plugin:new", heading="Commands"
+        name="plugins new",
+        summary="Write a plugin's package: code, entry point, test, README.",
+        command=f"{_CLI}.new_plugin:new",
+        heading="Commands",
     )

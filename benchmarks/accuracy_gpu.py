@@ -33,7 +33,8 @@ from llmcore.errors import LlmcoreError
 from llmcore.protocols import Device
 from llmcore.specs import OpSpec, TokenizerSpec
 from llmcore.text.source import open_tokenizer, prepare
-from llmcore_devtools.family import LoadedModel, Row, oracle, registry_for_tests, small_model
+from llmcore_devtools.family import oracle, small_model
+from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
 from oracle import transformers_model
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -38,7 +38,7 @@ from llmcore.engine.floor import decode_floor, seconds
 from llmcore.engine.model import pick_device
 from llmcore_devtools.bench.engine_runs import BenchEngine
 from llmcore_devtools.bench.machine import machine, versions
-from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.loaded_model import registry_for_tests
 
 DENSE = {
     "llama": "llama-3.1-8b",

@@ -24,7 +24,8 @@ import torch
 from accuracy_gpu import relative, their_logits
 from llmcore import LLM
 from llmcore.errors import ConfigError
-from llmcore_devtools.family import LoadedModel, oracle
+from llmcore_devtools.family import oracle
+from llmcore_devtools.loaded_model import LoadedModel
 from llmcore_gguf.tokenizer import convert
 from oracle import transformers_model
 from real_models import MODELS, fetch

@@ -2,9 +2,10 @@
 
     python benchmarks/streams.py [--seconds 10] [--repeats 3] [--dialect openai|lightllm] [--model DIR_OR_GGUF]
 
-The server is the real one (supervisor, HTTP workers, the demo's tokenizer); only the engine is llmcore_devtools's clock
-engine, whose tokens say when it sent them. The clients are load/streams.c, compiled here with cc, in one process of
-their own. `p50` and `p99` are a token's way from the engine's stamp to the client while all streams run; `all` counts
+The server is the real one (supervisor, HTTP workers, the demo's tokenizer); only the engine is the clock engine of
+llmcore_devtools, whose tokens say when it sent them. The clients are load/streams.c, compiled here with cc, in one
+process of their own. `p50` and `p99` are a token's way from the engine's stamp to the client while all streams run;
+`all` counts
 the first seconds too, in which the requests come in. The run with the lowest p99 of several counts; `others` says how
 many cores were busy with something else meanwhile. Clients that sleep between tokens are woken by the worker's own
 system calls where both are on one machine; with --nap_ms they read what has come every so often, which counts as late.

@@ -9,7 +9,7 @@ from llmcore_server.prometheus.tables import metrics
 
 _HEAD = """# Metrics
 
-<!-- Written by scripts/generate_docs.py from plugins/server/llmcore_server/prometheus/tables.py and core/llmcore/counters.py;
+<!-- Written by scripts/generate_docs.py from llmcore_server.prometheus.tables and llmcore.counters;
 `make docs` writes it again. -->
 
 `/metrics`, on the admin listener and on the server itself, is Prometheus' text format, at most about a second old.
@@ -18,8 +18,8 @@ and `name_count`. Lengths and times are observed when a request ends, those of f
 tokens and everything that is a gauge are there while requests run. A step that `/ready` had an idle engine do counts
 as one of its steps, with one prompt token and one generated one.
 
-`plugins/server/llmcore_server/prometheus/grafana.json`, which the admin listener serves as `/grafana.json`, is a Grafana
-dashboard of them: import it, and choose the Prometheus that scrapes this server.
+`plugins/server/llmcore_server/prometheus/grafana.json` is a Grafana dashboard of them. The admin listener serves it as
+`/grafana.json`: import it, and choose the Prometheus that scrapes this server.
 """
 
 

@@ -91,7 +91,7 @@ OUTLINES = (
     (
         "Tests",
         "llmcore_devtools",
-        "check_plugin check_interpreted Nonconformance registry_of ParserSample write_fake_model fake_answer",
+        "check_plugin check_interpreted Nonconformance registry_of write_fake_model fake_answer",
     ),
     ("Tests of families", "llmcore_devtools.family", "assert_family_matches_transformers LoadedModel"),
     ("Tests of dialects", "llmcore_devtools.dialect", "Side"),

@@ -33,3 +33,17 @@ def parsed(file: Path) -> ast.Module:
 
 def top(name: str) -> str:
     return name.partition(".")[0]
+
+
+def _packages() -> dict[str, dict[str, Path]]:
+    found = {"llmcore": {f"llmcore.{name}": file for name, file in MODULES.items() if name}}
+    for file in PLUGINS:
+        parts = file.relative_to(ROOT).parts
+        if parts[0] == "plugins":
+            name = ".".join(Path(*parts[2:]).with_suffix("").parts).removesuffix(".__init__")
+            found.setdefault(parts[2], {})[name] = file
+    return found
+
+
+PACKAGES = _packages()
+"""Package -> its modules by name: core's, and those of each distribution under plugins/."""

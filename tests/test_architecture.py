@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from source import MODULES, PLUGINS, ROOT, parsed, top
+from source import MODULES, PACKAGES, PLUGINS, ROOT, parsed, top
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 
 RANKS = (
     ("specs", "models"),
     (
-        *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget", "wire"),
-        *("tallies", "overview", "bounds", "conversion"),
-        *("child", "logs", "machine"),
+        *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget"),
+        *("counters", "decode_struct", "child", "logs", "machine"),
         *("weights.map", "weights.dtypes"),
     ),
     ("registry", "well_formed", "plugins", "official", "resolve", "modes", "inspect"),
@@ -26,26 +25,25 @@ RANKS = (
     ("layers",),
     ("weights", "kv", "sched", "text"),
     ("engine",),
+    ("cli",),
 )
 """Every module may import what stands in its own line or above."""
 
-BESIDE = {
-    "http": {"text", "http"},
-    "supervisor": {"supervisor", "text"},
-    "api": {"text", "http", "sched", "api", "kv"},
-}
-"""Packages that stand beside the ranks: what they may import besides the first three lines."""
+API = ("api", "text", "sched", "kv", "engine")
+"""Beside the first three lines, what `api` may import: it shows them to plugins."""
 
-FREE = {"cli", "testing", "bench"}
-"""Join everything; nobody imports them, except that plugins may import testing."""
+PUBLIC = ("api", "layers")
+"""What built-ins and plugins may import of core."""
 
-PUBLIC = ("api", "layers", "testing")
-"""What builtin and plugins may import."""
+HOST = (*PUBLIC, "text", "cli.options", "cli.display", "weights.source")
+"""What the server may import of core, beside the first three lines: it hosts the engine and the text rooms."""
 
-TORCH_FREE = (
-    *(*RANKS[0], "api", "sched", "text", "http", "cli", "supervisor", *RANKS[1], *RANKS[2]),
-    *(f"bench.{name}" for name in ("workloads", "stats", "machine", "client", "load", "svg")),
-)
+DIALECTS = ("openai", "lightllm", "tgi")
+
+TORCH_FREE = (*RANKS[0], "api", "sched", "text", "cli", *RANKS[1], *RANKS[2])
+"""`api.engine` alone brings torch."""
+
+SERVER_TORCH_FREE = ("http", "supervisor", "api", "messages", "serve", "plugin", "prometheus", "status")
 
 
 def imports(file: Path, package: str | None = None) -> Iterator[tuple[int, str]]:
@@ -77,16 +75,22 @@ def rank(name: str) -> int | None:
 
 def allowed(importer: str, imported: str) -> bool:
     """Whether one core module may import another."""
-    if imported == "" or top(importer) in FREE or importer == "":
-        return top(imported) != "builtin"
-    if top(imported) in (*FREE, "builtin", "api", "supervisor", "http") and top(imported) != top(importer):
-        return top(importer) == "api" and imported.startswith("http")
-    if top(importer) in BESIDE:
-        beside = any(imported == name or imported.startswith(name + ".") for name in BESIDE[top(importer)])
-        return beside or (rank(imported) is not None and rank(imported) <= 2)
-    mine, its = rank(importer), rank(imported)
+    if imported == "" or importer == "":
+        return True
+    if top(importer) == "api":
+        return top(imported) in API or _below(imported, 2)
+    mine = rank(importer)
     assert mine is not None, f"llmcore.{importer} has no place in RANKS"
-    return its is not None and its <= mine
+    return _below(imported, mine)
+
+
+def _below(imported: str, line: int) -> bool:
+    its = rank(imported)
+    return its is not None and its <= line
+
+
+def _is(name: str, among: tuple[str, ...]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in among)
 
 
 def test_imports_point_one_way() -> None:
@@ -111,13 +115,35 @@ def test_built_ins_have_no_privilege() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def _plugin(file: Path) -> str:
+    """ "server" for a file of plugins/server, "" for one of no distribution there."""
+    parts = file.relative_to(ROOT).parts
+    return parts[1] if parts[0] == "plugins" else ""
+
+
 def test_plugins_import_public_modules_only() -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{line} imports llmcore.{other}"
         for file in PLUGINS
+        if _plugin(file) != "devtools"
         for line, other in ours(file)
         if top(other) not in PUBLIC
+        and not (_plugin(file) == "server" and (_is(other, HOST) or other == "" or _below(other, 2)))
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_plugins_import_no_other_but_the_servers_api() -> None:
+    """Devtools join everything, and tests alone import them."""
+    wrong = []
+    for file in PLUGINS:
+        mine = _plugin(file)
+        for line, module in imports(file):
+            package = top(module)
+            if not package.startswith("llmcore_") or mine in ("", "devtools") or package == f"llmcore_{mine}":
+                continue
+            if not (mine in DIALECTS and module in ("llmcore_server.api", "llmcore_server.settings")):
+                wrong.append(f"{file.relative_to(ROOT)}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -130,17 +156,47 @@ def test_core_imports_no_plugin() -> None:
     assert not wrong
 
 
-def test_the_rule_can_fail() -> None:
+def cycles(edges: Mapping[str, set[str]]) -> list[set[str]]:
+    """Sets of modules that import each other, directly or not."""
+    reached: dict[str, set[str]] = {}
+    for start in edges:
+        seen, todo = set[str](), [start]
+        while todo:
+            for other in edges[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        reached[start] = seen
+    found = [{one for one in reached[name] if name in reached[one]} for name in edges if name in reached[name]]
+    return [group for index, group in enumerate(found) if group not in found[:index]]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_modules_of_a_package_import_each_other_in_one_direction(package: str) -> None:
+    modules = PACKAGES[package]
+    edges: dict[str, set[str]] = {name: set() for name in modules}
+    for name, file in modules.items():
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inside = {f"{node.module}.{alias.name}" for alias in node.names} & set(modules)
+                whole = len(inside) < len(node.names) and node.module in modules
+                edges[name] |= inside | ({node.module} if whole else set())
+            elif isinstance(node, ast.Import):
+                edges[name] |= {alias.name for alias in node.names} & set(modules)
+        edges[name].discard(name)
+    assert not cycles(edges)
+
+
+def test_the_rules_can_fail() -> None:
     assert not allowed("specs", "errors")
     assert not allowed("sched.scheduler", "engine.runner")
-    assert not allowed("http.front", "engine.engine")
-    assert not allowed("http.front", "layers")
-    assert not allowed("supervisor.supervisor", "http.worker")
     assert not allowed("plugins", "builtin.radix")
     assert not allowed("engine.llm", "api")
+    assert not allowed("engine.llm", "cli.options")
     assert not allowed("ops.linear", "weights.load")
     assert allowed("ops.linear", "weights.map")
     assert allowed("engine.engine", "sched.scheduler")
+    assert not _is("engine.build", HOST) and not _is("cli.plan", HOST)
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]
 
 
 # --- without torch ---------------------------------------------------------------------------------------------
@@ -154,7 +210,10 @@ def blocked(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_listed_packages_import_no_torch() -> None:
-    names = [f"llmcore.{name}" for name in MODULES if any(name == p or name.startswith(p + ".") for p in TORCH_FREE)]
+    names = [f"llmcore.{name}" for name in MODULES if _is(name, TORCH_FREE) and name != "api.engine"]
+    server = PACKAGES["llmcore_server"]
+    names += [name for name in server if _is(name.partition(".")[2], SERVER_TORCH_FREE)]
+    names += [name for dialect in DIALECTS for name in PACKAGES[f"llmcore_{dialect}"]]
     result = blocked(f"import importlib\nfor name in {names!r}: importlib.import_module(name)")
     assert result.returncode == 0, result.stderr[-2000:]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from source import MODULES, PLUGINS, ROOT, parsed, top
+from source import MODULES, PACKAGES, PLUGINS, ROOT, parsed, top
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 
@@ -122,7 +122,7 @@ def test_nothing_is_checked_by_assert() -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
         for file in SHIPPED
-        if not {"testing", "examples", "tests"} & set(file.parts)
+        if not {"llmcore_devtools", "examples", "tests"} & set(file.parts)
         for node in asserted(parsed(file))
     ]
     assert not wrong, "\n".join(wrong)
@@ -157,7 +157,10 @@ ENVIRONMENT = re.compile(r"\bos\.(environb?|getenv|putenv|unsetenv)\b|from os im
 
 
 def test_only_config_reads_the_environment() -> None:
-    places = [*(f for n, f in MODULES.items() if top(n) not in ("config", "testing")), *PLUGINS]
+    places = [
+        *(f for n, f in MODULES.items() if top(n) != "config"),
+        *(f for f in PLUGINS if "devtools" not in f.parts),
+    ]
     wrong = [str(file.relative_to(ROOT)) for file in places if ENVIRONMENT.search(file.read_text())]
     assert not wrong
 
@@ -206,12 +209,26 @@ def test_core_names_no_family_vendor_or_gpu() -> None:
 GUARDS = {"reraise_if_stopping", "_note"}
 """What asks whether an exception is this process's own end; a generation's `_note` does it for its handlers."""
 
+HOSTS = {
+    name: file
+    for package in (
+        "llmcore",
+        "llmcore_server",
+        "llmcore_openai",
+        "llmcore_lightllm",
+        "llmcore_tgi",
+        "llmcore_devtools",
+    )
+    for name, file in PACKAGES[package].items()
+}
+"""Modules that call plugins, or run where plugins are called."""
+
 OWN_WAYS = {
-    "http.worker": "ends its process or thread, and says why",
-    "http.admin.process": "ends its process or thread, and says why",
-    "engine.process": "ends its process, and says why",
-    "engine.local": "ends its thread, and tells who waits",
-    "testing.conformance_scheduling": "raises it again",
+    "llmcore_server.http.worker": "ends its process or thread, and says why",
+    "llmcore_server.http.admin.process": "ends its process or thread, and says why",
+    "llmcore_server.engine.process": "ends its process, and says why",
+    "llmcore.engine.local": "ends its thread, and tells who waits",
+    "llmcore_devtools.conformance_scheduling": "raises it again",
 }
 
 
@@ -222,23 +239,23 @@ def broad_handlers(tree: ast.Module, caught: str) -> Iterator[ast.ExceptHandler]
 
 
 ANY_FAILURE = {
-    *("http.app", "supervisor.push", "http.streaming.channel", "http.tls", "cli", "text.templates"),
-    *("testing.fake_engine", "testing.clock_engine"),
+    *(f"llmcore_server.{name}" for name in ("http.app", "supervisor.push", "http.streaming.channel", "http.tls")),
+    *("llmcore.cli", "llmcore.text.templates", "llmcore_devtools.fake_engine", "llmcore_devtools.clock_engine"),
 }
 """Who may catch Exception: no plugin's code is called there."""
 
 
 def unguarded(name: str) -> Iterator[str]:
     """Handlers of a module that let a native library's panic by, or keep the end of the process."""
-    tree = parsed(MODULES[name])
+    tree = parsed(HOSTS[name])
     for node in broad_handlers(tree, "BaseException"):
         bare = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
         if not bare and not any(called.rpartition(".")[2] in GUARDS for _, called, _ in calls(ast.walk(node))):
-            yield f"llmcore.{name}:{node.lineno}: call reraise_if_stopping first"
+            yield f"{name}:{node.lineno}: call reraise_if_stopping first"
     for node in () if name in ANY_FAILURE else broad_handlers(tree, "Exception"):
-        yield f"llmcore.{name}:{node.lineno}: catch BaseException, and call reraise_if_stopping"
+        yield f"{name}:{node.lineno}: catch BaseException, and call reraise_if_stopping"
 
 
 def test_who_goes_on_after_a_plugins_failure_asks_the_one_place_that_knows_one() -> None:
-    wrong = [line for name in MODULES if name not in OWN_WAYS for line in unguarded(name)]
+    wrong = [line for name in HOSTS if name not in OWN_WAYS for line in unguarded(name)]
     assert not wrong, "\n".join(wrong)

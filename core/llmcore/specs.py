@@ -285,7 +285,7 @@ class OutputParserSpec(Spec):
     two have names of their own. `special_tokens`: texts of special tokens that the parser has to see, which otherwise
     are left out of a model's text. `call_tags`: what calls begin with, for reasoning parsers, which let a call end a
     thought that the model forgot to end. `call_id_size`: the letters and digits that the templates of such models want
-    calls' ids to have. `samples`: () -> an iterable of testing.ParserSample, for the conformance check.
+    calls' ids to have. `samples`: () -> an iterable of api.text.ParserSample, for the conformance check.
 
     `grammar`: (api.text.ParserContext) -> api.text.CallGrammar, how calls of the context's tools are written, by which
     they are forced and their arguments made to fit; without it requests for that are refused. `thought_tags`: what a
@@ -338,13 +338,13 @@ class CommandSpec(Spec):
 class OptionSpec(Spec):
     """An option of `llmcore serve` that a plugin brings; read as ``config.plugin_options[name]``.
 
-    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default; on the command line
-    it takes the words up to the next option, with `one_word` the next one only. `aliases`: other names of it. An option
-    with a `unit` ("tokens") is a count and may be written 32k (32,000) or 32K (32,768). `low` and `high` are inclusive.
-    `unset`: a word that means the default. No error shows the value of a `secret` one, and neither does `llmcore config
-    show`; of a `login` one, an address, they hide the user and the password. `first_page`: the short `--help` lists it.
-    `variables`: environment variables beside `LLMCORE_NAME` that set it. `serving`: it has an effect on a server only,
-    so `LLM` refuses it. `section`: the frozen dataclass it is a field of (see `api.options_of`).
+    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default. On the command line
+    it takes the words up to the next option, with `one_word` the next one only. `aliases`: other names of it. An
+    option with a `unit` ("tokens") is a count and may be written 32k (32,000) or 32K (32,768). `low` and `high` are
+    inclusive. `unset`: a word that means the default. No error shows the value of a `secret` one, and neither does
+    `llmcore config show`. Of a `login` one, an address, they hide the user and the password. `first_page`: the short
+    `--help` lists it. `variables`: environment variables beside `LLMCORE_NAME` that set it. `serving`: it has an
+    effect on a server only, so `LLM` refuses it. `section`: the frozen dataclass it is a field of (`api.options_of`).
     """
 
     type: type = str

@@ -49,7 +49,7 @@ class CallLines:
 
 def samples():
     """What the conformance check cuts in many ways, with the events it must become."""
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
     call = (ToolCallBegun(0, "add"), ToolCallDelta(0, '{"a": 1}'), ToolCallEnded(0))
     yield ParserSample(

@@ -10,7 +10,7 @@ from llmcore.engine.floor import decode_floor, seconds
 from llmcore.modes import Pins
 from llmcore.specs import DeviceInfo
 from llmcore.weights.source import open_checkpoint, read_model
-from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.loaded_model import registry_for_tests
 
 LLAMA_8B = Path(__file__).parents[2] / "benchmarks" / "configs" / "llama-3.1-8b"
 

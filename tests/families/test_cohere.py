@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from llmcore.errors import ConfigError
 from llmcore.layers import Bound, LinearShape
-from llmcore.layers.methods import Unquantized
+from llmcore.layers.build import Unquantized
 from llmcore.plugins import load
 from llmcore.specs import ModelSpec
-from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, registry_for_tests, small_model
+from llmcore_devtools.family import assert_family_matches_transformers, small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "cohere.py"
 

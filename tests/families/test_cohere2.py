@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from llmcore.errors import ConfigError
 from llmcore.weights.source import read_model
-from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers
+from llmcore_devtools.loaded_model import registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "cohere2.py"
 ARCHITECTURE = "Cohere2ForCausalLM"

@@ -21,13 +21,12 @@ from llmcore_deepseek.config import DeepseekConfig
 from llmcore_devtools.family import (
     SMALL,
     SMALL_LATENT,
-    LoadedModel,
     assert_family_matches_transformers,
     assert_same,
     oracle,
-    registry_for_tests,
     small_model,
 )
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import load_file, save_file
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 

@@ -12,15 +12,8 @@ from llmcore.errors import ConfigError
 from llmcore.layers import Rows
 from llmcore.models import ModelConfig
 from llmcore.plugins import load
-from llmcore_devtools.family import (
-    SMALL,
-    LoadedModel,
-    assert_family_matches_transformers,
-    assert_same,
-    oracle,
-    registry_for_tests,
-    small_model,
-)
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers, assert_same, oracle, small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 
 GEMMA2, GEMMA3 = "Gemma2ForCausalLM", "Gemma3ForCausalLM"
 FILES = Path(__file__).parents[2] / "contrib_models"

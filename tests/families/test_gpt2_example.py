@@ -9,7 +9,8 @@ import pytest
 import torch
 from llmcore.errors import ConfigError
 from llmcore_devtools import registry_of
-from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, small_model
+from llmcore_devtools.family import assert_family_matches_transformers, small_model
+from llmcore_devtools.loaded_model import LoadedModel
 from safetensors.torch import load_file, save_file
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "gpt2" / "gpt2.py"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from llmcore_devtools import registry_of
-from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, small_model, where_they_part
+from llmcore_devtools.family import assert_family_matches_transformers, small_model, where_they_part
+from llmcore_devtools.loaded_model import LoadedModel
 
 WRONG = """
 import torch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llmcore_devtools.family import assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import assert_family_matches_transformers
+from llmcore_devtools.loaded_model import registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "mistral.py"
 

@@ -11,13 +11,8 @@ import torch
 import transformers
 from llmcore.errors import ConfigError
 from llmcore.weights.source import read_model
-from llmcore_devtools.family import (
-    SMALL,
-    LoadedModel,
-    assert_family_matches_transformers,
-    registry_for_tests,
-    small_model,
-)
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers, small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import load_file, save_file
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "mixtral.py"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from llmcore.errors import ConfigError
 from llmcore.specs import ModelSpec
-from llmcore_devtools.family import LoadedModel, registry_for_tests, small_model
+from llmcore_devtools.family import small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import load_file, save_file
 
 SPARSE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_local_experts": 3}

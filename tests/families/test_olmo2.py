@@ -12,7 +12,8 @@ from llmcore.layers import Build, Mesh
 from llmcore.plugins import load
 from llmcore.specs import DeviceInfo
 from llmcore.weights.source import read_model
-from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers
+from llmcore_devtools.loaded_model import registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "olmo2.py"
 ARCHITECTURE = "Olmo2ForCausalLM"

@@ -8,7 +8,8 @@ import pytest
 from llmcore.errors import ConfigError
 from llmcore.specs import ModelSpec
 from llmcore.weights.source import read_model
-from llmcore_devtools.family import SMALL, SMALL_LATENT, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, SMALL_LATENT, assert_family_matches_transformers
+from llmcore_devtools.loaded_model import registry_for_tests
 
 READERS = ("GlmForCausalLM", "Glm4ForCausalLM", "Phi3ForCausalLM", "StableLmForCausalLM")
 OTHERS = tuple(

@@ -10,13 +10,8 @@ import pytest
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
 from llmcore.weights.source import read_model
-from llmcore_devtools.family import (
-    SMALL,
-    assert_family_matches_transformers,
-    oracle,
-    registry_for_tests,
-    small_model,
-)
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers, oracle, small_model
+from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_devtools.tokenizer import write_tokenizer
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "phi3.py"

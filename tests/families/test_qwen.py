@@ -9,7 +9,8 @@ import pytest
 import transformers
 from llmcore.api import ConfigError, ModelConfig
 from llmcore.plugins import load
-from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers
+from llmcore_devtools.loaded_model import registry_for_tests
 
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 

@@ -11,7 +11,8 @@ import transformers
 from llmcore.api import ConfigError, DeviceInfo
 from llmcore.layers import Build
 from llmcore.plugins import load
-from llmcore_devtools.family import SMALL, assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import SMALL, assert_family_matches_transformers
+from llmcore_devtools.loaded_model import registry_for_tests
 
 QWEN2, QWEN3 = "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"
 

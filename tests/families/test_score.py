@@ -13,7 +13,8 @@ from llmcore import LLM
 from llmcore.api import RequestError
 from llmcore.bridge import Submit
 from llmcore.engine.engine import Engine
-from llmcore_devtools.family import LoadedModel, Row, registry_for_tests, small_model
+from llmcore_devtools.family import small_model
+from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
 from llmcore_devtools.tokenizer import write_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import nn

@@ -10,7 +10,8 @@ import pytest
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.specs import ModelSpec
-from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, registry_for_tests, small_model
+from llmcore_devtools.family import assert_family_matches_transformers, small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "stablelm.py"
 

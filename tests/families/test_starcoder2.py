@@ -9,7 +9,8 @@ import pytest
 from llmcore.errors import ConfigError
 from llmcore.plugins import load
 from llmcore.specs import ModelSpec
-from llmcore_devtools.family import assert_family_matches_transformers, registry_for_tests
+from llmcore_devtools.family import assert_family_matches_transformers
+from llmcore_devtools.loaded_model import registry_for_tests
 
 FILE = Path(__file__).parents[2] / "contrib_models" / "starcoder2.py"
 

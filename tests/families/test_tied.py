@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from llmcore_devtools.family import LoadedModel, small_model
+from llmcore_devtools.family import small_model
+from llmcore_devtools.loaded_model import LoadedModel
 from safetensors.torch import load_file, save_file
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -18,7 +18,8 @@ from llmcore.specs import DeviceInfo, PluginInfo
 from llmcore.weights.load import dummy_weights
 from llmcore.weights.map import Shard
 from llmcore_devtools import registry_of
-from llmcore_devtools.family import LoadedModel, Row, registry_for_tests, small_model
+from llmcore_devtools.family import small_model
+from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
 
 CONFIG = ModelConfig(
     architecture="Test",

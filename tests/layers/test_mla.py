@@ -21,7 +21,7 @@ from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
 from llmcore.weights.load import finish, load_weights
 from llmcore_devtools import registry_of
-from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.loaded_model import registry_for_tests
 from torch import nn
 
 from tests.weights.test_load import Held

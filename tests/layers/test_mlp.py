@@ -9,12 +9,12 @@ import torch
 from llmcore.api import KernelSpec, ModelConfig, OpContext, PluginInfo, Requires, hookimpl
 from llmcore.errors import ConfigError
 from llmcore.layers import Bound, Build, GatedMLP, LinearShape, Rows
-from llmcore.layers.methods import Unquantized
+from llmcore.layers.build import Unquantized
 from llmcore.modes import Pins
 from llmcore.ops import linear_silu_and_mul
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo
-from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.loaded_model import registry_for_tests
 
 CONFIG = ModelConfig(
     architecture="Test", vocab_size=10, hidden_size=24, num_layers=1, max_position=10, dtype="f32", kv_groups=()

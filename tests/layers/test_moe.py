@@ -17,7 +17,7 @@ from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, bucket_of
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.source import open_checkpoint
-from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.loaded_model import registry_for_tests
 from safetensors.torch import save_file
 from torch import nn
 

@@ -12,7 +12,8 @@ import torch
 import transformers
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from llmcore.errors import ConfigError
-from llmcore_devtools.family import LoadedModel, assert_same, oracle, small_model
+from llmcore_devtools.family import assert_same, oracle, small_model
+from llmcore_devtools.loaded_model import LoadedModel
 from llmcore_gguf.architectures import ARCHITECTURES
 from llmcore_gguf.checkpoint import GGUFCheckpoint
 

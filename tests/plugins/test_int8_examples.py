@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from llmcore_devtools import check_plugin, registry_of
-from llmcore_devtools.family import LoadedModel
+from llmcore_devtools.loaded_model import LoadedModel
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -17,7 +17,8 @@ from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.supervisor import watchdog
 
 TLS = Path(__file__).parent.parent / "data" / "tls"
-WORKER, TERMINATOR, ADMIN = (
+WORKER, TERMINATOR = "llmcore_server.http.worker", "llmcore_server.http.tls"
+ADMIN = "llmcore_server.http.admin.process"
     "llmcore_server.http.worker",
     "llmcore_server.http.tls",
     "llmcore_server.http.admin.process",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from llmcore.api.text import ParserSample
 from llmcore.plugins import load
 from llmcore.specs import OutputParserSpec
 from llmcore.text.events import (
@@ -19,7 +20,6 @@ from llmcore.text.events import (
 )
 from llmcore.text.parsing import ActiveParser, OutputParser, ParserContext, RequestParsing
 from llmcore_devtools import registry_of
-from llmcore_devtools.conformance_parsing import ParserSample
 
 SPECS = {spec.name: spec for spec, _ in registry_of("parsers").specs(OutputParserSpec) if spec.recognises}
 THINK = "deepseek_r1"

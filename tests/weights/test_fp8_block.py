@@ -17,7 +17,8 @@ from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
 from llmcore_devtools import check_plugin
 from llmcore_devtools.conformance_observing import CONFIG
-from llmcore_devtools.family import LoadedModel, assert_same, oracle, registry_for_tests, small_model
+from llmcore_devtools.family import assert_same, oracle, small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import load_file, save_file
 
 BLOCK = (16, 32)

@@ -21,7 +21,8 @@ from llmcore.models import ModelConfig
 from llmcore.specs import DeviceInfo
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights
 from llmcore.weights.map import Placement, Shard, WeightMap
-from llmcore_devtools.family import LoadedModel, registry_for_tests, small_model
+from llmcore_devtools.family import small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import save_file
 from torch import nn
 

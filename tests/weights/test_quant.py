@@ -17,7 +17,8 @@ from llmcore.layers import Build, LinearShape
 from llmcore.registry import Registry
 from llmcore.weights.quant import describe, find_quantization
 from llmcore_devtools.conformance_observing import CONFIG
-from llmcore_devtools.family import LoadedModel, oracle, registry_for_tests, small_model
+from llmcore_devtools.family import oracle, small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import load_file, save_file
 
 OWNER = PluginInfo("mine", "mine", "1", "mine")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from llmcore.errors import ConfigError
 from llmcore.weights.source import open_checkpoint, read_model
-from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.loaded_model import registry_for_tests
 from safetensors.torch import save_file
 
 REGISTRY = registry_for_tests()

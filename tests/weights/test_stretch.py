@@ -11,7 +11,7 @@ from llmcore.config import make_config
 from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
 from llmcore.weights.stretch import read_model_as_set, stretched
-from llmcore_devtools.family import registry_for_tests
+from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -13,7 +13,7 @@ from llmcore.text.events import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.parsing import OutputParser, OutputParsers, ParserContext, RequestParsing
+from llmcore.text.parsing import OutputParser, OutputParsers, ParserContext, ParserSample, RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
 from llmcore.text.tags import before_tag, held_back
@@ -34,6 +34,7 @@ __all__ = [
     "OutputParser",
     "OutputParsers",
     "ParserContext",
+    "ParserSample",
     "ReasoningDelta",
     "RequestParsing",
     "StopMatcher",

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from llmcore_devtools.bench.client import server_address
-
-from llmcore.errors import LlmcoreError
+from llmcore.errors import ConfigError, LlmcoreError
 
 Message = dict[str, str]
 
@@ -71,3 +70,16 @@ def _message(error: HTTPError) -> str:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return text[:200]
+
+
+def server_address(url: str) -> tuple[bool, str, int]:
+    """(whether over TLS, host, port) of a value of `--url`. Raises ConfigError for an address that is none."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # brackets that do not close, a port that is none
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
+        raise ConfigError(f"--url {url}: write http://HOST:PORT.")
+    secure = parts.scheme == "https"
+    return secure, host, port or (443 if secure else 80)

@@ -15,7 +15,9 @@ Origins = Mapping[str, str]
 
 def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> list[str]:
     """Raises ConfigError for the first contradiction; returns a sentence for each setting that has no effect or is a
-    risk. `sections`: the dataclasses of plugins' settings; one that has a method `check(config, origins)` is asked too.
+    risk.
+
+    `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too.
     """
     for problem in _PROBLEMS:
         text = problem(config, origins)

@@ -21,7 +21,9 @@ def shown_value(config: Config, setting: Setting) -> Any:
 
 
 def shown_settings(config: Config, brought: Iterable[Setting]) -> dict[str, Any]:
-    """The settings of core, and those `brought` by plugins, by name. Further settings of plugins are named only, because
-    a config does not say which of them are secret."""
+    """The settings of core, and those `brought` by plugins, by name.
+
+    Other settings of plugins are named only, because a config does not say which of them are secret.
+    """
     known = (*settings(), *(setting for setting in brought if setting.name in config.plugin_options))
     return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in known}

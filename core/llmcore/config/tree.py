@@ -32,8 +32,8 @@ DATA_TYPES: Mapping[str, DType] = {
 
 def option(default: Any, help: str, **more: Any) -> Any:
     """A setting: its default, one line of help, and what `Setting` takes of `aliases`, `choices`, `unit`, `low`,
-    `high`, `unset`, `one_word`, `secret`, `login`, `variables` and `first_page`. A setting with a unit is a count and may be
-    written 32k (32,000) or 32K (32,768).
+    `high`, `unset`, `one_word`, `secret`, `login`, `variables` and `first_page`. A setting with a unit is a count and
+    may be written 32k (32,000) or 32K (32,768).
     """
     return field(default=default, metadata={"help": help, **more})
 

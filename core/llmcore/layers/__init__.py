@@ -1,7 +1,7 @@
 """Public building blocks of model families. Every layer is called as ``layer(x, step)``."""
 
 from llmcore.layers.attention import Attention
-from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape
 from llmcore.layers.decoder import Decoder, Hidden
 from llmcore.layers.dense import (
     DenseConfig,
@@ -16,7 +16,6 @@ from llmcore.layers.layer import Layer
 from llmcore.layers.layout import KV, Layout, zeros
 from llmcore.layers.linear import Linear, MergedLinear, PairedQKV, QKVLinear, apart
 from llmcore.layers.mesh import Mesh
-from llmcore.layers.methods import Bound, LinearMethod, LinearShape
 from llmcore.layers.mla import MLA, MLA_FUSE, LatentSpec
 from llmcore.layers.mlp import MLP, GatedMLP
 from llmcore.layers.moe import MoE, expert_elements, expert_names

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from llmcore.errors import ConfigError
-from llmcore.layers.build import Build
+from llmcore.layers.build import Bound, Build, LinearCall, LinearMethod, LinearShape
 from llmcore.layers.layer import Layer
-from llmcore.layers.methods import Bound, LinearCall, LinearMethod, LinearShape
 from llmcore.layers.step import Bucketed
 from llmcore.weights.map import Placement, Shard
 

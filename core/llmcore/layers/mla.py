@@ -9,11 +9,10 @@ from functools import partial
 import torch
 
 from llmcore.errors import ConfigError
-from llmcore.layers.build import AttentionKernels, Build
+from llmcore.layers.build import AttentionKernels, Build, Unquantized
 from llmcore.layers.latent import LatentPrefill, LatentSizes, Piece, Room
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, apart
-from llmcore.layers.methods import Unquantized
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Bucketed, Rows, Step

@@ -53,6 +53,15 @@ class ParserContext:
         return True if end.endswith(opening) else False if end.endswith(closing) else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParserSample:
+    """What a model wrote, and the joined events it must become (None: any that keep the contract)."""
+
+    text: str
+    context: ParserContext = field(default_factory=ParserContext)
+    events: tuple[Event, ...] | None = None
+
+
 class OutputParser(Protocol):
     """One choice's text on its way to events.
 

@@ -14,7 +14,7 @@ from llmcore.registry import Registry, fix_for
 from llmcore.specs import PluginInfo, QuantMethodSpec
 
 if TYPE_CHECKING:
-    from llmcore.layers.methods import LinearMethod
+    from llmcore.layers.build import LinearMethod
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def unquantized(quantized: Quantized | None, checkpoint: Checkpoint) -> Checkpoi
 
 def linear_method_of(quantized: Quantized | None) -> LinearMethod:
     """How the model's linears hold their weights."""
-    from llmcore.layers.methods import Unquantized  # torch, which what only plans does without
+    from llmcore.layers.build import Unquantized  # torch, which what only plans does without
 
     return (None if quantized is None else quantized.method.linear_method) or Unquantized()
 

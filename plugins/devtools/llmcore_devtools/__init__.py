@@ -18,12 +18,10 @@ from llmcore_devtools.conformance import CHECKS, Nonconformance, check_plugin
 
 if TYPE_CHECKING:
     from llmcore_devtools.conformance_computing import check_interpreted
-    from llmcore_devtools.conformance_parsing import ParserSample
     from llmcore_devtools.fake_files import fake_answer, write_fake_model
 
 __all__ = [
     "Nonconformance",
-    "ParserSample",
     "check_interpreted",
     "check_plugin",
     "fake_answer",
@@ -32,7 +30,6 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "ParserSample": "llmcore_devtools.conformance_parsing:ParserSample",
     "check_interpreted": "llmcore_devtools.conformance_computing:check_interpreted",
     "fake_answer": "llmcore_devtools.fake_files:fake_answer",
     "write_fake_model": "llmcore_devtools.fake_files:write_fake_model",

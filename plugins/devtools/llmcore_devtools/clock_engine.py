@@ -1,4 +1,4 @@
-"""`python -m llmcore_devtools.clock_engine FD`: an engine whose tokens tell the time, to load servers at a steady rate.
+"""`python -m llmcore_devtools.clock_engine FD`: an engine whose tokens tell the time. It loads servers steadily.
 
 At every turn of a fixed grid it sends each worker one message with one token for each of its requests; the token says
 when. What a client receives can then be timed from the engine on, through the real detokenizing, stop check and JSON.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from llmcore.text.events import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.parsing import MakeParser, ParserContext
+from llmcore.text.parsing import MakeParser, ParserContext, ParserSample
 from llmcore.text.templates import ChatTemplate
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded
@@ -38,15 +38,6 @@ _KINDS = {
     "tool": (TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded),
     "reasoning": (TextDelta, ReasoningDelta),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParserSample:
-    """What a model wrote, and the joined events it must become (None: any that keep the contract)."""
-
-    text: str
-    context: ParserContext = field(default_factory=ParserContext)
-    events: tuple[Event, ...] | None = None
 
 
 def parsed(make: MakeParser, context: ParserContext, pieces: Iterable[str]) -> list[Event]:

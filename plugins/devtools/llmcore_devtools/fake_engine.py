@@ -1,4 +1,4 @@
-"""`python -m llmcore_devtools.fake_engine FD`: an engine that echoes prompts, to test servers without a model or torch.
+"""`python -m llmcore_devtools.fake_engine FD`: an engine that echoes prompts, for tests without a model or torch.
 
 It speaks the wire as the real one does. Token i of an answer is token i of the prompt, over and over. What it does
 beside that is asked for in `config.plugin_options`:

@@ -12,7 +12,7 @@ from llmcore.layers.step import Step
 from torch import nn
 
 if TYPE_CHECKING:
-    from llmcore_devtools.family import LoadedModel
+    from llmcore_devtools.loaded_model import LoadedModel
 
 EMBEDDING, LOGITS = "embed_tokens", "logits"
 

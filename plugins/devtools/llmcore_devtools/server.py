@@ -75,7 +75,7 @@ class RunningServer:
         return int(self.url.rpartition(":")[2])
 
     def children(self) -> dict[str, int]:
-        """Process ids by module: "llmcore_server.engine.process", "llmcore_server.http.worker" (with #2, #3 for further ones)."""
+        """Process ids by module, as "llmcore_server.http.worker"; the second process of a module has #2 behind it."""
         found: dict[str, int] = {}
         for pid in _children_of(self.process.pid):
             module = _command(pid).partition("-m\0")[2].partition("\0")[0]

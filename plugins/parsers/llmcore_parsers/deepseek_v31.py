@@ -20,7 +20,7 @@ from llmcore_parsers.deepseek_v3 import (
 from llmcore_parsers.sampled import Sample, with_tools
 
 if TYPE_CHECKING:
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
 
 class DeepSeekV31ToolParser(DeepSeekV3ToolParser):

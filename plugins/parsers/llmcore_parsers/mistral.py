@@ -12,7 +12,7 @@ from llmcore_parsers.json_calls import JsonCalls
 from llmcore_parsers.sampled import Sample, called, with_tools
 
 if TYPE_CHECKING:
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
 TAG, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _SEPARATORS = re.compile(r"[\s,]*")

@@ -13,7 +13,7 @@ from llmcore_parsers.brackets import Brackets
 from llmcore_parsers.sampled import Sample, called, with_tools
 
 if TYPE_CHECKING:
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)

@@ -14,7 +14,7 @@ from llmcore_parsers.sampled import Sample, called, with_tools
 from llmcore_parsers.schema_types import as_json, types_of
 
 if TYPE_CHECKING:
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmcore.api.text import Event, ParserContext, ToolCallBegun, ToolCallDelta, ToolCallEnded
 
 if TYPE_CHECKING:
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
 Sample = tuple[str, tuple[Event, ...]]
 """An output, and the events it is."""
@@ -21,7 +21,7 @@ def called(index: int, name: str, arguments: str) -> tuple[Event, ...]:
 
 def with_tools(samples: Iterable[Sample], weather: Mapping[str, Any] | None = None) -> Iterable[ParserSample]:
     """As answers to requests that have the tools `weather`, which may be described, and `add`."""
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
     context = ParserContext(tools={"weather": weather or {}, "add": {}})
     for text, events in samples:

@@ -10,7 +10,7 @@ from llmcore.api.text import Event, ParserContext, ReasoningDelta, TextDelta
 from llmcore_parsers.machine import first_tag
 
 if TYPE_CHECKING:
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -97,7 +97,7 @@ class ThinkParser:
 
 def samples() -> Iterable[ParserSample]:
     """Outputs for the conformance check."""
-    from llmcore_devtools import ParserSample
+    from llmcore.api.text import ParserSample
 
     thought, answer = ReasoningDelta("2 < 3,\n\nso </ yes"), TextDelta("Yes.\n</think>")
     text = "2 < 3,\n\nso </ yes\n</think>\n\nYes.\n</think>"

@@ -48,8 +48,9 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.engine.process FD` needs. `parent`: pid; `log`: file for tracebacks, stacks.
+    """Everything `python -m llmcore_server.engine.process FD` needs.
 
+    `parent`: its process id. `log`: the file for tracebacks and stacks.
     `report_seconds`: how often it sends `Snapshot`.
     """
 

@@ -9,7 +9,8 @@ import pytest
 from acme_serving.scheduler import ShortestPrompt
 from llmcore.api.sched import WaitingRequest
 from llmcore_devtools import check_plugin, registry_of
-from llmcore_devtools.family import LoadedModel, assert_family_matches_transformers, small_model
+from llmcore_devtools.family import assert_family_matches_transformers, small_model
+from llmcore_devtools.loaded_model import LoadedModel
 
 ALONE = registry_of("acme")
 

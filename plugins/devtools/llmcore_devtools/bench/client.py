@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from llmcore.errors import ConfigError
+from llmcore.cli.openai_client import server_address
 
 _LONGEST_HEAD = 1 << 16
 _SHOWN = 300
@@ -68,19 +68,6 @@ DIALECTS: Mapping[str, Dialect] = {
         b'"count_output_tokens":',
     ),
 }
-
-
-def server_address(url: str) -> tuple[bool, str, int]:
-    """(whether over TLS, host, port) of a value of `--url`. Raises ConfigError for an address that is none."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:  # brackets that do not close, a port that is none
-        host = None
-    if not host or parts.scheme not in ("http", "https"):
-        raise ConfigError(f"--url {url}: write http://HOST:PORT.")
-    secure = parts.scheme == "https"
-    return secure, host, port or (443 if secure else 80)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from llmcore.api.engine import Crowd
 from llmcore.bridge import Submit
-from llmcore.sched.crowd import Crowd
 
 from llmcore_server.limits import Bounds, too_many, too_many_of_key
 from llmcore_server.messages import Intake

@@ -11,11 +11,9 @@ import time
 from types import FrameType
 
 import zmq
+from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
 from llmcore.bridge import Abort, FinishChoice, Submit
 from llmcore.counters import TALLIES, ServerFigures
-from llmcore.engine.build import build_engine
-from llmcore.engine.engine import DeviceLost, Engine, Events
-from llmcore.engine.refusals import refusal
 from llmcore.errors import RequestError, Stopped
 from llmcore.plugins import build_registry
 

@@ -1,9 +1,9 @@
 """Who is let through to the engine: refused as early, and as cheaply, as a worker can tell.
 
-The engine alone knows how many wait, and refuses exactly (`llmcore_server.engine.admission`). A worker refuses before that
-what the engine would refuse anyway: it has heard that the queue is full, or has that many requests open itself. It is
-asked twice: when a request's head has been read, before its body and before a thread is taken (`Doorman`), and before
-the responder of its route runs (`Arrivals`), which also finds requests that came before the news did. Access
+The engine alone knows how many wait, and refuses exactly (`llmcore_server.engine.admission`). A worker refuses before
+that what the engine would refuse anyway: it has heard that the queue is full, or has that many requests open itself.
+It is asked twice: when a request's head has been read, before its body and before a thread is taken (`Doorman`), and
+before the responder of its route runs (`Arrivals`), which also finds requests that came before the news did. Access
 (`llmcore_server.http.access`) is checked before that.
 """
 

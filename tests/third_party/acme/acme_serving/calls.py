@@ -2,8 +2,15 @@
 
 import json
 
-from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded, before_tag
-from llmcore_devtools import ParserSample
+from llmcore.api.text import (
+    ParserContext,
+    ParserSample,
+    TextDelta,
+    ToolCallBegun,
+    ToolCallDelta,
+    ToolCallEnded,
+    before_tag,
+)
 
 OPEN, CLOSE = "<call ", "</call>"
 

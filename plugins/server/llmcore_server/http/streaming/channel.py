@@ -9,19 +9,22 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from llmcore.errors import RequestError, reraise_if_stopping
 from waitress.channel import HTTPChannel
 
-from llmcore_server.http.bodies import too_many_bodies
+from llmcore_server.http.bodies import Pool, too_many_bodies
+from llmcore_server.http.entry import Entry
+from llmcore_server.http.errors import EncodeError
 from llmcore_server.http.peer import network
 from llmcore_server.http.reply import Detach, Reply
-from llmcore_server.http.streaming.limits import FRESH_SECONDS, BodyPace
-from llmcore_server.http.streaming.loop import GONE, READ, WRITE
-from llmcore_server.http.streaming.owner import Owner
+from llmcore_server.http.send_batch import SendBatch
+from llmcore_server.http.streaming.limits import FRESH_SECONDS, BodyPace, Limits
+from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop
 from llmcore_server.http.streaming.refusal import refusal
 from llmcore_server.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
+from llmcore_server.http.strict import Head
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,23 @@ class Feed:
     def __init__(self, task: StreamTask, pieces: Iterator[bytes]) -> None:
         self.task, self.pieces = task, pieces
         self.began, self.sent = time.monotonic(), 0
+
+
+class Owner(Protocol):
+    """What a connection needs of its server."""
+
+    limits: Limits
+    pool: Pool
+    loop: Loop
+    send_batch: SendBatch
+    encoder: Callable[[str], EncodeError]
+    """How the dialect of a path writes errors."""
+
+    def judge(self, head: Head) -> Entry:
+        """Admit or refuse a request by its head."""
+
+    def forget(self, channel: StreamChannel) -> None:
+        """`channel` is closing."""
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]

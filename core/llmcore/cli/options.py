@@ -24,7 +24,7 @@ from llmcore.config import (
 from llmcore.config.foreign import SHORT, foreign
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
-from llmcore.official import plugin_with_option
+from llmcore.official import missing_option
 from llmcore.plugins import build_registry, collect
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec
@@ -106,8 +106,8 @@ class SettingsCommand(click.Command):
             told = foreign(SHORT.get(name) or canonical(name), known) if name in SHORT or name[:2] == "--" else None
             if told:
                 raise ConfigError(f"{name} {told}")
-            if canonical(name) not in known and (dist := plugin_with_option(canonical(name))):
-                raise ConfigError(f"{name} is an option of {dist}, which is not installed; pip install {dist}")
+            if canonical(name) not in known and (told := missing_option(canonical(name))):
+                raise ConfigError(f"{name} {told}")
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and one option per setting."""

@@ -44,8 +44,9 @@ class Resolved:
 class SettingsCommand(click.Command):
     """A command whose options are settings; its callback gets them as `resolved`.
 
-    `groups`: which groups of settings it offers on the command line, None for all. All of them are read from YAML and
-    the environment, so that one file serves every command.
+    `groups`: which groups of settings it offers on the command line, None for all; "plugin_options" are the settings of
+    plugins that have an effect without a server. All of them are read from YAML and the environment, so that one file
+    serves every command.
     """
 
     def __init__(self, *args: Any, groups: Sequence[str] | None = None, **more: Any) -> None:
@@ -133,7 +134,10 @@ class SettingsCommand(click.Command):
         known = (*settings(), *brought)
         if self.groups is None:
             return [*known, *absent_settings(known)]
-        return [setting for setting in known if setting.group in self.groups]
+        own = [setting for setting in settings() if setting.group in self.groups]
+        if "plugin_options" in self.groups:
+            own += [setting for setting in brought if not setting.serving]
+        return own
 
 
 def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:

@@ -270,7 +270,7 @@ class Soak:
         self._over, self._resting = threading.Event(), threading.Event()
         self._clients = [Client(server.port, i, self._tally, pace, self._over, self._resting) for i in range(clients)]
         pids = {"supervisor": server.process.pid, **server.children()}
-        self._watched = [Watched(name.removeprefix("llmcore."), pid) for name, pid in pids.items()]
+        self._watched = [Watched(name.removeprefix("llmcore_server."), pid) for name, pid in pids.items()]
         self._left: list[str] = []
         self._window = self._new_window()
 

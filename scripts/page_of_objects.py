@@ -45,7 +45,8 @@ SOURCES = (
     (
         "Parsers of models' output",
         "llmcore.api.text",
-        "ParserContext OutputParser TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded CallGrammar",
+        "ParserContext OutputParser TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded CallGrammar "
+        "ParserSample",
     ),
     ("What a parser's spec says of chat templates", "llmcore.api", "TemplateMarks"),
     ("Requests, for dialects", "llmcore.api", "SamplingParams LengthDecay Submit ChoiceEvent Finish Bridge Load"),
@@ -68,6 +69,7 @@ OUTLINES = (
         "DenseConfig read_dense dense_weights windowed_groups read_rope expert_names expert_elements read_scoring "
         "scoring_weights",
     ),
+    ("Settings of a plugin", "llmcore.api", "option options_of Config without_effect"),
     ("Names in a checkpoint", "llmcore.api", "WeightMap Shard Placement read_dtype"),
     (
         "HTTP",
@@ -75,6 +77,12 @@ OUTLINES = (
         "Front Route Job Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
         "retry_headers check clamped guided fitting Asked TypedGrammar typed Listed listed pieces Places "
         "LogprobsLimit room_for_logprobs ErrorAnswer ErrorMembers",
+    ),
+    (
+        "Conversations of any dialect",
+        "llmcore_server.api",
+        "Conversation ToolChoice guided_calls check_variables filled check_begun thought_of Block TextBlock "
+        "ReasoningBlock CallBlock blocks Released released_by_token TokenNames UnshownTokens",
     ),
     (
         "Text",

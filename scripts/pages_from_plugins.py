@@ -105,7 +105,7 @@ def official_plugins() -> str:
         kinds[parser.kind] = [*kinds.get(parser.kind, ()), *(m for m in marks if m not in kinds.get(parser.kind, ()))]
     for kind, key in ((LogitsProcessorSpec, "processors"), (OptionSpec, "options"), (CommandSpec, "commands")):
         for spec, plugin in registry.specs(kind):
-            has(plugin)[key].append(spec.name)
+            has(plugin)[key] += (spec.name, *getattr(spec, "aliases", ()))
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
 

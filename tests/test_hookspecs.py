@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from llmcore import specs
 from llmcore.api import ConfigError, KVGroupSpec, RequestError
 from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
-from llmcore.config import Config, make_config
+from llmcore.config import make_config
 from llmcore.hookspecs import HOOKS
 from llmcore.inspect import hook_rows
 from llmcore.models import LayerInfo
@@ -225,11 +225,16 @@ def test_hook_register_commands() -> None:
     assert CliRunner().invoke(command, ["you"]).output == "Hello you!\n"
 
 
-def test_hook_register_options() -> None:
-    registry, _ = example("register_options")
+def test_hook_register_options(caplog: pytest.LogCaptureFixture) -> None:
+    registry, module = example("register_options")
+    brought = [spec for spec, _ in registry.specs(specs.OptionSpec) if spec.section is module.Probe]
     assert registry.find(specs.OptionSpec, "probe_format").choices == ("csv", "json")
-    with pytest.raises(ConfigError, match="probe_layers is negative"):
-        registry.call("on_startup", config=Config(plugin_options={"probe_layers": -1}))
+    with pytest.raises(ConfigError, match="--probe_layers: -1 is out of range"):
+        make_config(brought, probe_layers=-1)
+    make_config(brought, probe_format="json")
+    assert "--probe_format has no effect: probe_layers is 0" in caplog.text
+    registry.call("on_startup", config=make_config(brought, probe_layers=2))
+    assert module.KEPT["probe"] == module.Probe(probe_layers=2)
 
 
 def test_hook_register_metric_sinks() -> None:
@@ -258,8 +263,8 @@ def test_hook_build_layer() -> None:
 
 def test_hook_on_startup() -> None:
     registry, _ = example("on_startup")
-    with pytest.raises(ConfigError, match="never listens on every interface"):
-        registry.call("on_startup", config=make_config(host="0.0.0.0"))
+    with pytest.raises(ConfigError, match="no code that comes with a model"):
+        registry.call("on_startup", config=make_config(trust_remote_code=True))
 
 
 def test_hook_on_model_built(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,7 +305,7 @@ WRONG = {
     "register_logits_processors": ("words_of(self.vocab_size)", "words_of(self.vocab_size + 64)", "its mask is int32"),
     "register_tokenizers": ('"bytes.tokenizer").is_file()', '"x").parent.is_dir()', "recognises an empty folder"),
     "register_commands": ("@click.command()", "@(lambda f: f)", "is a function"),
-    "register_options": ('default="csv"', 'default="xml"', "is not a choice"),
+    "register_options": ('option("csv"', 'option("xml"', "is not a choice"),
     "register_quant_methods": ('== "int8_rows"', "is not None", "which is another method's config"),
     "register_models": (".square()", ".abs()", "logits of token 0 are off"),
     "build_layer": ("return out", "return out[0]", "unpack"),

@@ -89,7 +89,7 @@ def test_a_request_calls_hooks_once_whatever_its_length(
         calls.append(watch(registry))
         return registry
 
-    monkeypatch.setattr("llmcore.engine.llm.build_registry", watched)
+    monkeypatch.setattr("llmcore.plugins.build_registry", watched)
     with LLM(model, plugins=[plugin], max_total_token_num=512) as llm:
         (called,) = calls
         counts = []

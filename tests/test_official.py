@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 from llmcore import official
 from llmcore.bridge import ModelFacts
+from llmcore.builtin.commands import register_commands
 from llmcore.cli import main
 from llmcore.config import make_config
-from llmcore.official import kernels_that_help, official_plugins, parsers_that_help, processors_that_help
+from llmcore.official import (
+    kernels_that_help,
+    missing_command,
+    missing_option,
+    official_plugins,
+    parsers_that_help,
+    processors_that_help,
+)
 from llmcore.registry import Registry
 from llmcore.specs import DeviceInfo, PluginInfo
 from llmcore_devtools.tokenizer import write_tokenizer
@@ -83,6 +91,32 @@ def test_an_option_of_a_plugin_that_is_not_installed_names_it(
     assert (
         said == "error: --speak-slowly is an option of plugin-slow, which is not installed; pip install plugin-slow\n"
     )
+
+
+def test_what_an_extra_brings_is_installed_by_its_name(installed: list[str]) -> None:
+    serve = '`llmcore serve` comes with llmcore-server, which is not installed; pip install "llmcore-engine[server]"'
+    assert missing_command("serve") == serve
+    assert missing_command("bench") == (
+        '`llmcore bench` comes with llmcore-devtools, which is not installed; pip install "llmcore-engine[devtools]"'
+    )
+    for option in ("port", "server_port"):
+        told = missing_option(option)
+        assert told == 'is an option of llmcore-server, which is not installed; pip install "llmcore-engine[server]"'
+    assert missing_command("generate") is None and missing_option("model_dir") is None
+    installed += ["llmcore_server", "Llmcore-Devtools"]
+    assert missing_command("serve") is missing_command("bench") is missing_option("port") is None
+
+
+def test_a_command_that_is_not_installed_is_one_line(
+    installed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = {spec.name: spec for spec in register_commands()}
+    monkeypatch.setattr("llmcore.cli.group.commands", lambda ctx: core)
+    for args in (["serve", "m"], ["bench", "latency", "m"], ["plugins", "new", "x"]):
+        with pytest.raises(SystemExit) as end:
+            main(args)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2 and "which is not installed; pip install" in line, line
 
 
 def test_the_table_names_distributions_of_this_tree_and_is_package_data() -> None:

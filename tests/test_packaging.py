@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import re
@@ -12,12 +13,14 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import llmcore
 import pytest
+from setuptools import find_namespace_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "pyproject.toml"
@@ -27,6 +30,40 @@ PLUGINS = [*sorted(ROOT.glob("plugins/*/pyproject.toml")), ROOT / "contrib_model
 def read(path: Path) -> dict[str, Any]:
     """The [project] table of a pyproject."""
     return tomllib.loads(path.read_text())["project"]
+
+
+def named(requirement: str) -> str:
+    """The distribution that a line of `dependencies` names."""
+    return re.split(r"[^A-Za-z0-9_-]", requirement, maxsplit=1)[0]
+
+
+OURS = {read(path)["name"]: path for path in (CORE, *PLUGINS)}
+"""Distribution -> its pyproject."""
+
+IMPORTED = {"llmcore": "llmcore-engine", "llmcore_server": "llmcore-server", "llmcore_devtools": "llmcore-devtools"}
+"""What others import of us -> its distribution."""
+
+
+def required(path: Path) -> set[str]:
+    """The distributions of ours that come with the one at `path`."""
+    lines = [line for line in read(path)["dependencies"] if named(line) in OURS]
+    extras = [line for wanted in lines if "[" in wanted for line in extra(wanted)]
+    direct = {named(line) for line in (*lines, *extras)}
+    return direct.union(*(required(OURS[dist]) for dist in direct))
+
+
+def extra(requirement: str) -> list[str]:
+    """What the extra in a requirement brings beside the distribution."""
+    wanted = requirement.partition("[")[2].partition("]")[0]
+    brought: list[str] = read(OURS[named(requirement)])["optional-dependencies"][wanted]
+    return brought
+
+
+def packages(path: Path) -> set[Path]:
+    """Folders of Python modules that belong to the distribution at `path`, relative to where its code begins."""
+    root = path.parent / "core" if path == CORE else path.parent
+    found = {file.parent.relative_to(root) for file in root.rglob("*.py") if "build" not in file.parts}
+    return found - {Path()}
 
 
 def script(name: str) -> ModuleType:
@@ -46,14 +83,71 @@ def test_core_says_its_version_once() -> None:
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.parent.name)
 def test_a_plugins_metadata(path: Path) -> None:
     project = read(path)
-    assert project["name"].startswith("plugin-")
+    assert project["name"].startswith(("plugin-", "llmcore-"))
     assert project["version"] == llmcore.__version__
-    assert "llmcore-engine>=0.1,<0.2" in project["dependencies"]
+    major, minor = llmcore.__version__.split(".")[:2]
+    for line in project["dependencies"]:
+        if named(line) in OURS:
+            assert line.endswith(f">={major}.{minor},<{major}.{int(minor) + 1}"), line
     assert project["requires-python"] == read(CORE)["requires-python"]
     assert project["license"] == read(CORE)["license"]
     assert (path.parent / project["readme"]).read_text().startswith(f"# {project['name']}")
     for module in project["entry-points"]["llmcore"].values():
         assert module.startswith("llmcore_")
+
+
+@pytest.mark.parametrize("path", [CORE, *PLUGINS], ids=lambda path: path.parent.name)
+def test_a_distribution_requires_what_it_imports(path: Path) -> None:
+    root = path.parent / "core" if path == CORE else path.parent
+    files = [file for file in root.rglob("*.py") if "build" not in file.parts]
+    trees = [ast.parse(file.read_text()) for file in files]
+    roots = {name.partition(".")[0] for tree in trees for name in _imports(tree)}
+    needed = {IMPORTED[name] for name in roots & set(IMPORTED)} - {read(path)["name"]}
+    assert needed <= required(path)
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("path", [CORE, *PLUGINS], ids=lambda path: path.parent.name)
+def test_a_distribution_packages_all_its_modules(path: Path) -> None:
+    """A package in a package is left out silently where it is not listed."""
+    described = tomllib.loads(path.read_text())["tool"]["setuptools"]
+    if isinstance(described["packages"], list):
+        folders = described.get("package-dir", {})
+        listed = {Path(folders.get(name, name.replace(".", "/"))) for name in described["packages"]}
+        assert listed == (packages(path) or {Path()})
+        return
+    find = described["packages"]["find"]
+    root = path.parent / "core" if path == CORE else path.parent
+    found = find_namespace_packages(str(root), include=find.get("include", ["*"]))
+    assert {Path(name.replace(".", "/")) for name in found} >= packages(path)
+
+
+@pytest.mark.parametrize("path", [CORE, *PLUGINS], ids=lambda path: path.parent.name)
+def test_a_distribution_packages_what_its_code_reads(path: Path) -> None:
+    described = tomllib.loads(path.read_text())["tool"]["setuptools"]
+    root = path.parent / "core" if path == CORE else path.parent
+    kept = {
+        file
+        for package, patterns in described.get("package-data", {}).items()
+        for pattern in patterns
+        for file in (root / package).glob(pattern)
+    }
+    data = {file for folder in packages(path) for file in (root / folder).iterdir() if file.is_file()}
+    assert {file for file in data if file.suffix not in (".py", ".pyc")} <= kept
+
+
+def test_the_extras_of_core_bring_what_is_not_in_it() -> None:
+    extras = read(CORE)["optional-dependencies"]
+    server = {named(line) for line in extras["server"]}
+    assert server == {"llmcore-server", "plugin-openai", "plugin-lightllm", "plugin-tgi"}
+    assert [named(line) for line in extras["devtools"]] == ["llmcore-devtools"]
 
 
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.parent.name)

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from llmcore.plugins import available
+from llmcore.plugins import CORE_DIST, available, extras
 from llmcore.specs import DeviceInfo, TemplateMarks
 
 _TOOLS = re.compile(r"\btools\b")
@@ -59,14 +59,22 @@ def processors_that_help(present: Iterable[str]) -> list[str]:
     ]
 
 
-def plugin_with_option(name: str) -> str | None:
-    """The distribution that is not installed and brings the option `name`."""
-    return next((dist for dist, has in _absent() if name in has["options"]), None)
+def missing_option(name: str) -> str | None:
+    """What to install for the option `name`, where the distribution that brings it is not installed."""
+    dist = next((dist for dist, has in _absent() if name in has["options"]), None)
+    return dist and f"is an option of {dist}, which is not installed; {_to_install(dist)}"
 
 
-def distribution_with_command(name: str) -> str | None:
-    """The distribution that is not installed and brings the command `name`."""
-    return next((dist for dist, has in _absent() if name in has["commands"]), None)
+def missing_command(name: str) -> str | None:
+    """What to install for the command `name`, where the distribution that brings it is not installed."""
+    dist = next((dist for dist, has in _absent() if name in has["commands"]), None)
+    return dist and f"`llmcore {name}` comes with {dist}, which is not installed; {_to_install(dist)}"
+
+
+def _to_install(dist: str) -> str:
+    """The line for a shell. An extra brings what belongs to the distribution: the server its dialects."""
+    extra = extras().get(dist)
+    return f'pip install "{CORE_DIST}[{extra}]"' if extra else f"pip install {dist}"
 
 
 def _absent() -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -156,18 +156,18 @@ def _clash(info: PluginInfo, alike: Sequence[PluginInfo], *, fatal: bool) -> Fai
 
 def _stays(info: PluginInfo) -> bool:
     """Whether a plugin takes part whatever `--plugins` selects, unless it is left out or replaced by name."""
-    return info.dist == CORE_DIST or _canonical(info.dist) in _required_by_extras()
+    return info.dist == CORE_DIST or _canonical(info.dist) in extras()
 
 
 @cache
-def _required_by_extras() -> frozenset[str]:
-    """The distributions that the extras in EXTRAS require, from the metadata of llmcore-engine."""
-    marker = re.compile(rf"([\w.-]+)[^;]*;.*extra == [\"'](?:{'|'.join(EXTRAS)})[\"']")
+def extras() -> Mapping[str, str]:
+    """Distribution -> the extra in EXTRAS that requires it, from the metadata of llmcore-engine."""
+    marker = re.compile(rf"([\w.-]+)[^;]*;.*extra == [\"']({'|'.join(EXTRAS)})[\"']")
     try:
         found = map(marker.match, requires(CORE_DIST) or ())
     except PackageNotFoundError:  # the sources are on the path and nothing is installed
-        return frozenset()
-    return frozenset(_canonical(match[1]) for match in found if match)
+        return {}
+    return {_canonical(match[1]): match[2] for match in found if match}
 
 
 def _same_dist(one: str, other: str) -> bool:

@@ -5,5 +5,5 @@ from llmcore.api import ConfigError, hookimpl
 
 @hookimpl
 def on_startup(config):
-    if config.server.host == "0.0.0.0":
-        raise ConfigError("this site never listens on every interface; give --host an address")
+    if config.model.trust_remote_code:
+        raise ConfigError("this site runs no code that comes with a model; leave out --trust_remote_code")

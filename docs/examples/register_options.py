@@ -4,27 +4,39 @@ Only `on_startup` gets the config. It keeps the values that other hooks and the 
 """
 
 import logging
+from dataclasses import dataclass
 
-from llmcore.api import ConfigError, OptionSpec, hookimpl
+from llmcore.api import hookimpl, option, options_of
 
 log = logging.getLogger("my_plugin")
-OPTIONS = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What is told of the layers while a model is built."""
+
+    probe_layers: int = option(0, "Layers to probe.", low=0)
+    probe_format: str = option("csv", "How to write probes.", choices=("csv", "json"))
+
+    def check(self, config, origins):
+        if self.probe_layers == 0 and origins["probe_format"] != "default":
+            yield f"{origins['probe_format']} has no effect: probe_layers is 0."
 
 
 @hookimpl
 def register_options():
-    yield OptionSpec(name="probe_layers", type=int, default=0, summary="Layers to probe.")
-    yield OptionSpec(name="probe_format", choices=("csv", "json"), default="csv", summary="How to write probes.")
+    return options_of(Probe)
+
+
+KEPT = {}
 
 
 @hookimpl
 def on_startup(config):
-    OPTIONS.update(config.plugin_options)
-    if OPTIONS["probe_layers"] < 0:
-        raise ConfigError("--probe_layers is negative; give 0 to probe nothing")
+    KEPT["probe"] = config.section(Probe)
 
 
 @hookimpl
 def build_layer(layer, info):
-    if info.index < OPTIONS["probe_layers"]:
+    if info.index < KEPT["probe"].probe_layers:
         log.warning("%s is a %s", info.name, type(layer).__name__)

@@ -81,7 +81,7 @@ def test_plugins_lists_every_one_with_what_to_do(environment: dict[str, str]) ->
     for key in [*broken, ("twin_one", "twin"), ("twin_two", "twin"), ("usurper", "fcfs"), ("no_module", "colon")]:
         assert states[key] == "failed", key
         assert f"--plugins=-{key[1]}" in notes[key] or f"--plugins=-{key[0]}:{key[1]}" in notes[key]
-    assert states["llmcore-engine", "fcfs"] == states["llmcore-engine", "openai"] == "active"
+    assert states["llmcore-engine", "fcfs"] == states["plugin-openai", "openai"] == "active"
     assert "--plugins twin_one:twin" in notes["twin_one", "twin"]
     assert "--plugins usurper:fcfs" in notes["usurper", "fcfs"]
 

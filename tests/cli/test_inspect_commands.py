@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from llmcore import __version__
 from llmcore.cli import root
 from llmcore.hookspecs import HOOKS
 
@@ -41,7 +42,7 @@ def test_plugins_lists_built_ins_and_installed_ones() -> None:
     assert found["llama"]["brings"] == {"model": ["llama", "llama_score"]}
     assert found["radix"]["dist"] == "llmcore-engine"
     assert all(row["state"] == "active" for row in found.values())
-    assert "plugin-llama 0.1.0" in run("plugins").output
+    assert f"plugin-llama {__version__}" in run("plugins").output
 
 
 def test_plugins_shows_what_is_left_out_and_what_failed(tmp_path: Path) -> None:

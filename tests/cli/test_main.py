@@ -14,7 +14,9 @@ import pytest
 from llmcore.cli import main, root
 from llmcore.cli.group import commands, loaded
 from llmcore.cli.options import joined
-from llmcore.config import settings
+from llmcore.config import plugin_settings, settings
+from llmcore.specs import OptionSpec
+from llmcore_devtools import registry_of
 
 
 def run(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -26,6 +28,7 @@ def run(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     return (code if isinstance(code, int) else 1), out, err
 
 
+KNOWN = (*settings(), *plugin_settings(spec for spec, _ in registry_of().specs(OptionSpec)))
 COMMANDS = commands(click.Context(root))
 FIRST = [name for name in COMMANDS if " " not in name]
 
@@ -45,7 +48,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_serves_first_page_is_short_and_help_all_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
     _, first, _ = run("config", "show", "--help", capsys=capsys)
     _, whole, _ = run("config", "show", "--help-all", capsys=capsys)
-    for setting in settings():
+    for setting in KNOWN:
         assert re.search(rf"--{setting.name}\b", whole)
         assert bool(re.search(rf"--{setting.name}\b", first)) == setting.first_page
 
@@ -145,7 +148,7 @@ def test_plugins_are_filtered_by_every_source(
     ],
 )
 def test_every_spelling_becomes_one_token(args: list[str], tokens: list[str]) -> None:
-    assert list(joined(args, settings())) == tokens
+    assert list(joined(args, KNOWN)) == tokens
 
 
 def test_config_show_takes_what_serve_takes(capsys: pytest.CaptureFixture[str]) -> None:

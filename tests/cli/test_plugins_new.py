@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from llmcore import __version__
 from llmcore.cli import root
 from llmcore.hookspecs import HOOKS
 from llmcore_devtools import registry_of
@@ -77,6 +78,20 @@ def test_pip_installs_what_is_written(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in found}
     assert rows["fam"]["dist"] == "plugin-fam" and rows["fam"]["brings"] == {"model": ["fam"]}
     assert rows["my-mode"]["state"] == "active" and rows["my-mode"]["brings"] == {"mode": ["my-mode"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_requires_what_it_imports_and_devtools_for_its_test(kind: str) -> None:
+    files = dict(package(names_of("my-own"), kind))
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    major, minor = (int(part) for part in __version__.split(".")[:2])
+    versions = f">={major}.{minor},<{major}.{minor + 1}"
+    server = any("import llmcore_server" in text or "from llmcore_server" in text for text in files.values())
+    assert server == (kind == "dialect")
+    expected = ["llmcore-engine", *(["llmcore-server"] if server else [])]
+    assert project["dependencies"] == [f"{dist}{versions}" for dist in expected]
+    assert project["optional-dependencies"] == {"test": [f"llmcore-devtools{versions}"]}
+    assert "pip install -e '.[test]'" in files["README.md"]
 
 
 def test_every_hook_has_a_kind() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from llmcore.bridge import BeamSearch, Submit
+from llmcore.config import Config
 from llmcore.errors import RequestError
 from llmcore.plugins import configure
-from llmcore.sched.scheduler import QueueStats
 from llmcore_server.engine import admission
 from llmcore_server.engine.admission import RETRY_SECONDS, Admission
 from llmcore_server.limits import NO_BOUND, UNBOUNDED, Bounds, bounds
@@ -143,16 +144,20 @@ def test_nothing_is_refused_without_bounds(monkeypatch: pytest.MonkeyPatch) -> N
     assert desk.admission.news() is None
 
 
+def configured(**values: Any) -> Config:
+    return configure(**values)[0]
+
+
 def test_defaults_follow_what_runs_and_what_fits() -> None:
-    found = bounds(configure()[0], max_running=100, kv_tokens=5000)
+    found = bounds(Config(), max_running=100, kv_tokens=5000)
     assert found == Bounds(waiting=100, tokens=20_000, per_key=NO_BOUND, open=200)
-    two = bounds(configure(api_keys=["a", "b"])[0], max_running=100, kv_tokens=5000)
+    two = bounds(configured(api_keys=["a", "b"]), max_running=100, kv_tokens=5000)
     assert two.per_key == 100
 
 
 def test_options_say_otherwise_and_0_means_any_number() -> None:
-    config, _ = configure(max_waiting_requests=7, max_waiting_tokens="1k", max_requests_per_key=2)
+    config = configured(max_waiting_requests=7, max_waiting_tokens="1k", max_requests_per_key=2)
     assert bounds(config, max_running=3, kv_tokens=9) == Bounds(waiting=7, tokens=1000, per_key=2, open=10)
-    config, _ = configure(max_waiting_requests=0, max_waiting_tokens=0, max_requests_per_key=0, api_keys=["a", "b"])
+    config = configured(max_waiting_requests=0, max_waiting_tokens=0, max_requests_per_key=0, api_keys=["a", "b"])
     found = bounds(config, max_running=3, kv_tokens=9)
     assert (found.waiting, found.tokens, found.per_key) == (NO_BOUND, NO_BOUND, NO_BOUND)

@@ -97,7 +97,7 @@ def test_options_of_plugins_have_their_defaults_and_can_be_given(make_llm: MakeL
     plugins = [str(Path(__file__).parents[2] / "docs/examples/register_options.py")]
     options = make_llm(plugins=plugins, probe_layers=2).config.plugin_options
     assert (options["probe_layers"], options["probe_format"]) == (2, "csv")
-    with pytest.raises(ConfigError, match="--probe_layers is negative"):
+    with pytest.raises(ConfigError, match="--probe_layers: -1 is out of range"):
         make_llm(plugins=plugins, probe_layers=-1)
 
 

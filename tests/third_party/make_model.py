@@ -1,4 +1,4 @@
-"""A small random GPT-NeoX with a tokenizer and a chat template, in the folder that is given."""
+"""A small random model of an architecture, with a tokenizer and a chat template: make_model.py FOLDER ARCHITECTURE."""
 
 import sys
 from pathlib import Path
@@ -12,5 +12,6 @@ template = folder / "chat_template.jinja"
 # tools that a template leaves out are refused
 template.write_text("{% for tool in tools or () %}{{ tool | tojson }}\n{% endfor %}" + template.read_text())
 words = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-sizes = {"vocab_size": words, "num_attention_heads": 4, "hidden_size": 32, "max_position_embeddings": 512}
-small_model("GPTNeoXForCausalLM", head_dim=8, **sizes).save_pretrained(folder)
+heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+sizes = {"vocab_size": words, "hidden_size": 32, "max_position_embeddings": 512}
+small_model(sys.argv[2], **heads, **sizes).save_pretrained(folder)

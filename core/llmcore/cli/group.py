@@ -11,7 +11,7 @@ import click
 from llmcore.cli.options import named_plugins
 from llmcore.config import Config
 from llmcore.errors import ConfigError, LlmcoreError, did_you_mean
-from llmcore.official import distribution_with_command
+from llmcore.official import missing_command
 from llmcore.plugins import collect, load
 from llmcore.specs import CommandSpec
 
@@ -37,16 +37,12 @@ def loaded(ctx: click.Context, name: str) -> Any:
     """What the command called `name` names. Raises ConfigError that says what to install where there is none."""
     spec = commands(ctx).get(name)
     if spec is None:
-        raise ConfigError(missing(name) or f"there is no command {name!r}; upgrade or repair the plugin that has it")
+        raise ConfigError(
+            missing_command(name) or f"there is no command {name!r}; upgrade or repair the plugin that has it"
+        )
     if spec.prepare is not None:
         load(spec.prepare)()
     return load(spec.command)
-
-
-def missing(name: str) -> str | None:
-    """The line to install for a command of a distribution that is not installed."""
-    dist = distribution_with_command(name)
-    return f"`llmcore {name}` comes with {dist}, which is not installed; pip install {dist}" if dist else None
 
 
 class PluginGroup(click.Group):
@@ -80,7 +76,7 @@ class PluginGroup(click.Group):
         """As click does it. The error names the distribution that has the command, or the nearest names."""
         name = args[0].replace("_", "-")
         if not name.startswith("-") and name not in self._specs(ctx):
-            if told := missing(self._below + name):
+            if told := missing_command(self._below + name):
                 raise ConfigError(told)
             raise click.UsageError(
                 f"There is no command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}", ctx

@@ -24,7 +24,7 @@ from llmcore.config import (
 from llmcore.config.foreign import SHORT, foreign
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
 from llmcore.errors import ConfigError
-from llmcore.official import plugin_with_option
+from llmcore.official import missing_option
 from llmcore.plugins import build_registry, collect
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec
@@ -44,8 +44,9 @@ class Resolved:
 class SettingsCommand(click.Command):
     """A command whose options are settings; its callback gets them as `resolved`.
 
-    `groups`: which groups of settings it offers on the command line, None for all. All of them are read from YAML and
-    the environment, so that one file serves every command.
+    `groups`: which groups of settings it offers on the command line, None for all; "plugin_options" are the settings
+    of plugins that have an effect without a server. All of them are read from YAML and the environment, so that one file
+    serves every command.
     """
 
     def __init__(self, *args: Any, groups: Sequence[str] | None = None, **more: Any) -> None:
@@ -106,8 +107,8 @@ class SettingsCommand(click.Command):
             told = foreign(SHORT.get(name) or canonical(name), known) if name in SHORT or name[:2] == "--" else None
             if told:
                 raise ConfigError(f"{name} {told}")
-            if canonical(name) not in known and (dist := plugin_with_option(canonical(name))):
-                raise ConfigError(f"{name} is an option of {dist}, which is not installed; pip install {dist}")
+            if canonical(name) not in known and (told := missing_option(canonical(name))):
+                raise ConfigError(f"{name} {told}")
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters and one option per setting."""
@@ -133,7 +134,10 @@ class SettingsCommand(click.Command):
         known = (*settings(), *brought)
         if self.groups is None:
             return [*known, *absent_settings(known)]
-        return [setting for setting in known if setting.group in self.groups]
+        own = [setting for setting in settings() if setting.group in self.groups]
+        if "plugin_options" in self.groups:
+            own += [setting for setting in brought if not setting.serving]
+        return own
 
 
 def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:

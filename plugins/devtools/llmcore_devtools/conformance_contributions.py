@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -273,7 +274,7 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
 
     A dialect that serves nothing by itself is tried with the plugin's flags given.
     """
-    from llmcore.config import Config
+    from llmcore.config import make_config
     from llmcore.text.tokenizer import load_tokenizer
 
     from llmcore_devtools.fake_bridge import FakeBridge, fake_front
@@ -282,15 +283,16 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
     dialects = contributed(registry, plugin, specs.DialectSpec)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(write_tokenizer(Path(folder)))
-    own = (spec for spec, owner in registry.specs(specs.OptionSpec) if owner.name == plugin)
+    own = [spec for spec, owner in registry.specs(specs.OptionSpec) if owner.name == plugin]
     flags = {spec.name: True for spec in own if spec.type is bool}
+    plain = make_config(own)
     with all_problems() as problems:
         for spec in dialects:
             with problems.of(f"dialect {spec.name}"):
                 make = loaded(spec.make, "make")
                 fronts = (
                     fake_front(FakeBridge(), tokenizer, config=config)
-                    for config in (Config(), Config(plugin_options={**Config().plugin_options, **flags}))
+                    for config in (plain, replace(plain, plugin_options={**plain.plugin_options, **flags}))
                 )
                 _check_routes(next(filter(None, (list(make(front)) for front in fronts)), []), spec.name)
     return len(dialects)

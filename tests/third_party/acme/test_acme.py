@@ -1,4 +1,4 @@
-"""What Acme's developers run: pip install -e . && pytest"""
+"""What Acme's developers run: pip install -e '.[test]' && pytest"""
 
 import tempfile
 from pathlib import Path

@@ -119,7 +119,7 @@ def new(name: str, kind: str, out: Path) -> None:
         (folder / path).write_text(text, encoding="utf-8")
     for path in files:
         click.echo(folder / path)
-    click.echo(f"next: cd {folder} && pip install -e . && pytest")
+    click.echo(f"next: cd {folder} && pip install -e '.[test]' && pytest")
 
 
 def package(names: Names, kind: str) -> Iterator[tuple[str, str]]:
@@ -132,7 +132,7 @@ def package(names: Names, kind: str) -> Iterator[tuple[str, str]]:
     else:
         yield f"{names.module}/__init__.py", parts[0]
         yield f"{names.module}/{_PART}.py", parts[1]
-    yield "pyproject.toml", _pyproject(names, kind, single=parts is None)
+    yield "pyproject.toml", _pyproject(names, kind, code, single=parts is None)
     yield f"test_{names.ident}.py", _test(names, hook)
     yield "README.md", _readme(names, kind, single=parts is None)
 
@@ -198,8 +198,16 @@ def _within(number: int, node: ast.FunctionDef) -> bool:
     return node.decorator_list[0].lineno <= number <= (node.end_lineno or 0)
 
 
-def _pyproject(names: Names, kind: str, single: bool) -> str:
+def _requires(code: str) -> Iterator[str]:
+    """The distributions of llmcore that `code` imports."""
+    yield "llmcore-engine"
+    if "llmcore_server" in code:
+        yield "llmcore-server"
+
+
+def _pyproject(names: Names, kind: str, code: str, single: bool) -> str:
     major, minor = (int(part) for part in __version__.split(".")[:2])
+    versions = f">={major}.{minor},<{major}.{minor + 1}"
     modules = "py-modules" if single else "packages"
     return f"""[build-system]
 requires = ["setuptools>=77"]
@@ -211,10 +219,10 @@ version = "0.1.0"
 description = "A plugin of llmcore: {kind}"
 readme = "README.md"
 requires-python = ">=3.11"
-dependencies = ["llmcore-engine>={major}.{minor},<{major}.{minor + 1}"]
+dependencies = [{", ".join(f'"{dist}{versions}"' for dist in _requires(code))}]
 
 [project.optional-dependencies]
-test = ["pytest>=8"]
+test = ["llmcore-devtools{versions}"]
 
 [project.entry-points.llmcore]
 {names.plugin} = "{names.module}"
@@ -231,7 +239,7 @@ def _test(names: Names, hook: str) -> str:
     last = "from safetensors.numpy import save_file\n" if "save_file" in sample else ""
     arguments = "tmp_path" if sample else ""
     samples = ", [tmp_path]" if sample else ""
-    return f'''"""Install the plugin first: `pip install -e .`"""
+    return f'''"""Install the plugin first: `pip install -e '.[test]'`"""
 
 {first}from llmcore_devtools import check_plugin, registry_of
 {last}
@@ -244,7 +252,7 @@ def test_what_it_brings_keeps_the_contracts({arguments}):
 
 def _readme(names: Names, kind: str, single: bool) -> str:
     use = _USES.get(KINDS[kind], "").format(name=names.plugin, ident=names.ident)
-    shown = "\n".join(filter(None, ("pip install -e .", "pytest", "llmcore plugins", use)))
+    shown = "\n".join(filter(None, ("pip install -e '.[test]'", "pytest", "llmcore plugins", use)))
     alone = f"\nNot installed, for a try: `--plugins ./{names.module}.py`.\n" if single else ""
     if "testserver" in use:
         alone += (

@@ -1,3 +1,5 @@
+"""The messages between processes, and the mailboxes they go through."""
+
 from __future__ import annotations
 
 import os
@@ -11,10 +13,10 @@ import msgspec
 import pytest
 import zmq
 from llmcore.bridge import Abort, ModelFacts, SamplingParams, StepEvents, Submit
-from llmcore.config import Config, Server, make_config
+from llmcore.config import Config
 from llmcore.errors import ConfigError
+from llmcore.plugins import configure
 from llmcore.protocols import RequestRecord
-from llmcore.specs import PluginInfo
 from llmcore_server.messages import (
     MAX_MESSAGE_BYTES,
     Addresses,
@@ -83,8 +85,8 @@ def test_messages_to_the_supervisor_come_back_equal(body: Finished | Snapshot) -
 
 
 def test_a_launch_carries_the_whole_config() -> None:
-    config = make_config(plugins="a,b", port=1234, eos_id="1,2")
-    config = Config(server=config.server, model=config.model, discovered=(PluginInfo("a", "b", "1", "c"),))
+    config = configure(port=1234, api_keys="a,b", eos_id="1,2")[0]
+    assert config.discovered
     addresses = Addresses("ipc:///a", "ipc:///b")
     engine = EngineLaunch(name="e", parent=1, log="l", addresses=addresses, config=config, report_seconds=0.25)
     assert decode_launch(encode_launch(engine), EngineLaunch) == engine
@@ -102,7 +104,7 @@ def test_a_launch_carries_the_whole_config() -> None:
         parent=1,
         log="l",
         addresses=addresses,
-        config=Config(server=Server(port=1)),
+        config=Config(plugin_options={"port": 1}),
         worker=0,
         mailbox="m",
         listen_fd=3,

@@ -10,6 +10,7 @@ from llmcore.bridge import BeamSearch, Submit
 from llmcore.config import Config
 from llmcore.errors import RequestError
 from llmcore.plugins import configure
+from llmcore.sched.scheduler import QueueStats
 from llmcore_server.engine import admission
 from llmcore_server.engine.admission import RETRY_SECONDS, Admission
 from llmcore_server.limits import NO_BOUND, UNBOUNDED, Bounds, bounds

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from llmcore import specs
 from llmcore.api import ConfigError, KVGroupSpec, RequestError
 from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
-from llmcore.config import Config, make_config
+from llmcore.config import make_config
 from llmcore.hookspecs import HOOKS
 from llmcore.inspect import hook_rows
 from llmcore.models import LayerInfo

@@ -94,14 +94,14 @@ def test_an_option_of_a_plugin_that_is_not_installed_names_it(
 
 
 def test_what_an_extra_brings_is_installed_by_its_name(installed: list[str]) -> None:
-    serve = "`llmcore serve` comes with llmcore-server, which is not installed; pip install \"llmcore-engine[server]\""
+    serve = '`llmcore serve` comes with llmcore-server, which is not installed; pip install "llmcore-engine[server]"'
     assert missing_command("serve") == serve
     assert missing_command("bench") == (
-        "`llmcore bench` comes with llmcore-devtools, which is not installed; pip install \"llmcore-engine[devtools]\""
+        '`llmcore bench` comes with llmcore-devtools, which is not installed; pip install "llmcore-engine[devtools]"'
     )
     for option in ("port", "server_port"):
         told = missing_option(option)
-        assert told == "is an option of llmcore-server, which is not installed; pip install \"llmcore-engine[server]\""
+        assert told == 'is an option of llmcore-server, which is not installed; pip install "llmcore-engine[server]"'
     assert missing_command("generate") is None and missing_option("model_dir") is None
     installed += ["llmcore_server", "Llmcore-Devtools"]
     assert missing_command("serve") is missing_command("bench") is missing_option("port") is None

@@ -60,8 +60,10 @@ def written(folder: Path, name: str, body: str) -> Registry:
             "    yield KernelSpec(op='linear', name='k', make='m:m', when=Requires(dtypes={'fp32'}))\n",
             "dtypes: fp32 is none of f32, f16, bf16",
         ),
-        ("@hookimpl\ndef register_options():\n    yield OptionSpec(name='mem_fraction')\n",
-            "Option mem_fraction exists already"),
+        (
+            "@hookimpl\ndef register_options():\n    yield OptionSpec(name='mem_fraction')\n",
+            "Option mem_fraction exists already",
+        ),
         (
             "@hookimpl\ndef register_modes():\n    yield ModeSpec(name='m')\n    yield ModeSpec(name='m')\n",
             "rename one, or leave it out with --plugins=-mistaken",

@@ -44,9 +44,9 @@ class Resolved:
 class SettingsCommand(click.Command):
     """A command whose options are settings; its callback gets them as `resolved`.
 
-    `groups`: which groups of settings it offers on the command line, None for all; "plugin_options" are the settings of
-    plugins that have an effect without a server. All of them are read from YAML and the environment, so that one file
-    serves every command.
+    `groups`: which groups of settings it offers on the command line, None for all; "plugin_options" are the settings
+    of plugins that have an effect without a server. All of them are read from YAML and the environment, so that one
+    file serves every command.
     """
 
     def __init__(self, *args: Any, groups: Sequence[str] | None = None, **more: Any) -> None:

@@ -17,7 +17,8 @@ def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> 
     """Raises ConfigError for the first contradiction; returns a sentence for each setting that has no effect or is a
     risk.
 
-    `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too.
+    `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too; it
+    returns such sentences, or None.
     """
     for problem in _PROBLEMS:
         text = problem(config, origins)
@@ -26,12 +27,9 @@ def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> 
     warnings = [text for names, why in _idle(config) for text in without_effect(origins, names, why)]
     for kind in sections:
         section: Any = config.section(kind)
-        warnings += getattr(section, "check", _unchecked)(config, origins)
+        if hasattr(section, "check"):
+            warnings += section.check(config, origins) or ()
     return warnings
-
-
-def _unchecked(config: Config, origins: Origins) -> tuple[()]:
-    return ()
 
 
 def check_model_dir(config: Config) -> Path:

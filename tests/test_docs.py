@@ -24,6 +24,8 @@ from urllib.request import urlopen
 
 import pytest
 from llmcore.config import read_yaml, resolve_config
+from llmcore.specs import OptionSpec
+from llmcore_devtools import registry_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -116,7 +118,7 @@ def test_yaml_is_accepted(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "block.yaml"
     path.write_text(block.text)
     assert read_yaml(path)
-    resolve_config({}, {}, read_yaml(path))
+    resolve_config({}, {}, read_yaml(path), extra=[spec for spec, _ in registry_of().specs(OptionSpec)])
 
 
 @pytest.mark.parametrize("block", [b for b in ALL if any(w.startswith("file=") for w in b.words)], ids=str)

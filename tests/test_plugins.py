@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from llmcore import plugins
 from llmcore.config import Config, Plugins
 from llmcore.errors import ConfigError, PluginError
 from llmcore.models import LayerInfo
-from llmcore.plugins import build_registry, collect, discover, load
+from llmcore.plugins import build_registry, collect, configure, discover, load, select
 from llmcore.registry import Failure, Registry
 from llmcore.specs import DeviceInfo, KernelSpec, PluginInfo, SchedulerSpec, WeightLoaderSpec
 
@@ -166,6 +167,125 @@ def test_a_built_in_is_replaced_by_the_distribution_that_is_named(site: Site, mo
         registry = build_registry(config(chosen))
         assert [info.dist for info in registry.plugins] == ["better-fcfs"] and registry.failures == []
     assert discover(["-fcfs"]) == ()
+
+
+METADATA = """Metadata-Version: 2.1
+Name: llmcore-engine
+Version: 0.2.0
+Requires-Dist: plugin-never>=1
+Requires-Dist: Plugin_Http<0.3,>=0.2; extra == "server"
+Requires-Dist: plugin-talk (>=0.2); (python_version >= "3.11") and extra == 'server'
+Requires-Dist: plugin-tools>=0.2; extra == "devtools"
+Requires-Dist: plugin-lint; extra == "lint"
+"""
+
+
+@pytest.fixture
+def served(site: Site) -> Iterator[Site]:
+    """A site whose llmcore-engine has extras; all that they require is installed, and more."""
+    info = site.path / "llmcore_engine-0.2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(METADATA)
+    for name in ("http", "talk", "tools", "lint", "never", "qwen", "other"):
+        site.install(name, SCHEDULER.format(name=name))
+    plugins.extras.cache_clear()
+    yield site
+    plugins.extras.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("named", "taking_part"),
+    [
+        (["qwen"], ["http", "qwen", "talk", "tools"]),
+        (["qwen", "-talk"], ["http", "qwen", "tools"]),
+        (["-talk", "qwen"], ["http", "qwen", "tools"]),
+        (["qwen", "-plugin-talk:talk", "-tools"], ["http", "qwen"]),
+        (["-talk"], ["http", "lint", "never", "other", "qwen", "tools"]),
+        (["http"], ["http", "talk", "tools"]),
+        (None, ["http", "lint", "never", "other", "qwen", "talk", "tools"]),
+    ],
+)
+def test_what_an_extra_requires_stays_selected(served: Site, named: list[str] | None, taking_part: list[str]) -> None:
+    selection = select(named)
+    assert names(selection.plugins) == taking_part and selection.clashes == ()
+
+
+def test_extras_are_read_from_the_metadata(served: Site) -> None:
+    assert plugins.extras() == {"plugin-http": "server", "plugin-talk": "server", "plugin-tools": "devtools"}
+
+
+def test_without_metadata_no_plugin_of_another_distribution_stays(
+    served: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "CORE_DIST", "a-distribution-that-nobody-installed")
+    assert plugins.extras() == {}
+    assert names(select(["qwen"]).plugins) == ["qwen"]
+
+
+def test_a_plugin_of_an_extra_is_replaced_by_the_distribution_that_is_named(served: Site) -> None:
+    served.install("talk", SCHEDULER.format(name="mine"), dist="my-talk")
+    selection = select(["qwen"])
+    assert [info.dist for info in selection.plugins] == ["plugin-http", "plugin-qwen", "plugin-talk", "plugin-tools"]
+    (clash,) = selection.clashes
+    assert clash.plugin.dist == "my-talk" and "--plugins my-talk:talk" in clash.fix and not clash.fatal
+    selection = select(["qwen", "my-talk:talk"])
+    assert [info.dist for info in selection.plugins] == ["plugin-http", "plugin-qwen", "my-talk", "plugin-tools"]
+    assert selection.clashes == ()
+
+
+OPTIONS = (
+    HEAD
+    + """
+from dataclasses import dataclass
+
+@dataclass(frozen=True, kw_only=True)
+class Http:
+    \"\"\"Where it listens.\"\"\"
+
+    port: int = option(8000, "Port.", low=0)
+
+    def check(self, config, origins):
+        if self.port == config.memory.running_max_req_size:
+            raise ConfigError(origins["port"] + " clashes")
+
+@hookimpl
+def register_options():
+    return options_of(Http, serving=True)
+"""
+)
+
+
+def test_configure_knows_the_settings_of_every_plugin_that_takes_part(site: Site) -> None:
+    site.install("http", OPTIONS)
+    site.install("other", SCHEDULER.format(name="other"))
+    made, registry = configure(port="9", mem_fraction=0.5)
+    assert made.plugin_options == {"port": 9} and made.memory.mem_fraction == 0.5
+    assert names(made.discovered) == names(registry.plugins) == ["http", "other"]
+    with pytest.raises(ConfigError, match="no setting 'prot'"):
+        configure(prot=1)
+    with pytest.raises(ConfigError, match="--port clashes"):
+        configure(port=7, running_max_req_size=7)
+
+
+def test_configure_takes_the_plugins_that_are_named(site: Site) -> None:
+    site.install("http", OPTIONS)
+    site.install("other", SCHEDULER.format(name="other"))
+    made, registry = configure(["other"])
+    assert names(made.discovered) == names(registry.plugins) == ["other"] and made.plugins.plugins == ("other",)
+    with pytest.raises(ConfigError, match="no setting 'port'"):
+        configure(["other"], port=1)
+    site.install("broken", "import module_that_is_absent")
+    assert names(configure()[1].plugins) == ["http", "other"]
+    with pytest.raises(PluginError, match="module_that_is_absent"):
+        configure(["broken"])
+
+
+def test_settings_of_a_server_have_no_effect_on_llm(site: Site) -> None:
+    from llmcore import LLM
+
+    site.install("http", OPTIONS)
+    with pytest.raises(ConfigError, match="port is a setting of the server and has no effect on LLM; leave it out"):
+        LLM("m", port=1)
 
 
 def test_an_unknown_name_lists_what_exists(site: Site) -> None:

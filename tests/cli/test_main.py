@@ -28,6 +28,7 @@ def run(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     return (code if isinstance(code, int) else 1), out, err
 
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 KNOWN = (*settings(), *plugin_settings(spec for spec, _ in registry_of().specs(OptionSpec)))
 COMMANDS = commands(click.Context(root))
 FIRST = [name for name in COMMANDS if " " not in name]
@@ -157,6 +158,19 @@ def test_config_show_takes_what_serve_takes(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(out)["model_dir"] == {"value": "/models/m", "origin": "MODEL"}
     code, _, err = run("config", "show", "/models/m", "--model_dir", "/models/n", capsys=capsys)
     assert code == 2 and "MODEL is another path than --model_dir /models/n; give one of them" in err
+
+
+def test_a_command_without_a_server_takes_no_settings_of_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "prompts").touch()
+    plugin = str(ROOT / "docs" / "examples" / "register_options.py")
+    args = ["generate", str(tmp_path / "prompts"), "--plugins", plugin]
+    code, _, err = run(*args, "--probe_layers", "x", capsys=capsys)
+    assert code == 2 and "--probe_layers: 'x' is not a whole number" in err
+    for option in ("--port", "--use_tgi_api"):
+        code, _, err = run(*args, option, "1", capsys=capsys)
+        assert code == 2 and f"No such option '{option}'" in err
 
 
 def test_words_too_many_are_not_shown_beside_a_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,9 +37,8 @@ def loaded(ctx: click.Context, name: str) -> Any:
     """What the command called `name` names. Raises ConfigError that says what to install where there is none."""
     spec = commands(ctx).get(name)
     if spec is None:
-        raise ConfigError(
-            missing_command(name) or f"there is no command {name!r}; upgrade or repair the plugin that has it"
-        )
+        absent = f"there is no command {name!r}; upgrade or repair the plugin that has it"
+        raise ConfigError(missing_command(name) or absent)
     if spec.prepare is not None:
         load(spec.prepare)()
     return load(spec.command)

@@ -18,7 +18,8 @@ def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> 
     """Raises ConfigError for the first contradiction; returns a sentence for each setting that has no effect or is a
     risk.
 
-    `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too.
+    `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too; it
+    returns such sentences, or None.
     """
     for problem in _PROBLEMS:
         text = problem(config, origins)
@@ -27,22 +28,14 @@ def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> 
     warnings = [text for names, why in _idle(config) for text in without_effect(origins, names, why)]
     for kind in sections:
         section: Any = config.section(kind)
-        warnings += getattr(section, "check", _unchecked)(config, origins)
+        if hasattr(section, "check"):
+            warnings += section.check(config, origins) or ()
     return warnings
 
 
-def _unchecked(config: Config, origins: Origins) -> tuple[()]:
-    return ()
-
-
-def with_model_resolved(config: Config) -> Config:
-    """`config` with the absolute path of its model. Every command calls it before it touches that path."""
-    return replace(config, model=replace(config.model, model_dir=str(resolve_model(config.model.model_dir))))
-
-
-def resolve_model(name: str | None) -> Path:
-    """The absolute path of the directory or GGUF file that `--model_dir` names. ConfigError says what to do."""
-    if name is None:
+def check_model_dir(config: Config) -> Path:
+    """The directory (or GGUF file) to serve, absolute; ConfigError says what is missing and what to do."""
+    if config.model.model_dir is None:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
     path = Path(name).expanduser()
     if path.is_dir():

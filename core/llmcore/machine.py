@@ -7,7 +7,7 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmcore.errors import ConfigError, message_of
 
@@ -82,12 +82,22 @@ def check_limits() -> None:
             soft, hard = resource.getrlimit(limit.number)
             if soft < limit.least and (hard >= limit.least or hard == resource.RLIM_INFINITY):
                 resource.setrlimit(limit.number, (limit.least, hard))
-        value = limit.value
-        if value is not None and value < limit.least:
-            raise ConfigError(
-                f"the {limit.what} is limited to {limit.shown(value)} ({limit.name}), and a server needs "
-                f"{limit.shown(limit.least)} at least; raise it with {limit.raised_by}"
-            )
+        _check(limit, "a server")
+
+
+def check_address_space() -> None:
+    """Raises ConfigError for an address space in which no command can run. numpy's import waits there for memory, for
+    ever and without a word."""
+    _check(replace(MEMORY, least=1 << 28), "llmcore")
+
+
+def _check(limit: Limit, user: str) -> None:
+    value = limit.value
+    if value is not None and value < limit.least:
+        raise ConfigError(
+            f"the {limit.what} is limited to {limit.shown(value)} ({limit.name}), and {user} needs "
+            f"{limit.shown(limit.least)} at least; raise it with {limit.raised_by}"
+        )
 
 
 def shortage_of(error: BaseException) -> str | None:

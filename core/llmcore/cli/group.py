@@ -8,11 +8,9 @@ from typing import Any, cast
 
 import click
 
-from llmcore.cli.options import named_plugins
 from llmcore.config import Config
 from llmcore.errors import ConfigError, LlmcoreError, did_you_mean
-from llmcore.official import missing_command
-from llmcore.plugins import collect, load
+from llmcore.machine import check_address_space
 from llmcore.specs import CommandSpec
 
 log = logging.getLogger("llmcore.cli")
@@ -24,6 +22,10 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
     """Every registered command by its name."""
     meta = ctx.find_root().meta
     if _KEY not in meta:
+        check_address_space()  # before numpy is imported, which the loader and every plugin do
+        from llmcore.cli.options import named_plugins
+        from llmcore.plugins import collect
+
         try:
             registry = collect(named_plugins())
         except LlmcoreError as error:  # LLMCORE_PLUGINS or LLMCORE_CONFIG is wrong: commands are there all the same
@@ -36,12 +38,22 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
 def loaded(ctx: click.Context, name: str) -> Any:
     """What the command called `name` names. Raises ConfigError that says what to install where there is none."""
     spec = commands(ctx).get(name)
+    from llmcore.plugins import load
+
     if spec is None:
         absent = f"there is no command {name!r}; upgrade or repair the plugin that has it"
         raise ConfigError(missing_command(name) or absent)
     if spec.prepare is not None:
         load(spec.prepare)()
     return load(spec.command)
+
+
+def missing(name: str) -> str | None:
+    """The line to install for a command of a distribution that is not installed."""
+    from llmcore.official import distribution_with_command
+
+    dist = distribution_with_command(name)
+    return f"`llmcore {name}` comes with {dist}, which is not installed; pip install {dist}" if dist else None
 
 
 class PluginGroup(click.Group):

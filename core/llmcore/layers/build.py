@@ -217,7 +217,7 @@ class Build:
 
     @contextmanager
     def for_prompts(self) -> Iterator[None]:
-        """Inside this context, requested ops do not count in `asked`, because only prompts use them."""
+        """Inside this context, requested ops do not count in `asked`: decode steps do not call them."""
         before, self._counted = self._counted, 0
         try:
             yield

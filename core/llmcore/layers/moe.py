@@ -97,7 +97,7 @@ def _check(route: RouteSpec) -> None:
             f"{route.top_k} of {route.top_groups * size} experts is no choice; check the model's config.json"
         )
     if groups > 1 and size < 2 and route.group_score == "top2":
-        raise ConfigError("groups of one expert have no two best; check the model's config.json")
+        raise ConfigError("group_score top2 needs groups of at least two experts; check the model's config.json")
 
 
 class _Router(nn.Module):

@@ -58,7 +58,7 @@ MAX_DEPTH = 500
 MAX_BITS = 1 << 13
 MAX_SORTED = 100_000
 MAX_COMPARED = 1 << 27
-"""Most pairs of characters that one search may compare; it takes a tenth of a second."""
+"""Most pairs of characters that one search may compare: it then takes a tenth of a second."""
 
 _slow = threading.Lock()
 _slow_or_waiting = threading.BoundedSemaphore(1 + MAX_WAITING)

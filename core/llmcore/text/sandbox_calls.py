@@ -695,7 +695,7 @@ def _from_generator(value: Any) -> list[Any]:
     """A list for JSON, from a generator such as `tools | map(...)`."""
     if isinstance(value, GeneratorType):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 _AS_JINJA = (

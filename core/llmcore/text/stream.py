@@ -137,7 +137,7 @@ class ChoiceText:
         return text
 
     def _healed(self, text: str) -> str:
-        """The part of a token's text that does not repeat the prompt. Counts the token if there is such a part."""
+        """The part of a token's text that does not repeat the prompt. Counts tokens that do not only repeat it."""
         behind = not self._unseen
         text, self._unseen = text[self._unseen :], max(0, self._unseen - len(text))
         if self._left is not None and (behind or text):

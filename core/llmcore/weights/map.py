@@ -17,7 +17,7 @@ BUFFERS = (
 """Globs of tensors in checkpoints that models compute themselves: rotary frequencies, masks, positions."""
 
 Sizes = Mapping[str, tuple[tuple[int, ...], str]]
-"""(shape, dtype as safetensors names it) by tensor name."""
+"""Tensor name -> (shape, safetensors' name of the dtype)."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class Build:
     `notes`: label -> text, for choices of modules that the start-up summary shows to the operator.
     `resolutions`: every kernel choice so far, in order, for listings, the ModelReport and the fingerprint.
     `attention_kernels`, `attention_specs`: by KV group, the kernels that `attention` bound, and their AttnSpec.
-    `asked`: the number of requests for each op and shape, which equals the number of its calls in a decode step.
+    `asked`: how often modules asked for each op and shape, which is how often a decode step calls it.
     """
 
     registry: Registry
@@ -209,8 +209,8 @@ class Build:
     ) -> tuple[Op, ...]:
         """The op's callable for each token bucket. A layer calls ``ops[step.bucket](...)``.
 
-        A composite without its own kernel becomes its expansion. `given` supplies parts of it that are not ops. Equal
-        requests share their callables.
+        A composite without its own kernel becomes its expansion. `given` supplies parts of it that are not ops. Calls
+        with equal arguments return the same callables.
         """
         self.asked[name, tuple(sorted(shape.items()))] += self._counted
         return self._kernels(name, layout=layout, granule=granule, given=given, **shape)

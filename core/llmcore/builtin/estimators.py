@@ -38,7 +38,7 @@ class Conservative:
 class Capped:
     """min(max_new_tokens, max(1.1 x produced, router_max_new_token_len)), as LightLLM's router estimates it.
 
-    From `token_ratio` of used KV cache on, and for requests that ignore eos, it is max_new_tokens.
+    It is max_new_tokens for requests that ignore eos, and for all when `token_ratio` of the KV cache is in use.
     """
 
     guaranteed = False

@@ -166,7 +166,7 @@ class KVGroup:
         if granules.size and not (self.pool.distinct(granules) and (self.pool.kept[granules] == kept).all()):
             raise RuntimeError(
                 f"the prefix cache of group {self.name!r} ({type(self.manager).__name__}) names granules twice, "
-                "or some that are not in its hands"
+                "or granules that it must not name"
             )
 
     def _drop(self, granules: Int32) -> None:

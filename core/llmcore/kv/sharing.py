@@ -36,7 +36,7 @@ class Sharing:
         return granules[(self._pool.holders[granules] > 0) & ~self._shared[granules]]
 
     def owners(self, granules: Int32) -> Int32:
-        """The row that each of `granules` (live, not shared) belongs to."""
+        """The row to which each of `granules` (live, not shared) belongs."""
         owners: Int32 = self._owner[granules]
         return owners
 

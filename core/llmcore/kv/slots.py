@@ -104,7 +104,7 @@ class SlotPool:
         return runs
 
     def hold(self, granules: Int32) -> None:
-        """Count one more request that holds `granules`, which are live or cached already."""
+        """Note that one more request holds `granules`, which are live or cached already."""
         before = self.holders[granules]
         woken = int(np.count_nonzero(before == 0))
         self.holders[granules] = before + 1
@@ -112,7 +112,7 @@ class SlotPool:
         self._cached -= woken
 
     def drop(self, granules: Int32) -> None:
-        """Count one request less that holds `granules`; those that then have no holder at all become free."""
+        """Note that one request gave up `granules`; those without any other holder become free."""
         left = self.holders[granules] - 1
         self.holders[granules] = left
         idle = granules[left == 0]

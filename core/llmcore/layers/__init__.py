@@ -1,4 +1,4 @@
-"""Public building blocks of model families. Every layer is called as ``layer(x, step)``."""
+"""Public building blocks of model families. Call every layer as ``layer(x, step)``."""
 
 from llmcore.layers.attention import Attention
 from llmcore.layers.build import AttentionKernels, Bound, Build, LinearMethod, LinearShape

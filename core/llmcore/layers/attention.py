@@ -1,4 +1,4 @@
-"""Grouped-query attention: projections, norms and rope around the attention kernels."""
+"""Grouped-query attention: the projections, norms and rope around the attention kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from llmcore.weights.map import Shard
 
 
 class Attention(Layer):
-    """One layer's attention over KV group `group`, in which it is layer `index` of the model.
+    """The attention of layer `index` of the model, whose KV is in group `group`.
 
-    `spec` counts the whole model's heads; each rank of `attn_tp` gets its share. The family passes the modules: `qkv`
-    and `out` linears, `rope`, and norms over each head of q and k, of one eps, where it has them. Rows that decode and
-    rows that prefill go to a kernel each, or all to the one for mixed steps.
+    `spec` has the heads of the whole model; each rank of `attn_tp` gets its share. The family passes the modules: the
+    linears `qkv` and `out`, `rope`, and `norms` over each head of q and k, if it has them, with the same eps. Decode
+    rows and prefill rows go to separate kernels, or all to one kernel in a mixed step.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Attention(Layer):
         self.q_norm: RMSNorm | None
         self.k_norm: RMSNorm | None
         self.q_norm, self.k_norm = norms if norms is not None else (None, None)
-        self._normed = norms is not None  # a subclass may keep norms of its own under the same names
+        self._normed = norms is not None  # A subclass may set its own norms under the same names.
         if norms is not None and norms[0].eps != norms[1].eps:
             raise ConfigError(f"the norms of q and k have one eps, not {norms[0].eps} and {norms[1].eps}")
         spec = _share(spec, build)
@@ -61,7 +61,7 @@ class Attention(Layer):
         )
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; stores this step's keys and values."""
+        """x [T, hidden] -> [T, hidden]. Stores this step's keys and values in the KV pool."""
         qk, v = self.project(x, step)
         cos, sin = self._rope.angles(step)
         state = step.kv[self.group]
@@ -84,16 +84,16 @@ class Attention(Layer):
         return y
 
     def _head_norms(self) -> tuple[tuple[torch.Tensor, torch.Tensor], float] | tuple[()]:
-        """What qk_norm_rope_kv_write takes and rope_kv_write does not."""
+        """The arguments that qk_norm_rope_kv_write takes and rope_kv_write does not."""
         if not self._normed or self.q_norm is None or self.k_norm is None:
             return ()
         return (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
 
     def project(self, x: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys as heads beside each other [T, heads + kv_heads, key_size], and values.
+        """Queries and keys in one tensor [T, heads + kv_heads, key_size], and values [T, kv_heads, value_size].
 
-        A family whose norms of q and k are of another kind applies them here, and may call them `q_norm` and
-        `k_norm`, as checkpoints do. On a rank of several x holds its share of the heads alone.
+        A family with another kind of norms for q and k overrides this method and applies them here. It may call them
+        `q_norm` and `k_norm`, as checkpoints do. With several ranks, the result has only this rank's heads.
         """
         spec = self.spec
         joined = self.qkv_proj(x, step)
@@ -103,7 +103,7 @@ class Attention(Layer):
 
 
 def _share(spec: AttnSpec, build: Build) -> AttnSpec:
-    """One rank's part of the heads."""
+    """`spec` with this rank's share of the heads."""
     cut = Shard("attn_tp", 0)
     heads = build.mesh.share(spec.heads, cut, "attention heads")
     return replace(spec, heads=heads, kv_heads=build.mesh.share(spec.kv_heads, cut, "KV heads"))

@@ -1,6 +1,6 @@
-"""What a family's `build` gets: the device, the mesh, kernels bound per token bucket, and how linears hold weights.
+"""Build, the argument of a family's `build`: the device, the mesh, kernels per token bucket, and the LinearMethod.
 
-A LinearMethod is the seam for weight quantization: it owns every tensor of the linears it takes.
+Weight quantization plugs in as a LinearMethod, which owns every tensor of its linears.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from llmcore.weights.map import Placement, Shard
 
 
 class AttentionKernels(NamedTuple):
-    """The kernels of one KV group, per token bucket of the step.
+    """The attention kernels of one KV group, by token bucket of the step.
 
-    Before every step the runner calls, in each group and if it has such rows, `decode[bucket].plan(rows, into)` and
-    `prefill[bucket].plan(rows, into)`; before a captured step of both kinds `mixed[bucket].plan(rows, into)` instead.
+    Before every step the model runner calls `decode[bucket].plan(rows, into)` if the group has decode rows, and
+    `prefill[bucket].plan(rows, into)` if it has prefill rows. Before a captured step with both kinds of rows it calls
+    `mixed[bucket].plan(rows, into)` instead.
     """
 
     decode: tuple[AttentionKernel, ...]
@@ -43,63 +44,65 @@ class AttentionKernels(NamedTuple):
 
 
 LinearCall = Callable[[torch.Tensor], torch.Tensor]
-"""x [T, inputs] -> [T, outputs], or what the shape's activation makes of that."""
+"""x [T, inputs] -> [T, outputs], or [T, outputs / 2] with the shape's activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearShape:
-    """What a linear computes on this rank. `parts`: the checkpoint modules it stacks and their rows, {} for one.
-
-    `shard` cuts outputs (dim 0) or inputs (dim 1), except of parts that are `replicated`. `shared`: a weight that
-    another module owns and reads plainly. `activation`: the op from [T, outputs] to [T, outputs / 2] that follows and
-    is computed along with the linear; set only for methods that name it in `activations`.
-    """
+    """The sizes of a linear on this rank, and its place in the checkpoint."""
 
     inputs: int
     outputs: int
     parts: Mapping[str, int] = field(default_factory=dict)
+    """Checkpoint module -> its rows, for the modules that this linear stacks, in order; {} for a single module."""
     bias: bool = False
     shard: Shard | None = None
+    """The cut of outputs (dim 0) or inputs (dim 1) over the ranks."""
     replicated: frozenset[str] = frozenset()
+    """The parts that every rank has whole, in spite of `shard`."""
     shared: nn.Parameter | None = None
+    """A plain weight that another module owns and also reads, to use instead of a new one."""
     activation: str | None = None
+    """The op from [T, outputs] to [T, outputs / 2] that the method computes together with the linear. It is set only
+    if the method names it in `activations`."""
 
 
 class Bound(Protocol):
     """The tensors of one linear."""
 
     def tensors(self) -> Mapping[str, tuple[nn.Parameter, Placement]]:
-        """Parameters by name, allocated, with how a checkpoint fills them."""
+        """The allocated parameters by name, each with its Placement: how a checkpoint fills it."""
 
     def bind(self) -> tuple[tuple[LinearCall, ...], frozenset[str]]:
-        """Called once, when the tensors are filled: a callable (x [T, inputs] -> [T, outputs], the bias added and the
-        activation applied) for each of TOKEN_BUCKETS, and the names of parameters that are needed no longer because
-        the callables hold something better. Of inputs that are cut, the layer sums the results over the ranks.
+        """A callable for each of TOKEN_BUCKETS, and the names of parameters that are no longer needed.
+
+        Called once, after the tensors are filled. A callable maps x [T, inputs] to [T, outputs], with the bias added
+        and the activation applied. A parameter is no longer needed if the callables hold another form of it. If the
+        inputs are cut over ranks, the layer sums the results; the callable does not.
         """
 
 
 class LinearMethod(Protocol):
-    """How weights are held and multiplied.
-
-    `activations`: the ops that its linears can compute along (`LinearShape.activation`). The layer applies any other
-    one itself, so a method that knows none says ``frozenset()``.
-    """
+    """Decides how linears hold and multiply their weights."""
 
     @property
     def activations(self) -> frozenset[str]:
-        """Names of ops."""
+        """Names of the ops that its linears can compute themselves (`LinearShape.activation`).
+
+        The layer applies all others. A method that computes none returns ``frozenset()``.
+        """
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
-        """The tensors of one linear. Says in its Placements along which axis, in what multiples, each is cut."""
+        """The tensors of one linear. Their Placements say along which axis and in which multiples each is cut."""
 
 
 class Unquantized:
-    """Weights in the model's dtype, multiplied by op `linear`, or `linear_<activation>`."""
+    """The LinearMethod for weights in the model's dtype. It uses op `linear` or `linear_<activation>`."""
 
     activations = frozenset({"silu_and_mul"})
 
     def create(self, shape: LinearShape, build: Build) -> Bound:
-        """A weight and perhaps a bias."""
+        """A weight and, if the shape has one, a bias."""
         return _Plain(shape, build)
 
 
@@ -122,7 +125,7 @@ class _Plain:
         shard, replicated = self.shape.shard, self.shape.replicated
         tensors = {"weight": (self.weight, Placement(parts, shard, replicated))}
         if self.bias is not None:
-            # a row-parallel bias is whole on every rank
+            # If inputs are cut (row parallel), every rank has the whole bias.
             tensors["bias"] = (self.bias, Placement(parts, shard if shard and shard.dim == 0 else None, replicated))
         return tensors
 
@@ -141,24 +144,28 @@ def _call(op: Op, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tens
 
 
 def _packing(ops: tuple[Op, ...]) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """How to pack the weight, where the kernels of all buckets agree on it (see llmcore.ops.linear)."""
+    """The function that packs the weight, if the kernels of all buckets have the same packing; else None.
+
+    See llmcore.ops.linear.
+    """
     names = {getattr(op, "packing", None) for op in ops}
     return None if None in names or len(names) > 1 else ops[0].pack  # type: ignore[attr-defined]
 
 
 Asked = tuple[str, tuple[tuple[str, Any], ...]]
-"""An op and the sizes it is asked for with, in the order of their names."""
+"""An op and its requested sizes, sorted by name."""
 
 
 @dataclass(kw_only=True)
 class Build:
-    """One model being built for one device.
+    """The construction of one model for one device.
 
-    `granules`: KV group -> tokens per granule (1 where missing). `resolutions`: every choice made so far, in order,
-    for listings, the ModelReport and the fingerprint. `attention_kernels`, `attention_specs`: by KV group, what
-    `attention` bound, and for which attention. `asked`: how often modules asked for an op of some shape, which is how
-    often a step that decodes calls it. `longest_request`: tokens of the longest request that will come, None: as long
-    as the model takes. `notes`: what modules chose that an operator should know, label and text for the summary.
+    `granules`: KV group -> tokens per granule; 1 for groups that are missing.
+    `longest_request`: tokens of the longest request to expect; None: the longest that the model takes.
+    `notes`: label -> text, for choices of modules that the start-up summary shows to the operator.
+    `resolutions`: every kernel choice so far, in order, for listings, the ModelReport and the fingerprint.
+    `attention_kernels`, `attention_specs`: by KV group, the kernels that `attention` bound, and their AttnSpec.
+    `asked`: how often modules asked for each op and shape, which is how often a decode step calls it.
     """
 
     registry: Registry
@@ -183,7 +190,7 @@ class Build:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of weights and activations."""
+        """The type of weights and activations."""
         return DTYPES[self.config.dtype]
 
     def empty(self, *shape: int) -> torch.nn.Parameter:
@@ -200,17 +207,17 @@ class Build:
         given: Mapping[str, Op] | None = None,
         **shape: Any,
     ) -> tuple[Op, ...]:
-        """The op's callable for every token bucket: a layer calls ``ops[step.bucket](...)``.
+        """The op's callable for each token bucket. A layer calls ``ops[step.bucket](...)``.
 
-        A composite without a kernel of its own becomes its expansion; `given` supplies parts of it that are no ops.
-        Equal requests share their callables.
+        A composite without its own kernel becomes its expansion. `given` supplies parts of it that are not ops. Calls
+        with equal arguments return the same callables.
         """
         self.asked[name, tuple(sorted(shape.items()))] += self._counted
         return self._kernels(name, layout=layout, granule=granule, given=given, **shape)
 
     @contextmanager
     def for_prompts(self) -> Iterator[None]:
-        """What modules ask for within it is called for prompts only."""
+        """Inside this context, requested ops do not count in `asked`: decode steps do not call them."""
         before, self._counted = self._counted, 0
         try:
             yield
@@ -242,9 +249,9 @@ class Build:
         ops: str = "attn.gqa",
         wrap: Callable[[AttentionKernels], AttentionKernels] | None = None,
     ) -> AttentionKernels:
-        """The kernels of a KV group: ops `<ops>.decode`, `.prefill` and `.mixed`, once through `wrap`.
+        """The kernels of a KV group: ops `<ops>.decode`, `.prefill` and `.mixed`, passed through `wrap` once.
 
-        All its layers share them, so all must want the same AttnSpec.
+        All layers of the group share them. Raises ConfigError if two layers want different AttnSpecs.
         """
         self.asked[f"{ops}.decode", tuple(sorted(shape_of(spec).items()))] += 1
         if (other := self.attention_specs.setdefault(group, spec)) != spec:
@@ -258,11 +265,11 @@ class Build:
         return self.attention_kernels[group]
 
     def reduce(self, group: str) -> tuple[Op, ...] | None:
-        """The sum over a mesh group's ranks, None where it has one."""
+        """The callables that sum over the ranks of a mesh group; None if the group has one rank."""
         return self.op("comm.all_reduce", group=group) if self.mesh.size(group) > 1 else None
 
     def kv_group(self, name: str) -> KVGroupSpec:
-        """The model's KV group, with the layout that a mode may have pinned."""
+        """The model's KV group `name`, with the layout that a mode pinned, if any. Raises ConfigError."""
         for group in self.config.kv_groups:
             if group.name == name:
                 return group if self.pins.layout is None else _with_layout(group, self.pins.layout)
@@ -278,12 +285,12 @@ class Build:
         return self._layouts[group]
 
     def layer(self, module: torch.nn.Module, name: str, index: int) -> torch.nn.Module:
-        """`module` after every plugin's `build_layer`."""
+        """`module` as the `build_layer` hooks of all plugins return it."""
         wrapped: torch.nn.Module = self.registry.wrap_layer(module, LayerInfo(name, index, self.config))
         return wrapped
 
     def chosen(self) -> dict[str, str]:
-        """Every choice as text -> kernel name: what the ModelReport and the fingerprint hold."""
+        """Description of the context -> kernel name, for each choice; for the ModelReport and the fingerprint."""
         return {describe(resolution.context): resolution.chosen.name for resolution in self.resolutions}
 
     def bind(self, resolution: Resolution) -> Any:

@@ -17,30 +17,32 @@ from llmcore.models import ModelConfig
 from llmcore.specs import bucket_of
 
 Hidden = tuple[torch.Tensor, torch.Tensor | None]
-"""(hidden, residual), both [T, hidden_size]; their sum is what a block is about to normalize."""
+"""(hidden, residual), both [T, hidden_size]. The next norm normalizes their sum."""
 
 
 @runtime_checkable
 class Halves(Protocol):
-    """A block in two: up to the last thing that looks at other tokens, and the rest, where each is by itself."""
+    """A block in two parts: `attend` up to the last operation that reads other tokens, and `feed` for the rest."""
 
     def attend(self, x: Hidden, step: Step) -> Hidden:
         """(hidden, residual) [T, hidden_size] -> (hidden, residual)."""
 
     def feed(self, x: Hidden, step: Bucketed) -> Hidden:
-        """The same for any number of tokens."""
+        """The same shapes, for any subset of the tokens."""
 
 
 class Decoder(Layer):
-    """What a family's `build` returns and the engine runs.
+    """The model that a family's `build` returns and the engine runs.
 
-    `block(i)` makes layer i, called as ``block((hidden, residual), step) -> (hidden, residual)``. One that also offers
-    its `Halves` saves work: after the last attention only the tokens that are sampled matter, and the last block's
-    `feed` gets no others. `layers`: which of them
-    this process holds (default: all). Without `embedding` the hidden states come in from the stage before; without
-    `norm` and `head` they go out to the next. `attention_kernels`: by KV group, what the runner plans.
-    `wrapped`: where a block, or a module in it, is that a plugin wrapped, e.g. "layers.0" -> "layers.0.inner" or
-    "layers.0.mlp" -> "layers.0.mlp.inner"; weights find it there.
+    `block(i)` makes layer i, called as ``block((hidden, residual), step) -> (hidden, residual)``. A block that
+      implements `Halves` saves work: after the last attention only sampled tokens matter, so the last block's `feed`
+      gets only these.
+    `layers`: the layers that this process holds; None: all.
+    `embedding`: without it the hidden states come from the previous stage.
+    `norm`, `head`: without them the hidden states go to the next stage.
+    `attention_kernels`: KV group -> the kernels that the model runner plans.
+    `wrapped`: path of a block or module that a plugin wrapped -> its path inside the wrapper, for example "layers.0"
+      -> "layers.0.inner". The weight loader uses it.
     """
 
     def __init__(
@@ -73,9 +75,10 @@ class Decoder(Layer):
         return layer
 
     def forward(self, step: Step, hidden: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Hidden:
-        """Through the layers; `hidden` and `residual` are the stage before's, or given embeddings.
+        """Run the layers; returns (hidden, residual), [T, hidden_size] each.
 
-        [T, hidden_size] each; with a head, only the `step.sampled` ones of them, [S, hidden_size].
+        `hidden` and `residual` come from the previous stage, or are given embeddings. With a head and `step.sampled`,
+        the result has only the sampled tokens, [S, hidden_size].
         """
         if hidden is None:
             assert self.embed_tokens is not None, "a slice without embedding needs hidden states"
@@ -94,19 +97,19 @@ class Decoder(Layer):
         return x
 
     def logits(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, vocab_size] (or `config.scores`) in the model's dtype, of the chosen rows' hidden and residual."""
+        """Logits [S, vocab_size] (or [S, config.scores]) in the model's dtype, from the sampled tokens' states."""
         assert self.lm_head is not None, "a slice without head has no logits"
         y: torch.Tensor = self.lm_head(self.normed(hidden, residual), Rows(bucket_of(len(hidden))))
         return y
 
     def normed(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[S, hidden_size] in the model's dtype: what the head reads."""
+        """The normalized hidden states [S, hidden_size] that the head reads, in the model's dtype."""
         assert self.norm is not None, "a slice without norm has no last hidden states"
         normed: torch.Tensor = self.norm.add(hidden, residual, Rows(bucket_of(len(hidden))))[0]
         return normed
 
     def elsewhere(self, parameter: str) -> bool:
-        """Whether a parameter of the whole model belongs to another slice, by its name."""
+        """True if the parameter with this name belongs to another slice of the model."""
         first, _, rest = parameter.partition(".")
         if first == "layers":
             return rest.partition(".")[0] not in self.layers
@@ -114,8 +117,9 @@ class Decoder(Layer):
 
 
 def family_path(wrapped: Mapping[str, str], path: str) -> str | None:
-    """The family's name of the module or parameter at `path`; None if it belongs to a wrapper. `wrapped`: as of a
-    Decoder.
+    """The family's name of the module or parameter at `path`; None if it belongs to a wrapper.
+
+    `wrapped`: as in a Decoder.
     """
     inside = [name for name, place in wrapped.items() if path == place or path.startswith(f"{place}.")]
     base = max(inside, key=len, default="")
@@ -125,6 +129,6 @@ def family_path(wrapped: Mapping[str, str], path: str) -> str | None:
 
 
 def chosen(x: Hidden, tokens: torch.Tensor) -> Hidden:
-    """The rows `tokens` [S] of hidden states and, where there is one, the residual."""
+    """The rows `tokens` [S] of the hidden states and of the residual, if there is one."""
     hidden, residual = x
     return hidden.index_select(0, tokens), None if residual is None else residual.index_select(0, tokens)

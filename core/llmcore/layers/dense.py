@@ -1,6 +1,6 @@
-"""What the configs of dense decoders have in common, read once for every family.
+"""The common part of the configs of dense decoders, for every family.
 
-A family that has more says so in its own config class; one that differs reads what differs itself.
+A family with more fields adds them in its own config class. A family that differs reads the different fields itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from llmcore.weights.map import WeightMap
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig(ModelConfig):
-    """A decoder whose layers are alike and share one KV group.
+    """The config of a decoder whose layers are alike and share one KV group.
 
-    `heads`, `kv_heads`: of the whole model; `inner`: width of the MLP; `eps`: of the norms; `tied`: the head is the
-    embedding.
+    `heads` and `kv_heads` count the whole model. `inner` is the width of the MLP. `eps` belongs to the norms. `tied`
+    is True if the head uses the embedding's table.
     """
 
     heads: int
@@ -44,9 +44,9 @@ def read_dense(
 ) -> dict[str, Any]:
     """The fields of a DenseConfig from config.json: ``YourConfig(**read_dense(hf, "YourModel"), more=...)``.
 
-    `defaults`: what transformers takes for fields that the file leaves out. `group`, `reach`: of the one KV group.
-    `partial_rotary`: False where the family's code in transformers does not read `partial_rotary_factor`.
-    Raises KeyError for a field that must be there, ConfigError for values that contradict each other.
+    `defaults`: the values that transformers uses for fields that the file leaves out. `group`, `reach`: name and reach
+    of the KV group. `partial_rotary`: False if the family's code in transformers does not read
+    `partial_rotary_factor`. Raises KeyError for a missing field, ConfigError for values that contradict each other.
     """
     given = {**(defaults or {}), **{name: value for name, value in hf.items() if value is not None}}
     heads, layers = int(given["num_attention_heads"]), int(given["num_hidden_layers"])
@@ -55,7 +55,7 @@ def read_dense(
         raise ConfigError(f"{heads} attention heads cannot share {kv_heads} KV heads; check the model's config.json")
     head_size = int(given.get("head_dim") or given["hidden_size"] // heads)
     rope = read_rope(given, head_size, partial_rotary=partial_rotary)
-    # A null in the file is an answer here: the model has no end token.
+    # A null in the file means that the model does not have an end token.
     eos = hf["eos_token_id"] if "eos_token_id" in hf else given.get("eos_token_id")
     sizes: dict[str, Any] = {"kv_heads": kv_heads, "key_size": head_size, "value_size": head_size}
     return {
@@ -79,13 +79,14 @@ def read_dense(
 
 
 LAYER_TYPES: Mapping[str, str] = {"full_attention": "full", "sliding_attention": "window"}
-"""A layer's type, as `layer_types` of config.json has it -> the KV group of such layers."""
+"""A layer's type in `layer_types` of config.json -> the KV group of such layers."""
 
 
 def windowed_groups(whole: KVGroupSpec, types: Sequence[str], window: int | None) -> tuple[KVGroupSpec, ...]:
-    """The layers of `whole` as groups "full" and "window" by each one's type (see `LAYER_TYPES`); none without layers.
+    """The layers of `whole` as KV groups "full" and "window", by each layer's type (see `LAYER_TYPES`).
 
-    Raises ConfigError for types that are not known, too many or few of them, or a window of nothing.
+    A group without layers is left out. Raises ConfigError for an unknown type, a wrong number of types, or a window
+    below 1.
     """
     if window is not None and window < 1:
         raise ConfigError(f"sliding_window is {window}; a query sees at least itself: check the model's config.json")
@@ -105,7 +106,7 @@ def windowed_groups(whole: KVGroupSpec, types: Sequence[str], window: int | None
 
 
 def dense_weights(config: DenseConfig, *, skip: tuple[str, ...] = ()) -> WeightMap:
-    """Names as transformers saves them, for blocks with `qkv_proj` and `gate_up_proj`. `skip`: more to ignore."""
+    """The WeightMap for transformers' names and blocks with `qkv_proj` and `gate_up_proj`. `skip`: more globs."""
     return WeightMap(
         rename={f"model.{name}.": f"{name}." for name in ("embed_tokens", "layers", "norm")} | {"model.": ""},
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
@@ -114,12 +115,12 @@ def dense_weights(config: DenseConfig, *, skip: tuple[str, ...] = ()) -> WeightM
 
 
 def read_scoring(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields in which a DenseConfig with a `score` head in place of a language model's differs."""
+    """The fields of a DenseConfig that differ if a `score` head replaces the language model's head."""
     labels = hf.get("id2label") or hf.get("num_labels") or 2
     scores = labels if isinstance(labels, int) else len(labels)
     return {"architecture": hf["architectures"][0], "scores": scores, "tied": False}
 
 
 def scoring_weights(weights: WeightMap) -> WeightMap:
-    """The names of the same decoder with a `score` head; some checkpoints keep the other head beside it."""
+    """`weights` for the same decoder with a `score` head. Skips the language model's head, which some files have."""
     return replace(weights, rename={**weights.rename, "score.": "lm_head."}, skip=(*weights.skip, "lm_head.*"))

@@ -1,4 +1,4 @@
-"""Both ends of a language model: the table of embeddings, and the head."""
+"""The two ends of a language model: the embedding table and the head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcore.layers.step import Bucketed
 
 
 class Embedding(Layer):
-    """Rows of a table, whole on every rank."""
+    """Looks up rows of a table. Every rank has the whole table."""
 
     def __init__(self, build: Build, vocab: int, size: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Embedding(Layer):
 
 
 class ScaledEmbedding(Embedding):
-    """Rows of a table times `factor`, which is rounded to the model's type first."""
+    """Rows of a table times `factor`. The factor is rounded to the model's type first."""
 
     def __init__(self, build: Build, vocab: int, size: int, factor: float) -> None:
         super().__init__(build, vocab, size)
@@ -38,9 +38,9 @@ class ScaledEmbedding(Embedding):
 
 
 class LMHead(Linear):
-    """Hidden states to logits in the model's dtype; samplers compute in f32.
+    """Maps hidden states to logits in the model's dtype. The sampler computes in f32.
 
-    `weight`: the embedding's parameter, where the two are tied.
+    `weight`: the embedding's parameter if the two are tied.
     """
 
     def __init__(self, build: Build, size: int, vocab: int, *, weight: nn.Parameter | None = None) -> None:
@@ -48,7 +48,7 @@ class LMHead(Linear):
 
 
 class CappedHead(LMHead):
-    """A head whose logits are cap * tanh(logits / cap), in f32."""
+    """A head that returns cap * tanh(logits / cap), in f32."""
 
     def __init__(self, build: Build, size: int, vocab: int, *, cap: float, weight: nn.Parameter | None = None) -> None:
         super().__init__(build, size, vocab, weight=weight)

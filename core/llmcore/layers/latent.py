@@ -1,8 +1,8 @@
-"""Latent attention's prefill: absorbed or expanded, whichever is cheaper, and how a cached prefix is cut into pieces.
+"""Prefill of latent attention: the choice between the absorbed and the expanded form, and the pieces of a prefix.
 
-Absorbed, queries attend to the latent rows themselves, which are wide. Expanded, the rows of every token seen are
-first made into keys and values of every head, which are narrow: cheaper from some hundred queries per row on
-(arXiv:2405.04434, section 2.1, has both forms).
+In the absorbed form, queries attend to the latent rows themselves, which are wide. In the expanded form, the rows of
+all visible tokens first become keys and values of every head, which are narrow. The expanded form is cheaper from a
+few hundred queries per row on. arXiv:2405.04434, section 2.1, has both forms.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from llmcore.layers.step import Step
 from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows, Int32, MetaWriter
 
 PREFIX_TOKENS = 8192
-"""Most cached tokens of all rows that are expanded at a time."""
+"""Most cached tokens, over all rows, that are expanded at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """Elements: of a head's key without (`plain`) and with rope (`rotated`), of its value, of the latent."""
+    """Sizes of latent attention on this rank, in elements."""
 
     heads: int
+    """Number of heads."""
     plain: int
+    """Size of the part of a head's key without rope."""
     rotated: int
+    """Size of the part of a head's key with rope."""
     value: int
+    """Size of a head's value."""
     latent: int
+    """Size of a token's latent."""
 
     def costs(self, n_query: Int32, kv_len: Int32) -> tuple[int, int]:
-        """Multiplications per head of a step's prefill rows (absorbed, expanded), half of what is causal."""
+        """Multiplications per head for a step's prefill rows (absorbed, expanded); causal scores count half."""
         new, prefix = n_query.astype(np.int64), kv_len.astype(np.int64) - n_query
         scores = int((new * prefix + new * new // 2).sum())
         up = self.latent * (self.plain + self.value)
@@ -42,27 +47,27 @@ class LatentSizes:
 
 @dataclass
 class Room:
-    """What a step may take, shared by a group's kernels: no more than the largest prompt that is expanded whole.
+    """The memory limit of a step, shared by a group's kernels: the need of the largest prompt, expanded as a whole.
 
-    `tokens`: of the largest step, None where nobody said. Such a step is run once at the start and measured; a
-    cached prefix and absorbed queries are kept to what that took.
+    `tokens`: tokens of the largest step; None before `take`. The engine runs such a step once at the start and
+    measures it. Pieces of a cached prefix and absorbed queries must not need more memory than that step.
     """
 
     sizes: LatentSizes
     tokens: int | None = None
 
     def take(self, tokens: int) -> None:
-        """Note the largest step of one kernel."""
+        """Note the tokens of the largest step of one kernel."""
         self.tokens = max(tokens, self.tokens or 0)
 
     @property
     def most(self) -> int:
-        """Elements per head that are held at once: queries, keys and values as they come and as they are used."""
+        """Elements per head in memory at once in the largest step: queries, keys and values, and copies of them."""
         n = self.sizes
         return (self.tokens or 0) * (3 * n.plain + 2 * n.rotated + 2 * n.value)
 
     def piece(self, tokens: int) -> int:
-        """Most cached tokens expanded at a time in a step of `tokens`."""
+        """Most cached tokens to expand at a time in a step of `tokens` new tokens."""
         if self.tokens is None:
             return PREFIX_TOKENS
         n = self.sizes
@@ -72,47 +77,51 @@ class Room:
 
     @property
     def absorbed(self) -> int | None:
-        """Most tokens of a step whose queries are absorbed; None where nobody said."""
+        """Most tokens of a step in the absorbed form; None if the largest step is not known."""
         n = self.sizes
         return None if self.tokens is None else self.most // (n.plain + 2 * n.rotated + 2 * n.latent)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """At most `tokens` cached ones of the rows `first` to `last` (exclusive), whose tokens are `queries` of the step.
-
-    `segments`: where these rows' are in what `cut` lists. `longest`: most queries and most keys of a row.
-    """
+    """A piece of the cached tokens of consecutive rows, as the host plans it."""
 
     first: int
+    """The first row."""
     last: int
+    """The row after the last one."""
     tokens: int
+    """Number of cached tokens in the piece, an upper bound."""
     queries: slice
+    """The new tokens of these rows in the step."""
     segments: slice
+    """The entries of these rows in the second result of `cut`."""
     longest: tuple[int, int]
+    """(most queries, most keys) of a row."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Cached tokens that are expanded together, and the queries that see them all.
-
-    `slots` [L] int32, where they are; `q_start`, `k_start` [R + 1] int32, the borders of R rows in `queries` and in
-    `slots`; past the last border are slots of no row. `longest`: see op attn.varlen.
-    """
+    """Cached tokens of R rows that are expanded together, and the queries that see them."""
 
     queries: slice
+    """The new tokens of these rows in the step."""
     slots: torch.Tensor
+    """[L] int32, the slots of the cached tokens. Slots past the last border belong to no row."""
     q_start: torch.Tensor
+    """[R + 1] int32, the borders of the rows in `queries`."""
     k_start: torch.Tensor
+    """[R + 1] int32, the borders of the rows in `slots`."""
     longest: tuple[int, int]
+    """See op attn.varlen."""
 
 
 @dataclass(eq=False)
 class LatentPrefill:
-    """attn.mla.prefill that may leave a step to be expanded: `run` is the absorbed kernel's.
+    """The kernel of attn.mla.prefill, which can leave a step to the expanded form. `run` is the absorbed kernel.
 
-    Where `plan` decides so, `meta` has `segments` and the layer works through `pieces`. The host's part of a plan is
-    kept until the next one; the step that was planned last is the one that runs.
+    If `plan` chooses the expanded form, `meta` has `segments`, and the layer computes `pieces` instead of `run`. The
+    object keeps the host's part of a plan until the next plan, so the step that was planned last must run next.
     """
 
     kernel: AttentionKernel
@@ -123,12 +132,15 @@ class LatentPrefill:
     _cuts: list[_Cut] = field(default_factory=list, init=False)
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Note the largest step; the absorbed kernel's workspace."""
+        """Note the largest step, and take the absorbed kernel's workspace."""
         self.room.take(limits.tokens)
         self.kernel.workspace(limits)
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """The absorbed kernel's plan and key, or the cuts of what is cached: such a step is never captured."""
+        """Plan the absorbed kernel and return its graph key, or cut the cached prefix and return "".
+
+        A step in the expanded form is never captured.
+        """
         if not self._worth(rows):
             return self.kernel.plan(rows, into)
         tokens = int(rows.n_query.sum())
@@ -147,11 +159,11 @@ class LatentPrefill:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Absorbed; see protocols.AttentionKernel."""
+        """Compute the absorbed form; see protocols.AttentionKernel."""
         return self.kernel.run(q, k_new, v_new, kv, meta, out, lse)
 
     def pieces(self, step: Step, meta: Mapping[str, torch.Tensor]) -> list[Piece]:
-        """What is cached, in pieces, by the rows' true lengths; computed by the first layer of a step that asks."""
+        """The cached tokens in pieces, by the rows' true lengths. The first layer of a step computes the slots."""
         return [self._piece(cut, (self, index), step, meta) for index, cut in enumerate(self._cuts)]
 
     def _piece(self, cut: _Cut, name: object, step: Step, meta: Mapping[str, torch.Tensor]) -> Piece:
@@ -173,9 +185,10 @@ class LatentPrefill:
 
 
 def cut(rows: AttnRows, most: int) -> tuple[list[_Cut], Int32]:
-    """The cached tokens of a step's rows in equal pieces of at most `most`, and for the device [2 S] int32.
+    """Cut the cached tokens of a step's rows into equal pieces of at most `most` tokens; returns them and segments.
 
-    These are, of the S parts of a row that lie in one piece, the first token and the number of tokens.
+    A segment is the part of a row that lies in one piece. The segments [2 S] int32 for the device are the first tokens
+    of S segments, then their numbers of tokens.
     """
     prefix = (rows.kv_len - rows.n_query).astype(np.int64)
     ends = np.cumsum(prefix)
@@ -203,8 +216,8 @@ def cut(rows: AttnRows, most: int) -> tuple[list[_Cut], Int32]:
 def find_slots(meta: Mapping[str, torch.Tensor], cut: _Cut, granule: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(slots of a piece's tokens [tokens], borders of its rows in them [rows + 1]), both int32.
 
-    Rows may be shorter than the host thought: their tokens then lie together at the start, and what follows are slots
-    of the last row.
+    Rows may be shorter than the host assumed. Then the valid slots are at the start, and the rest repeats slots of the
+    last row.
     """
     here = slice(cut.first, cut.last)
     low, most = meta["segments"].view(2, -1)[:, cut.segments].long()

@@ -1,4 +1,4 @@
-"""Layer: torch's Module as every layer here is one, without what Module costs the host in a step."""
+"""Layer: the base of all layers, a torch Module with less host time per call."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """A Module whose parts are found, and which is called, as those of any object.
+    """A Module with plain attribute access and plain calls.
 
-    Module keeps submodules and parameters where Python looks only after everything else has failed, and its call
-    asks for hooks of ten kinds; a step of a prompt's chunk is some hundred of each. Here parts are attributes too,
-    and a call goes to `forward` unless this very module has forward hooks. Hooks on all modules are not called.
+    torch finds submodules and parameters in `__getattr__`, which Python tries last, and checks ten kinds of hooks in
+    each call. A step has hundreds of both. A Layer also stores its parts as attributes, and its call goes straight to
+    `forward`, unless this module has forward hooks itself. It does not call torch's global hooks.
     """
 
     def __call__(self, *arguments: Any) -> Any:
-        """`forward`, with the hooks that are registered on it."""
+        """Call `forward`, with the forward hooks that are registered on this module."""
         if self._forward_hooks or self._forward_pre_hooks:
             return super().__call__(*arguments)
         return self.forward(*arguments)

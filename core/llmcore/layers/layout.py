@@ -1,4 +1,4 @@
-"""The torch base of KV layouts: how one group of layers stores keys and values."""
+"""The base class of KV layouts. A layout stores the keys and values of one group of layers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LINE = 64
 """Bytes of a cache line."""
 
 KV = tuple[torch.Tensor, ...]
-"""The pool of one layer; what is in it is the layout's own affair."""
+"""The KV pool of one layer. The layout decides which tensors it has."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; in host memory the operating system maps only what is written."""
+    """A tensor of zeros. In host memory the operating system allocates a page only when it is written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
@@ -31,10 +31,11 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 class Layout(ABC):
-    """Storage of one KV group: a pool per layer, `granule` tokens in each unit of allocation.
+    """The storage of one KV group: a pool per layer. The unit of allocation, a granule, holds `granule` tokens.
 
-    A slot is granule x `granule` + offset. `sharded`: each rank holds its own KV heads; else all ranks hold the same.
-    `joined`: a token's value is the first `value_size` elements of its key, so `write` needs no v.
+    A slot is granule number x `granule` + offset. `sharded`: True if each rank holds its own KV heads, False if all
+    ranks hold the same KV. `joined`: True if a token's value is the first `value_size` elements of its key, so that
+    `write` does not need v.
     """
 
     sharded = True
@@ -48,11 +49,11 @@ class Layout(ABC):
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Bytes of one granule over all layers of the group."""
+        """Size of one granule in bytes, summed over all layers of the group."""
 
     @abstractmethod
     def layer_tensors(self, granules: int, device: torch.device) -> KV:
-        """A fresh pool of `granules` granules for one layer. Never-written slots hold finite numbers."""
+        """A new pool of `granules` granules for one layer. Slots that were never written hold finite numbers."""
 
     @abstractmethod
     def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -60,10 +61,10 @@ class Layout(ABC):
 
     @abstractmethod
     def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(k, v) at `slots` [N], as `write` took them, in the model's dtype."""
+        """(k, v) at `slots` [N], in the shapes that `write` takes and in the model's dtype."""
 
     def scatter(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put back what `gather` gave; the same as `write` unless a layout says otherwise."""
+        """Store keys and values that `gather` returned. By default this is `write`."""
         self.write(kv, slots, k, v)
 
     def copy(self, kv: KV, src: torch.Tensor, dst: torch.Tensor) -> None:
@@ -73,5 +74,5 @@ class Layout(ABC):
             granules.index_copy_(0, dst, granules.index_select(0, src))
 
     def tensors(self, granules: int, device: torch.device) -> Mapping[int, KV]:
-        """The whole group's pools by layer index."""
+        """The pools of all layers of the group, by layer index."""
         return {layer: self.layer_tensors(granules, device) for layer in self.group.layers}

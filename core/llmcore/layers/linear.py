@@ -1,4 +1,4 @@
-"""Linears: single, and several of a checkpoint's stacked into one multiplication."""
+"""Linears: single ones, and several linears of a checkpoint stacked into one multiplication."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from llmcore.weights.map import Placement, Shard
 
 
 class Linear(Layer):
-    """x W^T + b. `outputs`: how many, or the checkpoint modules it stacks with their outputs, in order.
+    """x W^T + b.
 
-    `shard`: the mesh group it is cut over, along outputs (dim 0) or inputs (dim 1, then results are summed over the
-    ranks). `replicated`: stacked modules that every rank has whole. `weight`: another module's parameter to use
-    instead of one of its own. `activation`: an op from [T, outputs] to half as many, applied to the result. `method`:
-    how the weight is held, if not as the model's others.
+    `outputs`: the number of outputs, or checkpoint module -> its outputs for the modules that it stacks, in order.
+    `shard`: the cut over a mesh group, along outputs (dim 0) or inputs (dim 1; the layer then sums over the ranks).
+    `replicated`: stacked modules that every rank has whole.
+    `weight`: another module's parameter, to use instead of a new one.
+    `activation`: an op from [T, outputs] to [T, outputs / 2] that the layer applies to the result.
+    `method`: the LinearMethod, if it differs from the model's.
     """
 
     def __init__(
@@ -76,16 +78,17 @@ class Linear(Layer):
             self.placements[name] = placement
 
     def share(self, weight: nn.Parameter | None) -> None:
-        """Use another module's parameter as the weight, or for None hold one as the model's other linears do.
+        """Use another module's parameter as the weight, or with None create an own weight again.
 
-        For the loader, before it fills anything: all of the linear's tensors are new.
+        The loader calls it before it fills anything, because it replaces all tensors of the linear.
         """
         self._hold(self._create(weight), weight)
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Let output i be what was output `rows[i]`; for an owner's `finish`, which comes before the linear's own.
+        """Reorder the outputs: the new output i is the old output `rows[i]`.
 
-        Raises ConfigError where no tensor of the linear has a row per output.
+        The owner of the linear calls it in `finish`, which the loader calls before the linear's `finish`. Raises
+        ConfigError if no tensor of the linear has one row per output.
         """
         found = [tensor.data for tensor in self.parameters() if tensor.dim() and tensor.shape[0] == len(rows)]
         if not found:
@@ -98,13 +101,13 @@ class Linear(Layer):
             held.copy_(held.index_select(0, rows.to(held.device)))
 
     def finish(self) -> None:
-        """Bind what was loaded; called once by the loader."""
+        """Bind the loaded tensors. The loader calls it once."""
         self._calls, done = self._bound.bind()
         for name in done:
             delattr(self, name)
 
     def forward(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """x [T, inputs] -> [T, outputs], or half of that after an activation."""
+        """x [T, inputs] -> [T, outputs], or [T, outputs / 2] with an activation."""
         y = self._calls[step.bucket](x)
         if self._after is not None:
             y = self._after[step.bucket](y)
@@ -112,13 +115,13 @@ class Linear(Layer):
 
 
 def _create(method: LinearMethod, build: Build, shape: LinearShape, weight: nn.Parameter | None) -> Bound:
-    """The tensors of a linear that exists already: its op was counted then."""
+    """New tensors for an existing linear. `Build.asked` does not count its op again."""
     with build.for_prompts():
         return method.create(replace(shape, shared=weight), build)
 
 
 class QKVLinear(Linear):
-    """q_proj, k_proj and v_proj in one; gives [T, (heads + kv_heads) key_size + kv_heads value_size]."""
+    """q_proj, k_proj and v_proj in one linear; returns [T, (heads + kv_heads) key_size + kv_heads value_size]."""
 
     def __init__(
         self,
@@ -137,10 +140,10 @@ class QKVLinear(Linear):
 
 
 class PairedQKV(QKVLinear):
-    """QKVLinear of checkpoints whose rope turns neighbours, elements 2i and 2i + 1 of a head.
+    """QKVLinear for checkpoints whose rope rotates neighbours, elements 2i and 2i + 1 of a head.
 
-    Ours turns i and i + rotated / 2, so the rows that make queries and keys are put in that order when they were
-    loaded: scores are the same sums in another order. `rotated`: elements of a head that turn, the first ones.
+    Op `rope` rotates elements i and i + rotated / 2. So `finish` reorders the loaded rows for queries and keys. Scores
+    stay the same sums, in another order. `rotated`: rope rotates this number of first elements of a head.
     """
 
     def __init__(self, build: Build, inputs: int, *, key_size: int, rotated: int, **more: Any) -> None:
@@ -153,7 +156,7 @@ class PairedQKV(QKVLinear):
             )
 
     def finish(self) -> None:
-        """Order the rows, then bind; called once by the loader."""
+        """Reorder the rows, then bind. The loader calls it once."""
         rows, size = torch.arange(self.get_parameter("weight").shape[0]), len(self._order)
         for part in ("q_proj", "k_proj"):
             found = rows.narrow(0, *self.placements["weight"].parts[part]).view(-1, size)
@@ -163,14 +166,14 @@ class PairedQKV(QKVLinear):
 
 
 def apart(rotated: int) -> torch.Tensor:
-    """Where each element of what turns comes from, [rotated] int64: pairs side by side -> one half, the other."""
+    """The order [rotated] int64 that turns pairs side by side into two halves: element i comes from `order[i]`."""
     return torch.arange(rotated).view(-1, 2).t().reshape(-1)
 
 
 class MergedLinear(Linear):
-    """Several linears over the same input, such as gate_proj and up_proj, in one, and the activation that joins them.
+    """Several linears over the same input as one, such as gate_proj and up_proj, with the activation that joins them.
 
-    `activation`: an op from [T, all outputs] to half as many.
+    `activation`: an op from [T, all outputs] to half the width.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The groups of ranks a model is built against. Layers name the group they shard over, never a world size."""
+"""The groups of ranks for which a model is built. A layer names the group that it is cut over, never a world size."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from llmcore.errors import ConfigError
 from llmcore.weights.map import Shard
 
 GROUPS = ("attn_tp", "moe_tp", "ep", "pp", "dp")
-"""Attention heads, dense and expert inner sizes, whole experts, layers, replicas of attention."""
+"""The groups divide, in this order: attention heads, inner sizes of MLPs and experts, whole experts, layers, and
+replicas of attention."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks per group, and this process's place in it; groups not named have one rank."""
+    """The number of ranks in each group, and this process's rank in it. Groups that are not named have one rank."""
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
 
     def size(self, group: str) -> int:
-        """Ranks of `group`; ConfigError for a group there is none of."""
+        """The number of ranks in `group`. Raises ConfigError for an unknown group."""
         if group not in GROUPS:
             raise ConfigError(f"there is no mesh group {group!r}; groups: {', '.join(GROUPS)}")
         return self.sizes.get(group, 1)
@@ -30,7 +31,10 @@ class Mesh:
         return self.ranks.get(group, 0)
 
     def share(self, total: int, shard: Shard | None, what: str) -> int:
-        """What one rank gets of `total`; ConfigError where it cannot be cut in the shard's multiples."""
+        """One rank's share of `total`. Raises ConfigError if the shard's multiples cannot be divided evenly.
+
+        `what`: the name of the size in the error.
+        """
         if shard is None:
             return total
         size = self.size(shard.group)

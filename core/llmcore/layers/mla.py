@@ -1,4 +1,4 @@
-"""Multi-head latent attention (arXiv:2405.04434, section 2.1): keys and values of all heads from one latent row."""
+"""Multi-head latent attention (arXiv:2405.04434, section 2.1): one latent row per token gives all keys and values."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from llmcore.specs import bucket_of
 from llmcore.weights.map import Shard
 
 MLA_FUSE: Mapping[str, tuple[str, ...]] = {"q_kv_a_proj": ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")}
-"""For a family's `WeightMap.fuse`: what MLA stacks."""
+"""The modules that MLA stacks, for a family's `WeightMap.fuse`."""
 
 _HEADS = "attn_tp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSpec:
-    """The attention a family wants; sizes in elements, `heads` of the whole model.
+    """The latent attention of a family, in sizes of the whole model; widths are in elements.
 
-    A head's key has a `plain` part and a `rotated` one, its value is `value` wide. `q_rank`: width of the latent that
-    queries come from, None where they come from the hidden state. `bias`: on the linears into the latents and on the
-    last. `eps`: of the latents' norms. `interleaved`: the checkpoint has the numbers of a rotary pair side by side.
+    `heads`: number of query heads.
+    `plain`, `rotated`: widths of the two parts of a head's key, without and with rope.
+    `value`: width of a head's value. `latent`: width of a token's latent.
+    `scale`: factor of the scores. `eps`: of the norms of the latents.
+    `q_rank`: width of the latent of the queries; None if queries come from the hidden state.
+    `bias`: the linears into the latents and the last linear have a bias.
+    `interleaved`: the checkpoint has the two numbers of a rotary pair side by side.
     """
 
     heads: int
@@ -50,10 +54,11 @@ class LatentSpec:
 
 
 class MLA(Layer):
-    """One layer's latent attention over KV group `group`, in which it is layer `index` of the model.
+    """The latent attention of layer `index` of the model, whose KV is in group `group`.
 
-    The group's layout keeps a row per token, the latent and the rotated part of the key, the same on every rank of
-    `attn_tp`; heads are shared out. Few new tokens are computed absorbed, many expanded (see layers.latent).
+    The group's layout stores one row per token: the latent and the rotated part of the key. Every rank of `attn_tp`
+    has the same rows and its share of the heads. A few new tokens use the absorbed form, many the expanded form (see
+    layers.latent).
     """
 
     def __init__(self, build: Build, hidden: int, spec: LatentSpec, *, group: str, index: int, rope: Rope) -> None:
@@ -65,7 +70,7 @@ class MLA(Layer):
             heads=heads, plain=spec.plain, rotated=spec.rotated, value=spec.value, latent=spec.latent
         )
         queries, row = spec.heads * per_head.multiple, spec.latent + spec.rotated
-        # One linear for all that comes from the hidden state: one launch, and the hidden state is read once.
+        # One linear for all projections of the hidden state: one launch, which reads the hidden state once.
         first = {"q_proj": queries} if spec.q_rank is None else {"q_a_proj": spec.q_rank}
         self.q_kv_a_proj = Linear(
             build,
@@ -83,7 +88,7 @@ class MLA(Layer):
         elif spec.bias:
             raise ConfigError("latent attention whose queries come from the hidden state has no biases")
         self.kv_a_layernorm = RMSNorm(build, spec.latent, spec.eps)
-        # Absorbed, its weight is read as matrices of the heads: it stays as it is, in the model's dtype.
+        # The absorbed form reads this weight as one matrix per head, so it stays plain, in the model's dtype.
         up = spec.plain + spec.value
         with build.for_prompts():
             self.kv_b_proj = Linear(
@@ -131,8 +136,9 @@ class MLA(Layer):
         )
 
     def finish(self) -> None:
-        """Put rotary pairs half a head apart, as op `rope` has them: scores stay what they are. Called by the loader
-        before the linears are bound.
+        """Reorder interleaved rotary pairs for op `rope`, which pairs elements half a head apart.
+
+        Scores do not change. The loader calls it before the linears are bound.
         """
         n, q_rank = self.sizes, self.spec.q_rank
         if self.spec.interleaved:
@@ -147,7 +153,7 @@ class MLA(Layer):
         self._up = weight[:, : n.plain].transpose(1, 2), weight[:, n.plain :]
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; stores this step's rows."""
+        """x [T, hidden] -> [T, hidden]. Stores this step's latent rows in the KV pool."""
         q, row = self.project(x, step)
         cos, sin = self._rope.angles(step)
         state, norm = step.kv[self.group], self.kv_a_layernorm
@@ -167,7 +173,7 @@ class MLA(Layer):
         return q.view(-1, n.heads, n.plain + n.rotated), row
 
     def _attend(self, q: torch.Tensor, row: torch.Tensor, step: Step) -> torch.Tensor:
-        """[T, heads, value]: rows that decode and rows that prefill by a kernel each, or all by the one for both."""
+        """[T, heads, value]: decode rows and prefill rows with separate kernels, or all rows with the mixed kernel."""
         state, n, kernels = step.kv[self.group], step.n_decode, self._kernels
         if state.mixed is not None:
             return self._absorbed(kernels.mixed[step.bucket], q, row, state.mixed, step)
@@ -179,7 +185,7 @@ class MLA(Layer):
         return torch.cat((first, self._prefilled(q[n:], row[n:], step)))
 
     def _prefilled(self, q: torch.Tensor, row: torch.Tensor, step: Step) -> torch.Tensor:
-        """Of the rows that prefill: absorbed or expanded, as was planned."""
+        """[T, heads, value] of the prefill rows, in the absorbed or the expanded form, as `plan` chose."""
         kernel, meta = self._kernels.prefill[step.bucket], step.kv[self.group].prefill
         if "segments" not in meta:
             return self._absorbed(kernel, q, row, meta, step)
@@ -189,7 +195,7 @@ class MLA(Layer):
     def _absorbed(
         self, kernel: AttentionKernel, q: torch.Tensor, row: torch.Tensor, meta: Mapping[str, torch.Tensor], step: Step
     ) -> torch.Tensor:
-        """Queries and results go through the up-projections, latent rows stay as they are."""
+        """[T, heads, value] in the absorbed form: up-projections apply to queries and results, not to latent rows."""
         assert self._up is not None, "weights are bound by the loader"
         (up_q, up_v), n = self._up, self.sizes
         absorbed = self._up_q[step.bucket](q[..., : n.plain], up_q, q[..., n.plain :])
@@ -201,9 +207,9 @@ class MLA(Layer):
     def _expanded(
         self, kernel: LatentPrefill, q: torch.Tensor, row: torch.Tensor, meta: Mapping[str, torch.Tensor], step: Step
     ) -> torch.Tensor:
-        """New tokens among themselves, joined with what they see of each piece of the cached ones.
+        """[T, heads, value] in the expanded form: new tokens among themselves, merged with each piece of the prefix.
 
-        Room counts what is held here at once.
+        `latent.Room` counts the tensors that are alive here at once.
         """
         bucket, borders, longest = step.bucket, meta["q_start"], (kernel.longest, kernel.longest)
         out: torch.Tensor
@@ -218,7 +224,7 @@ class MLA(Layer):
         return out
 
     def _cached(self, piece: Piece, q: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the queries that see a piece, and its lse; keys and values are gone when it returns."""
+        """Attention of the queries over a piece of the prefix, and its lse. Frees the keys and values on return."""
         rows, _ = self._layout.gather(step.kv[self.group].kv[self.index], piece.slots)
         k, v = self._keys_and_values(rows.squeeze(1))
         del rows
@@ -228,7 +234,7 @@ class MLA(Layer):
         return both
 
     def _keys_and_values(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of every head, [L, heads, plain + rotated] and [L, heads, value], from rows [L, latent + rotated]."""
+        """Keys [L, heads, plain + rotated] and values [L, heads, value] from latent rows [L, latent + rotated]."""
         n = self.sizes
         latent, turned = row.split_with_sizes((n.latent, n.rotated), 1)
         both = self.kv_b_proj(latent, Rows(bucket_of(row.shape[0]))).view(-1, n.heads, n.plain + n.value)
@@ -243,5 +249,5 @@ def _wrap(kernels: AttentionKernels, *, sizes: LatentSizes, granule: int, expand
 
 
 def _halves(plain: int, rotated: int) -> torch.Tensor:
-    """Where each output of a part that turns comes from, after `plain` that do not: pairs side by side -> halves."""
+    """The order [plain + rotated] that keeps `plain` outputs and splits the rotated pairs after them into halves."""
     return torch.cat((torch.arange(plain), plain + apart(rotated)))

@@ -1,4 +1,4 @@
-"""MoE: a router, and many gated MLPs of which each token sees a few."""
+"""MoE: a router and many gated MLPs, a few of which process each token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmcore.weights.map import Placement, Shard
 def expert_names(
     gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> Mapping[str, Mapping[str, tuple[str, str]]]:
-    """`WeightMap.stack` of checkpoints that hold every expert by itself: ``experts.<i>.<gate>.weight`` and so on."""
+    """`WeightMap.stack` for checkpoints with separate tensors for each expert: ``experts.<i>.<gate>.weight``, ..."""
     parameters = {
         gate: ("gate_up_proj", "gate_proj"),
         up: ("gate_up_proj", "up_proj"),
@@ -28,19 +28,21 @@ def expert_names(
 
 
 def expert_elements(route: RouteSpec, size: int, inner: int) -> int:
-    """`ModelConfig.expert_elements`: gate and up, what their product gives, and the result, of each chosen expert."""
+    """`ModelConfig.expert_elements`: gate and up, their product, and the result, for each chosen expert of a token."""
     return route.top_k * (3 * inner + size)
 
 
 class MoE(nn.Module):
-    """The feed-forward part of a sparse block. `route`: how experts are chosen; `inner`: width of each of them.
+    """The feed-forward part of a sparse block.
 
-    `corrected`: the router has a correction per expert that its choice sees and its weights do not. Weights are held
-    as `gate.weight` [experts, size], `gate.e_score_correction_bias` [experts] f32, `experts.gate_up_proj`
-    [experts 2 inner, size], each expert's gate before its up, and `experts.down_proj` [experts size, inner].
-    `shared`: width of a gated MLP that every token sees beside them, 0 for none; `shared_experts.gate_up_proj.weight`
-    [2 shared, size] and `shared_experts.down_proj.weight` [size, shared]. Every inner width is cut over mesh group
-    "moe_tp". Raises ConfigError for a route that nobody can take.
+    `inner`: width of each expert. `route`: the rule that chooses experts.
+    `corrected`: the router has a correction per expert, which affects the choice but not the weights of experts.
+    `shared`: width of a gated MLP that processes every token beside the experts, 0 for none.
+
+    Parameters: `gate.weight` [experts, size], `gate.e_score_correction_bias` [experts] f32, `experts.gate_up_proj`
+    [experts 2 inner, size] (each expert's gate before its up), `experts.down_proj` [experts size, inner],
+    `shared_experts.gate_up_proj.weight` [2 shared, size], `shared_experts.down_proj.weight` [size, shared]. Every
+    inner width is cut over mesh group "moe_tp". Raises ConfigError for an impossible route.
     """
 
     def __init__(
@@ -60,14 +62,14 @@ class MoE(nn.Module):
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def extra(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor | None:
-        """What is added to the experts' sum: [T, size], the same on every rank, or None.
+        """A tensor [T, size] to add to the experts' sum, the same on every rank, or None.
 
-        For families whose tokens all see something that is no gated MLP alone (that is `shared`).
+        A family overrides it if every token also passes another module than a gated MLP, which `shared` covers.
         """
         return None
 
     def finish(self) -> None:
-        """Bind what was loaded; called once by the loader."""
+        """Bind the loaded tensors. The loader calls it once."""
         bias = self.gate.e_score_correction_bias
         self._weights = (self.gate.weight.data, None if bias is None else bias.data, *self.experts.views())
         self._shared = None if self.shared_experts is None else self.shared_experts.views()
@@ -78,7 +80,7 @@ class MoE(nn.Module):
         op, extra = self._fused[step.bucket], self.extra(x, step)
         if self._reduce is None:
             return op(x, *self._weights, extra, self._shared)  # type: ignore[no-any-return]
-        # every rank has all of extra: it is added once, after the sum over the ranks
+        # Every rank has the whole extra, so it is added once, after the sum over the ranks.
         y: torch.Tensor = self._reduce[step.bucket](op(x, *self._weights, None, self._shared))
         return y if extra is None else y + extra
 
@@ -95,7 +97,7 @@ def _check(route: RouteSpec) -> None:
             f"{route.top_k} of {route.top_groups * size} experts is no choice; check the model's config.json"
         )
     if groups > 1 and size < 2 and route.group_score == "top2":
-        raise ConfigError("groups of one expert have no two best; check the model's config.json")
+        raise ConfigError("group_score top2 needs groups of at least two experts; check the model's config.json")
 
 
 class _Router(nn.Module):
@@ -111,7 +113,7 @@ class _Router(nn.Module):
 
 
 class _Experts(nn.Module):
-    """The experts' parameters, two-dimensional: so each checkpoint tensor fills a run of rows."""
+    """The experts' parameters. They are two-dimensional, so each checkpoint tensor fills consecutive rows."""
 
     def __init__(self, build: Build, size: int, inner: int, experts: int) -> None:
         super().__init__()
@@ -126,13 +128,13 @@ class _Experts(nn.Module):
         }
 
     def views(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[experts, 2 inner, size] and [experts, size, inner] over the parameters' memory."""
+        """Views [experts, 2 inner, size] and [experts, size, inner] of the parameters."""
         gate_up = self.gate_up_proj.data.view(self._experts, 2 * self.inner, self._size)
         return gate_up, self.down_proj.data.view(self._experts, self._size, self.inner)
 
 
 class _Shared(nn.Module):
-    """The parameters of the MLP that every token sees."""
+    """The parameters of the shared MLP."""
 
     def __init__(self, build: Build, size: int, width: int) -> None:
         super().__init__()
@@ -148,7 +150,7 @@ class _Shared(nn.Module):
 
 
 class _Weight(nn.Module):
-    """One parameter of the name that a linear's has."""
+    """A module with one parameter, named `weight` as in a linear."""
 
     def __init__(self, weight: nn.Parameter, placement: Placement) -> None:
         super().__init__()
@@ -157,7 +159,7 @@ class _Weight(nn.Module):
 
 
 def _parts(experts: int, modules: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Placement.parts of `modules` with so many rows each, one expert after the other."""
+    """Placement.parts for all experts, one after the other. `modules`: module -> its rows in each expert."""
     parts, first = {}, 0
     for expert in range(experts):
         for module, rows in modules.items():

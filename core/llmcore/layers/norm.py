@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, alone and with the residual that runs beside a decoder's hidden states."""
+"""RMSNorm and LayerNorm, alone and fused with the addition of a decoder's residual."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class RMSNorm(Layer):
         return y
 
     def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
-        """Ones, for `--load_format dummy`."""
+        """Fill with ones, for `--load_format dummy`."""
         tensor.fill_(1.0)
 
 
 class OffsetRMSNorm(RMSNorm):
-    """RMSNorm by 1 + weight. The sum is held in f32: a half type would round small weights away."""
+    """RMSNorm with the factor 1 + weight. The sum is held in f32, because a half type would lose small weights."""
 
     def __init__(self, build: Build, size: int, eps: float) -> None:
         super().__init__(build, size, eps)
         self.weight = nn.Parameter(self.weight.float(), requires_grad=False)
 
     def finish(self) -> None:
-        """Add the one to what was loaded; called once by the loader."""
+        """Add 1 to the loaded weight. The loader calls it once."""
         self.weight.data.add_(1.0)
 
     def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
-        """Zeros."""
+        """Fill with zeros; `finish` adds the one."""
         tensor.zero_()
 
 
 class LayerNorm(Layer):
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight, plus bias where it has one, over the last dimension."""
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight, plus a bias if it has one, over the last dimension."""
 
     def __init__(self, build: Build, size: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
@@ -79,5 +79,5 @@ class LayerNorm(Layer):
         return total
 
     def fill_dummy(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
-        """Ones, biases too, for `--load_format dummy`."""
+        """Fill with ones, biases too, for `--load_format dummy`."""
         tensor.fill_(1.0)

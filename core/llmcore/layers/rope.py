@@ -1,9 +1,15 @@
-"""Rotary positions: what a config asks for, and the angles of a step's tokens, computed once and shared by all layers.
+"""Rotary positions: the settings of a config, and the angles of a step's tokens, computed once for all layers.
 
-Formulas: linear (position interpolation, arXiv:2306.15595), dynamic (NTK-aware, base grown with the length), yarn
-(arXiv:2309.00071), llama3 (Llama 3.1's smoothed interpolation), longrope (a factor for every pair, arXiv:2402.13753);
-all as transformers computes them, but that longrope's factors are chosen once, by the longest request that will come:
-keys that are cached would not fit the other factors.
+The formulas are those of transformers:
+
+- linear: position interpolation, arXiv:2306.15595.
+- dynamic: NTK-aware; the base grows with the length.
+- yarn: arXiv:2309.00071.
+- llama3: Llama 3.1's smoothed interpolation.
+- longrope: a factor for every pair, arXiv:2402.13753.
+
+One thing differs: longrope's factors are chosen once, by the longest request to expect. Cached keys would not fit
+another choice.
 """
 
 from __future__ import annotations
@@ -24,8 +30,10 @@ from llmcore.ops.rope_angles import turns
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary positions as a config states them. `rotated`: elements of a head that turn; `original`: the length in
-    tokens the model was trained for.
+    """The rotary positions that a config describes.
+
+    `kind`: the rope type, a key of `KINDS`. `theta`: the base. `rotated`: elements of a head that rope rotates.
+    `original`: the length in tokens for which the model was trained. `scaling`: the config's own fields for the kind.
     """
 
     kind: str = "default"
@@ -36,21 +44,21 @@ class RopeConfig:
 
     @property
     def max_position(self) -> int:
-        """Tokens that the scaling covers, where it says so; else the original length."""
+        """The length in tokens that a linear, dynamic or yarn scaling covers; the original length for other kinds."""
         stretched = self.kind in ("linear", "dynamic", "yarn")
         return int(self.original * float(self.scaling["factor"])) if stretched else self.original
 
     @property
     def fixed_angles_up_to(self) -> int | None:
-        """For ModelConfig: the longest prompt whose angles do not depend on its length; None if none do."""
+        """For ModelConfig: the longest prompt whose angles do not depend on its length; None if they never do."""
         return self.original if self.kind == "dynamic" else None
 
 
 def read_rope(hf: Mapping[str, Any], head_size: int, *, partial_rotary: bool = True) -> RopeConfig:
-    """From a Hugging Face config: `rope_parameters`, or `rope_theta` and `rope_scaling` beside the other fields.
+    """Read `rope_parameters`, or `rope_theta` and `rope_scaling`, of a Hugging Face config.
 
-    `partial_rotary`: whether the family's code in transformers reads `partial_rotary_factor`; without it whole heads
-    turn. Raises ConfigError for a kind that is not known or lacks a number it needs, and for a factor that cannot be.
+    `partial_rotary`: True if the family's code in transformers reads `partial_rotary_factor`; otherwise rope rotates
+    whole heads. Raises ConfigError for an unknown kind, for a kind that lacks a number, and for an invalid factor.
     """
     scaling = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
@@ -79,10 +87,10 @@ def read_rope(hf: Mapping[str, Any], head_size: int, *, partial_rotary: bool = T
 
 
 def _share_that_turns(factor: float, kind: str, partial_rotary: bool) -> float:
-    """The part of a head that turns where the config's partial_rotary_factor is `factor`.
+    """The part of a head, up to 1, that rope rotates if the config's partial_rotary_factor is `factor`.
 
-    Code that does not read the factor computes the default kind for whole heads. transformers computes every other
-    kind for the part, which such code then cannot apply.
+    A family that does not read the factor rotates whole heads with the default kind. For every other kind transformers
+    computes angles for a part of the head, which such a family cannot apply. Raises ConfigError then.
     """
     if not partial_rotary:
         if kind != "default" and factor != 1:
@@ -97,10 +105,10 @@ def _share_that_turns(factor: float, kind: str, partial_rotary: bool) -> float:
 
 
 class Rope(Layer):
-    """cos and sin of each token's angles, as op `rope` takes them.
+    """cos and sin of each token's angles, in the form that op `rope` takes.
 
-    Raises ConfigError where angles depend on the prompt's length and the ModelConfig does not say so: prompts of other
-    lengths would get cached keys that are not theirs. And where elements do not turn in pairs.
+    Raises ConfigError if angles depend on the prompt's length and the ModelConfig does not say so: a prompt of another
+    length would get wrong keys from the prefix cache. Also raises ConfigError for an odd number of rotated elements.
     """
 
     def __init__(self, build: Build, config: RopeConfig) -> None:
@@ -120,7 +128,7 @@ class Rope(Layer):
         return KINDS[config.kind].make(config, build)
 
     def angles(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) [T, rotated] f32; computed by the first layer of a step that asks."""
+        """(cos, sin) [T, rotated] f32. The first layer that asks in a step computes them."""
         notes = step.notes
         if (self, "cos") not in notes:
             notes[self, "cos"], notes[self, "sin"] = self._angles(step)
@@ -128,7 +136,7 @@ class Rope(Layer):
 
 
 class NoRope(Rope):
-    """For layers without positions: angles of nothing, by which the ops of the other layers turn nothing."""
+    """Angles of zero for layers without positions, so that such layers can use the same ops and stay unrotated."""
 
     def _make(self, build: Build, config: RopeConfig) -> Angles:
         return _always(config, build, torch.zeros(config.rotated // 2), 1.0)
@@ -137,7 +145,7 @@ class NoRope(Rope):
 # --- kinds -----------------------------------------------------------------------------------------------------
 
 Angles = Callable[[Step], tuple[torch.Tensor, torch.Tensor]]
-"""Of a step: cos and sin [T, rotated] f32, as op `rope` takes them."""
+"""A function from a step to (cos, sin) [T, rotated] f32, in the form that op `rope` takes."""
 
 
 def inverse_frequencies(config: RopeConfig) -> torch.Tensor:
@@ -147,7 +155,7 @@ def inverse_frequencies(config: RopeConfig) -> torch.Tensor:
 
 
 def scaled(config: RopeConfig) -> tuple[torch.Tensor, float]:
-    """(inverse frequencies [rotated / 2] f32, amplitude) of a kind whose angles depend on the position alone."""
+    """(inverse frequencies [rotated / 2] f32, amplitude) of a kind whose angles depend only on the position."""
     return _FIXED[config.kind](config)
 
 
@@ -159,7 +167,7 @@ def _llama3(config: RopeConfig) -> tuple[torch.Tensor, float]:
     plain = inverse_frequencies(config)
     factor, low, high = (float(config.scaling[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = config.original * plain / (2 * math.pi)
-    # turns within the original length: fewer than `low` are stretched, more than `high` kept, blended between
+    # By a pair's turns within the original length: below `low` it is stretched, above `high` kept, blended between.
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return plain * (smooth + (1 - smooth) / factor), 1.0
 
@@ -169,7 +177,7 @@ def _yarn(config: RopeConfig) -> tuple[torch.Tensor, float]:
     plain = inverse_frequencies(config)
 
     def dimension(turns: float) -> float:
-        """The pair that makes this many turns over the original length."""
+        """The index of the pair that makes `turns` turns over the original length."""
         return config.rotated * math.log(config.original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
     first, last = dimension(float(scaling.get("beta_fast") or 32)), dimension(float(scaling.get("beta_slow") or 1))
@@ -221,7 +229,7 @@ def _longrope(config: RopeConfig, build: Build) -> Angles:
 def by_length(config: RopeConfig, longest: int) -> tuple[torch.Tensor, float]:
     """(inverse frequencies [rotated / 2] f32, amplitude) of longrope for requests of up to `longest` tokens.
 
-    Raises ConfigError where there is not one factor for each pair.
+    Raises ConfigError unless there is one factor for each pair.
     """
     name = "long" if longest > config.original else "short"
     factors = torch.tensor(config.scaling[f"{name}_factor"], dtype=torch.float32)
@@ -238,7 +246,7 @@ def by_length(config: RopeConfig, longest: int) -> tuple[torch.Tensor, float]:
 
 
 def _always(config: RopeConfig, build: Build, frequencies: torch.Tensor, amplitude: float) -> Angles:
-    """Angles that depend on the position alone."""
+    """Angles that depend only on the position."""
     frequencies = frequencies.to(build.torch_device)
     ops = build.op("rope_angles", rotated=config.rotated)
 
@@ -256,7 +264,8 @@ def _dynamic(config: RopeConfig, build: Build) -> Angles:
 
     def angles(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         positions = step.positions[0]
-        # a prompt's angles come from its own length, a generated token's from the length up to it (design, section 6)
+        # A prompt token's angles depend on the prompt's length, a generated token's on the length up to that token
+        # (design, section 6).
         length = torch.maximum(positions + 1, step.prompt_len).clamp(min=original).float()
         theta = config.theta * (factor * length / original - (factor - 1)) ** power
         return turns(positions.float().unsqueeze(1) / theta.unsqueeze(1) ** exponents, 1.0)
@@ -278,4 +287,4 @@ KINDS: Mapping[str, _Kind] = {
     "llama3": _Kind(_fixed, ("factor", "low_freq_factor", "high_freq_factor")),
     "longrope": _Kind(_longrope, ("factor", "short_factor", "long_factor")),
 }
-"""Rope types by their name in configs."""
+"""Rope types by their names in configs."""

@@ -1,4 +1,4 @@
-"""Op `sample` for those who write a kernel for it: its types, its reference and its random numbers."""
+"""Op `sample`, for authors of kernels: its types, its reference and its random numbers."""
 
 from llmcore.ops.philox import bits, gumbel, philox4x32
 from llmcore.ops.sample import (

@@ -1,4 +1,4 @@
-"""What a forward sees of its step. Every layer is called as ``layer(x, step)``; nothing here is global."""
+"""The step that a forward pass gets. The model passes it to every layer as ``layer(x, step)``; nothing is global."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Bucketed(Protocol):
-    """The part of a step that most layers read: the token bucket their ops are bound for."""
+    """The part of a step that most layers read: the token bucket, which selects the kernels of their ops."""
 
     @property
     def bucket(self) -> int:
@@ -19,7 +19,7 @@ class Bucketed(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """A step of nothing but rows, for the layers after the last: norm and head."""
+    """A step with only a token bucket, for the last norm and the head."""
 
     bucket: int
 
@@ -28,10 +28,12 @@ class Rows:
 class KVStep:
     """One KV group in one step.
 
-    `kv`: the layout's tensors per layer index of the model. `slots` [T] int64: where each new token's KV goes.
-    `decode`, `prefill`: what AttentionKernel.run gets as `meta` for the first `n_decode` rows and for the others; each
-    has its own `request`, `kv_len` and `q_start`, and `q_start` counts from 0 in both. `mixed`: the same for all rows
-    together, in place of the two, where the step goes through one kernel.
+    `kv`: layer index of the model -> the layout's tensors.
+    `slots` [T] int64: the slot for each new token's KV.
+    `decode`: the `meta` of AttentionKernel.run for the first `n_decode` rows, with its own `request`, `kv_len` and
+      `q_start`.
+    `prefill`: the same for the other rows. Its `q_start` also counts from 0.
+    `mixed`: the same for all rows, in place of the two, if one kernel computes the whole step.
     """
 
     kv: Mapping[int, tuple[torch.Tensor, ...]]
@@ -43,13 +45,16 @@ class KVStep:
 
 @dataclass
 class Step:
-    """One forward over T new tokens of R rows, the first `n_decode` rows one token each.
+    """One forward pass over T new tokens of R rows. The first `n_decode` rows have one token each.
 
-    `tokens` [T] int64 input ids. `positions` [P, T] int32, P = 1 (3 for mrope). `bucket`: index into
-    specs.TOKEN_BUCKETS, for ops bound per bucket. `prompt_len` [T] int32: the prompt's length of each token's
-    request (for rotary angles that depend on it). `sampled` [S] int64: the tokens whose hidden states the head
-    needs, None where it needs all of them. `adapter` [R] int32: adapter slot per row. `notes` is for modules that
-    compute something once per forward and share it between layers, keyed by themselves.
+    `bucket`: index into specs.TOKEN_BUCKETS, which selects the kernels of ops.
+    `tokens` [T] int64: input ids.
+    `positions` [P, T] int32: P is 1 (3 for mrope).
+    `prompt_len` [T] int32: prompt length of each token's request, for rotary angles that depend on it.
+    `sampled` [S] int64: the tokens whose hidden states the head needs; None: all.
+    `kv`: KV group -> its KVStep.
+    `adapter` [R] int32: adapter slot of each row.
+    `notes`: results that a module computes once per forward pass and shares between layers, keyed by the module.
     """
 
     bucket: int

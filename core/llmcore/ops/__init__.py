@@ -2,22 +2,22 @@
 
 An OpSpec names a module with these attributes:
 
-- `reference`: a short torch function that defines the op.
-- `make(context) -> callable`: the reference bound to one context. It is the kernel `torch` of the op.
-- `samples(context) -> iterator of argument tuples`: seeded inputs with difficult values, and with NaN in places that
+`reference`: a short torch function that defines the op.
+`make(context) -> callable`: the reference bound to one context. It is the kernel `torch` of the op.
+`samples(context) -> iterator of argument tuples`: seeded inputs with difficult values, and with NaN in places that
   a kernel must not read.
-- `TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value.
-- `cost(shape) -> (bytes, flops)` of one call. Here `shape` also has `tokens`, `element` (bytes per element) and, for
+`TOLERANCE`: dtype -> largest allowed error, relative to the largest expected value.
+`cost(shape) -> (bytes, flops)` of one call. Here `shape` also has `tokens`, `element` (bytes per element) and, for
   attention, `kv_len`.
-- `SHAPES`, if kernels are made for shapes: some shapes to check kernels with.
-- `IN_PLACE`, optional: the names of the reference's arguments that a kernel may overwrite. A kernel writes tuples of
+`SHAPES`, if kernels are made for shapes: some shapes to check kernels with.
+`IN_PLACE`, optional: the names of the reference's arguments that a kernel may overwrite. A kernel writes tuples of
   tensors (KV pools, tables) as the reference does. It leaves every other argument as it is, to the bit.
-- `LAYOUTS`, if the op reads or writes KV: the layouts that its samples know.
-- `meaning(context) -> callable`, in place of `reference`, if the right result depends on the context.
-- `long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, on the device of `draw`.
-- `timed(context, tokens)`, optional: iterator of the arguments that `llmcore kernels --bench` times, on the device of
+`LAYOUTS`, if the op reads or writes KV: the layouts that its samples know.
+`meaning(context) -> callable`, in place of `reference`, if the right result depends on the context.
+`long_samples(context)`, optional: samples of real sizes for `llmcore kernels --check`, on the device of `draw`.
+`timed(context, tokens)`, optional: iterator of the arguments that `llmcore kernels --bench` times, on the device of
   `draw`. Without it, the bench times the first of `samples`, for which SAMPLE_TOKENS gives `tokens`.
-- `expand(context, part) -> callable`, for a composite. `part(op, **shape)` returns the op's chosen kernel.
+`expand(context, part) -> callable`, for a composite. `part(op, **shape)` returns the op's chosen kernel.
 
 Attention ops make `protocols.AttentionKernel`s. `llmcore.ops.attention` defines them; their `reference` and samples
 are in `llmcore.ops.attention_cases`.

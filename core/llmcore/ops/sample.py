@@ -166,7 +166,7 @@ class Sampled:
 
 
 Sampler = Callable[[Tensor, SampleRows], Sampled]
-"""logits [S, V] of any float type, and their S rows."""
+"""A function from logits [S, V] of any float type, and their S rows, to the drawn tokens."""
 
 
 def adjusted(logits: Tensor, rows: SampleRows, adjust: Adjust) -> Tensor:

@@ -1,1 +1,1 @@
-"""Tokens to text and back: tokenizers, chat templates, the detokenizer, stop strings. No torch."""
+"""Text to tokens and back: tokenizers, chat templates, the detokenizer, stop strings, output parsers. No torch."""

@@ -1,7 +1,7 @@
-"""Words that an answer must not have: sequences of tokens that it never completes.
+"""Words that an answer must not contain: token sequences that it never completes.
 
-A word of one token is a bias that lasts. The last token of a longer word is forbidden while the answer ends with the
-word's other tokens. The host looks that up before each token, and only requests with such words pay for it.
+A word of one token becomes a constant logit bias. The last token of a longer word is forbidden while the answer ends
+with the word's other tokens. The host checks that before each token, only for requests with such words.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FIELD = "bad_words"
 """The client's field, and the name of the processor."""
 
 NEVER = -1e30
-"""Added to the score of a forbidden token. The score is then below all others and not minus infinity: if a mask (a
-grammar's) leaves nothing else, the mask wins."""
+"""Added to the score of a forbidden token. The score is then below all others, but not minus infinity: if a grammar's
+mask allows no other token, the mask wins."""
 
 MOST_TOKENS = 1 << 14
-"""Most tokens of all words of a request together."""
+"""Most tokens of a request's words, in all."""
 
 PROCESSOR = LogitsProcessorSpec(
     name=FIELD,
@@ -34,12 +34,15 @@ PROCESSOR = LogitsProcessorSpec(
     example={"sequences": [[1, 2]]},
     summary="The answer never completes one of `sequences`, lists of token ids.",
 )
-"""Every engine has it."""
+"""The processor, which every engine has."""
 
 
 def forbid(sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
-    """The same parameters, with which an answer completes none of `words`. Raises RequestError for words that are
-    empty, that the model cannot write, or that are all that `allowed_ids` allow."""
+    """`sampling`, extended so that an answer completes none of `words`.
+
+    Raises RequestError for a word that is empty or that the model cannot write, and if the words leave none of
+    `allowed_ids`.
+    """
     if not words:
         return sampling
     sequences = sequences_of(words, tokenizer, vocab_size)
@@ -55,12 +58,14 @@ def forbid(sampling: SamplingParams, words: Sequence[str], tokenizer: Tokenizer,
 
 
 def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> list[tuple[int, ...]]:
-    """The tokens of each word, at the beginning of a text and after a space. A sequence is left out if it ends with
-    another: that one is never completed either."""
+    """The tokens of each word, at the beginning of a text and after a space.
+
+    A sequence that ends with another one is left out, because the shorter one is never completed.
+    """
     found: dict[tuple[int, ...], None] = {}
     tokens = 0
     for word in words:
-        bare = word.lstrip() or word  # a word may be white space
+        bare = word.lstrip() or word  # A word may consist of white space.
         spellings = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
         if not word or not spellings[0]:
             raise _refusal("a word is empty")
@@ -73,7 +78,7 @@ def sequences_of(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) ->
 
 
 class BadWords:
-    """The processor of one choice; `sequences` are of two tokens at least."""
+    """The processor of one choice. Each of `sequences` has at least two tokens."""
 
     def __init__(self, sequences: Iterable[tuple[int, ...]]) -> None:
         self._last: dict[tuple[int, ...], list[int]] = {}
@@ -83,22 +88,22 @@ class BadWords:
         self._end: deque[int] = deque(maxlen=self._lengths[-1] if self._lengths else 0)
 
     def accept(self, token: int) -> None:
-        """The answer ends with `token`."""
+        """Note that `token` was appended to the answer."""
         self._end.append(token)
 
     def finished(self) -> bool:
-        """The answer goes on."""
+        """Always False: the processor never ends an answer."""
         return False
 
     def bias(self) -> dict[int, float]:
-        """The tokens that would complete a sequence."""
+        """Token -> NEVER, for each token that would complete a sequence."""
         end = tuple(self._end)
         begun = (end[-length:] for length in self._lengths if length <= len(end))
         return {token: NEVER for sequence in begun for token in self._last.get(sequence, ())}
 
 
 def make(args: dict[str, Any], context: ProcessorContext) -> Any:
-    """LogitsProcessorSpec.make."""
+    """LogitsProcessorSpec.make. Raises ValueError for invalid arguments."""
     sequences = args.pop("sequences", None)
     if args or not isinstance(sequences, list) or not all(isinstance(ids, list) and len(ids) > 1 for ids in sequences):
         raise ValueError("it takes sequences, lists of two token ids or more, and nothing else")

@@ -1,4 +1,4 @@
-"""A tokenizer for a model that has none, because only its config is there: `--load_format dummy`."""
+"""A byte tokenizer for a model directory without a tokenizer, for `--load_format dummy`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEMPLATE = (
 
 
 def write_stand_in(out: Path) -> Path:
-    """One id per byte, 0 to 255, with a plain chat template, written to directory `out`, which is returned."""
+    """Write a tokenizer with one id per byte, 0 to 255, and a plain chat template to directory `out` and return it."""
     out.mkdir(parents=True, exist_ok=True)
     bytes_as_text = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(bytes_as_text)}, merges=[]))

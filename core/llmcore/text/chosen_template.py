@@ -1,8 +1,8 @@
-"""`--chat_template`: a chat template of the operator's, in place of the model's.
+"""`--chat_template`: the operator's chat template, in place of the model's.
 
-It is the name of a tool parser that brings one, a Jinja file, or LMDeploy's JSON
-(https://lmdeploy.readthedocs.io/en/latest/advance/chat_template.html), as a file or as text: what stands before and
-after each role's words.
+The option takes the name of a tool parser that brings a template, a Jinja file, or LMDeploy's JSON as a file or as
+text. LMDeploy's JSON gives the text before and after each role's messages:
+https://lmdeploy.readthedocs.io/en/latest/advance/chat_template.html
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FRAMES = """\
 {{- frame.assistant -}}
 {%- endif -%}
 """
-"""As LMDeploy writes conversations; an answer that stands last is gone on with."""
+"""A template that writes conversations as LMDeploy does. The model continues an assistant message that is the last."""
 
 
 class _Frames(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -66,7 +66,7 @@ class _Frames(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ChosenTemplate:
-    """A template's Jinja text with the variables that are its own. `stop_words` end every answer."""
+    """A template's Jinja text and its own variables. `stop_words` end every answer."""
 
     source: str
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class ChosenTemplate:
 
 
 def named_templates(specs: Iterable[OutputParserSpec]) -> dict[str, ImportString]:
-    """The templates that come with parsers, by the names that `--chat_template` knows them by."""
+    """The templates that come with parsers, by the names that `--chat_template` accepts."""
     return {spec.name: spec.template for spec in specs if spec.kind == "tool" and spec.template is not None}
 
 
 def choose_template(given: str, specs: Iterable[OutputParserSpec] = ()) -> ChosenTemplate:
-    """The template that `--chat_template` names, tried on a message. Raises ConfigError."""
+    """The template that `--chat_template` names, after a trial with one message. Raises ConfigError."""
     named = named_templates(specs)
     chosen: ChosenTemplate = load(named[given]) if given in named else _read(given, named)
     try:
@@ -94,7 +94,7 @@ def choose_template(given: str, specs: Iterable[OutputParserSpec] = ()) -> Chose
 
 
 class Templated:
-    """A tokenizer with another chat template; `protocols.Tokenizer`."""
+    """A `protocols.Tokenizer` that replaces the chat template of another tokenizer."""
 
     def __init__(self, inner: Tokenizer, chosen: ChosenTemplate, tokens: Mapping[str, str]) -> None:
         self._inner = inner
@@ -103,11 +103,11 @@ class Templated:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What the chat template reads."""
+        """The variables that the chat template reads."""
         return self._template.variables
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt that the operator's template renders; raises RequestError with the template's message."""
+        """The prompt that the operator's template renders. Raises RequestError with the template's own message."""
         return self._template.render(messages, **variables)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What stands beside a tokenizer in a model directory: special tokens, end ids, chat templates."""
+"""The files beside a tokenizer in a model directory: special tokens, end ids, chat templates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
 
 @dataclass(frozen=True)
 class Companions:
-    """`tokens`: special tokens' text by name; `eos_ids`: those of config.json and of generation_config.json;
+    """The content of the files beside a tokenizer.
+
+    `tokens`: text of special tokens by name. `eos_ids`: end ids of config.json and generation_config.json.
     `templates`: Jinja text by name.
     """
 
@@ -26,7 +28,7 @@ class Companions:
 
 
 def read_companions(directory: Path) -> Companions:
-    """What `directory` says; files that are missing say nothing. Raises ConfigError for one that is broken."""
+    """Read the companions in `directory`. Any file may be missing. Raises ConfigError for a broken file."""
     settings = read_json(directory / "tokenizer_config.json")
     special = read_json(directory / "special_tokens_map.json")
     tokens: dict[str, str] = {}
@@ -38,7 +40,7 @@ def read_companions(directory: Path) -> Companions:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, or {} where there is no such file."""
+    """The JSON object in `path`, or {} if the file does not exist. Raises ConfigError if it is broken."""
     if not path.is_file():
         return {}
     try:
@@ -72,7 +74,7 @@ def _eos_ids(directory: Path) -> tuple[int, ...]:
 
 
 def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """chat_template.jinja and its neighbours win over what tokenizer_config.json holds."""
+    """Chat templates by name. chat_template.jinja and its neighbours win over those in tokenizer_config.json."""
     templates: dict[str, str] = {}
     value = settings.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 """`python -m llmcore.text.convert PARENT CONVERTER MODEL OUT [--trust-remote-code]`: build a tokenizer, then exit.
 
-What only transformers or a plugin can read becomes a directory with tokenizer.json and its companions, so that no
-process that stays imports more than the `tokenizers` package.
+A tokenizer that only transformers or a plugin can read becomes a directory with tokenizer.json and its companions. So
+long-running processes import only the `tokenizers` package.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BAD_INPUT = 2
 
 
 def convert(converter: ImportString, model: Path, out: Path, *, trust_remote_code: bool = False) -> Path:
-    """Run `converter` on `model` in a child process and return `out`, which it filled.
+    """Run `converter` on `model` in a child process, which fills `out`; returns `out`.
 
-    Raises ConfigError with the child's last line when it fails.
+    If the child fails, raises ConfigError with the last line of its output.
     """
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", __name__, str(os.getpid()), converter, str(model), str(out)]
@@ -45,7 +45,7 @@ def convert(converter: ImportString, model: Path, out: Path, *, trust_remote_cod
 
 
 def run(converter: ImportString, model: Path, out: Path, *, trust_remote_code: bool) -> None:
-    """Call `converter(model, out)`, with `trust_remote_code` if it takes that."""
+    """Call `converter(model, out)`, with `trust_remote_code` if it takes that argument."""
     function = load(converter)
     if "trust_remote_code" in inspect.signature(function).parameters:
         function(model, out, trust_remote_code=trust_remote_code)
@@ -54,7 +54,7 @@ def run(converter: ImportString, model: Path, out: Path, *, trust_remote_code: b
 
 
 def main(arguments: list[str]) -> int:
-    """The child's exit code: 0, or 2 with one line of reason on stderr."""
+    """Run the conversion; returns the child's exit code: 0, or 2 with the reason in one line on stderr."""
     parent, converter, model, out = arguments[:4]
     die_with_parent(int(parent))
     try:

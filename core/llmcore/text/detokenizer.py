@@ -1,6 +1,6 @@
-"""Ids to text, one id at a time, never half a character.
+"""Detokenizers: ids to text, one id at a time, and never half a character.
 
-Both detokenizers give, joined, the text of the whole sequence, however it is cut into calls.
+The joined results of a detokenizer are the text of the whole sequence.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from llmcore.text.tokenizer import Pieces
 
 _REPLACEMENT = "\ufffd"
 _WINDOW = 8
-"""Ids held for a character that does not get finished; one has at most four bytes, so what is older is garbage."""
+"""Most ids held for an unfinished character. A character has at most four bytes, so older ids are invalid bytes."""
 _TAIL = 4
 
 
 class Detokenizer(Protocol):
-    """One sequence's state."""
+    """The detokenizer of one sequence."""
 
     def add(self, token_id: int) -> str:
-        """The text that `token_id` completes; "" while a character is unfinished."""
+        """The text that `token_id` completes, or "" while a character is unfinished."""
 
     def flush(self) -> str:
-        """What is still held when the sequence ends: U+FFFD for an unfinished character, or ""."""
+        """The held text at the end of the sequence: U+FFFD for an unfinished character, or ""."""
 
 
 @runtime_checkable
@@ -33,13 +33,13 @@ class HasPieces(Protocol):
     """A tokenizer that knows the bytes of its ids."""
 
     def pieces(self, *, skip_special_tokens: bool) -> Pieces | None:
-        """Bytes by id, or None where text is not its tokens' bytes one after another."""
+        """Bytes by id, or None if a text is not the concatenation of its tokens' bytes."""
 
 
 def detokenizer(
     tokenizer: Tokenizer, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()
 ) -> Detokenizer:
-    """A fresh detokenizer for one sequence. `keep`: special tokens that have their text though others are skipped."""
+    """A new detokenizer for one sequence. `keep`: special tokens to show although the others are skipped."""
     if isinstance(tokenizer, HasPieces):
         pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
         every = tokenizer.pieces(skip_special_tokens=False) if keep and skip_special_tokens else None
@@ -50,9 +50,9 @@ def detokenizer(
 
 
 class BytesDetokenizer:
-    """Joins the bytes of ids and decodes UTF-8 as it goes: one look-up and one call per id.
+    """Decodes the bytes of ids as UTF-8 step by step, with one look-up and one call per id.
 
-    `kept`: bytes that ids have instead of those in `pieces`.
+    `kept`: id -> bytes, which replace those in `pieces`.
     """
 
     __slots__ = ("_held", "_kept", "_pieces", "_strip")
@@ -83,20 +83,20 @@ class BytesDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decodes a short window of ids again and emits what is new.
+    """Works with any tokenizer: decodes a short window of the last ids again and emits the new text.
 
-    The window starts one emission back, because many decoders treat the first token of a text differently.
+    The window starts one emission earlier, because many decoders treat the first token of a text differently.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, keep: frozenset[int] = frozenset()):
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - keep if skip_special_tokens else frozenset[int]()
-        # What is skipped never gets as far as `decode`, which must then show those that are kept.
+        # With `keep`, `add` skips the other special tokens itself, and `decode` must show the kept ones.
         self._skip = skip_special_tokens and not keep
         self._ids: list[int] = []
         self._read = 0
         self._known = ""
-        """Text of `_ids[:_read]`, already emitted."""
+        """Text of `_ids[:_read]`, which was emitted already."""
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes."""
@@ -111,7 +111,7 @@ class WindowDetokenizer:
         return self._emit(len(self._ids))
 
     def flush(self) -> str:
-        """What is still held."""
+        """The text that is still held."""
         return self._emit(len(self._ids))
 
     def _emit(self, upto: int) -> str:

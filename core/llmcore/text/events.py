@@ -1,4 +1,4 @@
-"""What a parser makes of a model's text: reasoning, tool calls, and the text that is left."""
+"""The events that output parsers make of a model's text: reasoning, tool calls, and the remaining text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegun:
-    """The model calls a function. `index` counts the calls of one choice from 0."""
+    """The beginning of a function call. `index` counts the calls of one choice from 0."""
 
     index: int
     name: str
@@ -30,7 +30,7 @@ class ToolCallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a call's arguments, which are JSON text."""
+    """A piece of a call's arguments, as JSON text."""
 
     index: int
     arguments: str
@@ -38,7 +38,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnded:
-    """The arguments of a call are complete. A call that the end of the output cuts off has no such event."""
+    """The end of a call's arguments. A call that the end of the output cuts off does not have this event."""
 
     index: int
 
@@ -47,9 +47,9 @@ Event = TextDelta | ReasoningDelta | ToolCallBegun | ToolCallDelta | ToolCallEnd
 
 
 class ReasoningTokens:
-    """How many tokens a choice thought: those before the first that has a part in the answer or in a call.
+    """Counts the reasoning tokens of a choice: those before the first token that adds to the answer or to a call.
 
-    Tags around the thoughts count with them; a choice without a thought has none. `over`: the answer has begun.
+    Tags around the reasoning count too. Without any reasoning text the count is 0. `over`: the answer has begun.
     """
 
     __slots__ = ("_before", "_thought", "over")
@@ -60,7 +60,7 @@ class ReasoningTokens:
         self._thought = False
 
     def add(self, events: Iterable[Event]) -> None:
-        """The next token, and what the parsers made of it."""
+        """Add the next token, of which the parsers made `events`."""
         for event in events:
             if isinstance(event, ReasoningDelta):
                 self._thought = self._thought or bool(event.text)
@@ -70,12 +70,12 @@ class ReasoningTokens:
 
     @property
     def count(self) -> int:
-        """The tokens."""
+        """The number of reasoning tokens."""
         return self._before if self._thought else 0
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """`events` with neighbouring pieces of one kind as one, and without empty ones."""
+    """`events` with neighbouring pieces of the same kind merged, and without empty ones."""
     last: Event | None = None
     for event in events:
         if isinstance(event, TextDelta | ReasoningDelta) and not event.text:
@@ -91,7 +91,7 @@ def joined(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _both(a: Event, b: Event) -> Event | None:
-    """Two neighbours as one, or None where they do not belong together."""
+    """Two neighbours merged into one event, or None if they do not belong together."""
     match a, b:
         case TextDelta(), TextDelta():
             return TextDelta(a.text + b.text)

@@ -1,8 +1,8 @@
-"""Token healing: the end of a prompt is made anew, so that its last token need not be one that no text would end in.
+"""Token healing: the model writes the end of a prompt again, because a prompt may end in the middle of a usual token.
 
-The last tokens of a prompt are taken away, and the answer has to begin with their text: while it does not stand there,
-only tokens may be drawn that are a part of what is left of it, or that begin with all that is left. What repeats the
-prompt is not shown.
+The last tokens of the prompt are removed, and the answer has to begin with their text. Until it has that text, the
+sampler may only draw tokens that are a beginning of the missing text, or that begin with all of it. The part of the
+answer that repeats the prompt is not shown.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from llmcore.protocols import Int32, Tokenizer
 from llmcore.text.detokenizer import HasPieces
 
 MOST_TOKENS = 2
-"""Tokens that are taken from a prompt's end, LightLLM's number."""
+"""Most tokens to remove from a prompt's end; the same number as in LightLLM."""
 
 MORE_TOKENS = 6
-"""Tokens that an answer may have beside those asked for and those taken away, because the end may be made of more."""
+"""Extra tokens that an answer may have, because the model may write the removed text with more tokens."""
 
 PROCESSOR = LogitsProcessorSpec(
     name="token_healing",
@@ -35,12 +35,12 @@ PROCESSOR = LogitsProcessorSpec(
     example={"prefix": "686f7573"},
     summary="The answer begins with the bytes `prefix` (hexadecimal), cut into tokens as the model likes.",
 )
-"""What the engine has with `--token_healing_mode`."""
+"""The processor that the engine has with `--token_healing_mode`."""
 
 
 @dataclass(frozen=True)
 class Healing:
-    """What was taken from a prompt: `tokens` tokens, that is `characters` of text; `most`: tokens asked for."""
+    """The removed end of a prompt: `tokens` tokens with `characters` of text. `most`: the client's max_new_tokens."""
 
     tokens: int
     characters: int
@@ -48,7 +48,7 @@ class Healing:
 
 
 def check_healing(tokenizer: Tokenizer) -> None:
-    """Raise ConfigError where a token's text depends on what is beside it."""
+    """Raise ConfigError if the text of a token depends on its neighbours."""
     if not isinstance(tokenizer, HasPieces) or tokenizer.pieces(skip_special_tokens=False) is None:
         raise ConfigError(
             "--token_healing_mode needs a tokenizer whose text is its tokens' bytes one after another, which this "
@@ -57,9 +57,10 @@ def check_healing(tokenizer: Tokenizer) -> None:
 
 
 def heal(submit: Submit, tokenizer: Tokenizer, max_total_len: int) -> tuple[Submit, Healing | None]:
-    """The request without its prompt's last tokens, and what was taken; None where nothing can be.
+    """The request without the last tokens of its prompt, and what was removed; None if no token can be removed.
 
-    Special tokens stay, as do all where the answer's first token is settled otherwise or the prompt itself counts.
+    Special tokens stay. Requests with logits processors, `allowed_ids`, beams, prompt log-probabilities or `score`
+    keep their whole prompt.
     """
     sampling = submit.sampling
     settled = sampling.logits_processors or sampling.allowed_ids or submit.beams or submit.prompt_logprobs
@@ -68,7 +69,7 @@ def heal(submit: Submit, tokenizer: Tokenizer, max_total_len: int) -> tuple[Subm
     if not pieces:
         return submit, None
     prefix = b"".join(pieces)
-    # an answer loses its leading space where this prefix does
+    # The detokenizer drops the leading space of the answer, which begins with this prefix.
     text = prefix.decode().removeprefix(" ") if _drops_space(tokenizer) else prefix.decode()
     size = ids.size - len(pieces)
     processor = LogitsProcessor(PROCESSOR.name, {"prefix": prefix.hex()})
@@ -82,7 +83,7 @@ def heal(submit: Submit, tokenizer: Tokenizer, max_total_len: int) -> tuple[Subm
 
 
 def _ends(ids: Sequence[int], tokenizer: Tokenizer) -> list[bytes]:
-    """The bytes of the tokens to take from the end of `ids`: whole characters, and never all of the prompt."""
+    """The bytes of the tokens to remove from the end of `ids`: whole characters, and never the whole prompt."""
     count = min(MOST_TOKENS, len(ids) - 1)
     while count:
         last = ids[-count:]
@@ -104,7 +105,7 @@ def _drops_space(tokenizer: Tokenizer) -> bool:
 
 
 class Vocabulary:
-    """The tokens in order of their bytes; special ones are in no text."""
+    """The tokens sorted by their bytes, without special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self.size = size
@@ -115,7 +116,7 @@ class Vocabulary:
         self._order = sorted((piece, token) for token, piece in enumerate(self.bytes) if piece)
 
     def continuing(self, rest: bytes) -> list[int]:
-        """Tokens that are the beginning of `rest` or begin with it."""
+        """The tokens that are a beginning of `rest` or begin with `rest`."""
         found = []
         for end in range(1, len(rest) + 1):
             at = bisect_left(self._order, (rest[:end], 0))
@@ -136,20 +137,20 @@ class Healer:
         self._rest = prefix
 
     def accept(self, token: int) -> None:
-        """`token` stands for a part of what is left, or for all of it."""
+        """Remove the text of `token` from the missing text."""
         piece = self._vocabulary.bytes[token]
         self._rest = self._rest[len(piece) :] if self._rest.startswith(piece) else b""
 
     def finished(self) -> bool:
-        """The answer goes on."""
+        """Always False: the processor never ends an answer."""
         return False
 
     def free(self) -> bool:
-        """Whether the prefix stands there."""
+        """True if the answer has the whole prefix, so that every token is allowed."""
         return not self._rest
 
     def mask(self) -> Int32 | None:
-        """The tokens that may come next."""
+        """The mask of the tokens that may come next, or None if all may."""
         if not self._rest:
             return None
         allowed = np.zeros(words_of(self._vocabulary.size) * 32, np.bool_)
@@ -158,7 +159,7 @@ class Healer:
 
 
 def make(args: dict[str, Any], context: ProcessorContext) -> Any:
-    """LogitsProcessorSpec.make."""
+    """LogitsProcessorSpec.make. Raises ValueError for invalid arguments."""
     prefix = args.pop("prefix", None)
     if args or not isinstance(prefix, str):
         raise ValueError("it takes prefix, hexadecimal text, and nothing else")
@@ -168,7 +169,7 @@ def make(args: dict[str, Any], context: ProcessorContext) -> Any:
 
 
 def warm(context: ProcessorContext) -> None:
-    """LogitsProcessorSpec.warm."""
+    """LogitsProcessorSpec.warm: sort the vocabulary before the first request."""
     _vocabulary(context.tokenizer, context.vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""Which output parsers a server works with: those its options name, or those that recognise the chat template."""
+"""The choice of a server's output parsers: those that its options name, or those that recognise the chat template."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _SHOWN = {"tool": "tool calls", "reasoning": "reasoning"}
 
 @dataclass(frozen=True)
 class ParserChoice:
-    """By kind the parser, or None, and why."""
+    """The chosen parser of each kind, or None, and the reason."""
 
     specs: Mapping[str, OutputParserSpec | None]
     reasons: Mapping[str, str]
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The kinds for which a parser was looked for in vain."""
+        """The kinds for which no parser recognised the chat template."""
         return tuple(kind for kind, reason in self.reasons.items() if reason == _UNRECOGNISED)
 
     def named(self, config: Model) -> Model:
-        """`config` with the choice in its options, for processes that must not choose again."""
+        """`config` with this choice in its options, so that other processes do not choose again."""
         names = {_OPTIONS[kind]: "none" if spec is None else spec.name for kind, spec in self.specs.items()}
         return replace(config, **names)  # type: ignore[arg-type]
 
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """Lines of the start-up summary."""
+        """(label, text) lines for the start-up summary."""
         return tuple(
             (_SHOWN[kind], f"{'not read' if spec is None else spec.name} ({self.reasons[kind]})")
             for kind, spec in self.specs.items()
@@ -43,13 +43,13 @@ class ParserChoice:
 
 
 def check_parsers(specs: Sequence[OutputParserSpec], config: Model) -> dict[str, OutputParserSpec]:
-    """The specs that `config` names, by kind. Raises ConfigError, with the names there are, for an unknown one."""
+    """The specs that `config` names, by kind. Raises ConfigError that lists the known names for an unknown one."""
     wanted = {kind: getattr(config, option) for kind, option in _OPTIONS.items()}
     return {kind: _find(specs, kind, name) for kind, name in wanted.items() if name not in (None, "auto", "none")}
 
 
 def choose_parsers(specs: Sequence[OutputParserSpec], config: Model, templates: Iterable[str]) -> ParserChoice:
-    """The parsers for a model with these chat templates (Jinja texts)."""
+    """Choose the parsers for a model with these chat templates (Jinja texts)."""
     named = check_parsers(specs, config)
     texts = tuple(templates)
     chosen: dict[str, OutputParserSpec | None] = {}
@@ -66,7 +66,7 @@ def choose_parsers(specs: Sequence[OutputParserSpec], config: Model, templates: 
 
 
 def chat_templates(specs: Sequence[OutputParserSpec], config: Model, directory: Path) -> tuple[str, ...]:
-    """The operator's chat template, or else those of the model whose tokenizer is in `directory`."""
+    """The operator's chat template if there is one, else those of the model whose tokenizer is in `directory`."""
     if config.chat_template is not None:
         return (choose_template(config.chat_template, specs).source,)
     return tuple(read_companions(directory).templates.values())

@@ -1,7 +1,7 @@
-"""Output parsers: which ones a server has, and how they work on one choice's text.
+"""Output parsers: the parsers of a server, and their work on one choice's text.
 
-A reasoning parser reads first; the text it leaves goes through the tool parser. Both are made per choice, so that
-they can keep state, and never see another request.
+The reasoning parser reads first, and the tool parser reads the remaining text. Each choice has its own parsers, so
+they can keep state and never see another request.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from llmcore.text.resumed import Beginning, Resumed, begin
 
 @dataclass(frozen=True, kw_only=True)
 class ParserContext:
-    """The request whose answers a parser is made for.
-
-    `tools`: the functions that the model may call, by name, each as the client described it (`description`,
-    `parameters`: a JSON schema, ...); a call to any other name is text. `tool_choice`: OpenAI's word for how free the
-    model is, "auto" unless the client said something else. `template_variables`: the request's
-    `chat_template_kwargs`. `prompt`: the rendered conversation, whose end says where the model goes on. `continued`:
-    what its last message has so far, where the model goes on with that; it ends the prompt. Parsers are made as if it
-    were a part of the answer, and read it first: to them it is "" and no part of the prompt. `call_tags`: what calls
-    begin with (`OutputParserSpec.call_tags` of the request's tool parser), for a reasoning parser.
-    """
+    """The request whose answers a parser reads."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The functions that the model may call, by name, as the client described them (`description`, `parameters`: a
+    JSON schema, ...). A call to any other name is text."""
     tool_choice: str = "auto"
+    """OpenAI's `tool_choice`."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """The request's `chat_template_kwargs`."""
     prompt: str = ""
+    """The rendered conversation. Its end shows where the model goes on."""
     continued: str = ""
+    """The text of the last message, if the model continues that message; the prompt ends with it. A parser reads this
+    text first, as a part of the answer. So the context for a parser's `make` has "" here, and `prompt` without it."""
     call_tags: tuple[str, ...] = ()
+    """Texts that begin calls (`OutputParserSpec.call_tags` of the request's tool parser), for a reasoning parser."""
 
     def thinking(self, opening: str, closing: str) -> bool | None:
-        """Whether the model goes on inside thoughts between these tags (True) or after them (False); None: what it
-        writes may begin with them. Tags in other messages say nothing.
+        """True if the answer begins inside reasoning between these tags, False if it begins after it.
+
+        None if that is open: the answer itself may begin with the opening tag. Tags in other messages do not count.
         """
         begun = self.continued.lstrip()
         if begun:
@@ -55,7 +55,7 @@ class ParserContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ParserSample:
-    """What a model wrote, and the joined events it must become (None: any that keep the contract)."""
+    """A model's text, and the joined events that a parser must make of it (None: any that keep the contract)."""
 
     text: str
     context: ParserContext = field(default_factory=ParserContext)
@@ -63,17 +63,17 @@ class ParserSample:
 
 
 class OutputParser(Protocol):
-    """One choice's text on its way to events.
+    """Turns the text of one choice into events.
 
-    The joined events (`joined`) of a text are the same however it is cut into calls. Nothing is lost: what is no
-    call, or no complete one, comes as text. Whitespace between markup may go.
+    The joined events (`joined`) of a text do not depend on how the text is cut into `feed` calls. No text is lost: an
+    incomplete call and everything that is not a call become text. Only whitespace between markup may be dropped.
     """
 
     def feed(self, text: str) -> Iterable[Event]:
-        """The events that are certain once `text` has come; the iterable is read to its end at once."""
+        """The events that are certain after `text`. The caller reads the iterable to its end at once."""
 
     def finish(self) -> Iterable[Event]:
-        """What is left when the output ends, perhaps in the middle of a call. Nothing is fed afterwards."""
+        """The remaining events when the output ends, perhaps in the middle of a call. `feed` is not called again."""
 
 
 MakeParser = Callable[[ParserContext], OutputParser]
@@ -81,16 +81,14 @@ MakeParser = Callable[[ParserContext], OutputParser]
 
 @dataclass(frozen=True)
 class ActiveParser:
-    """A parser that the server was started with. `special_ids`: special tokens whose text it has to see. `spec`: its
-    own description.
-    """
+    """A parser of a running server. `special_ids`: the special tokens whose text it has to read."""
 
     spec: OutputParserSpec
     make: MakeParser
     special_ids: frozenset[int]
 
     def grammar(self, context: ParserContext) -> CallGrammar | None:
-        """How calls of the context's tools are written, or None where the parser does not say."""
+        """The grammar for calls of the context's tools, or None if the parser does not have one."""
         if self.spec.grammar is None:
             return None
         grammar: CallGrammar = load(self.spec.grammar)(context)
@@ -99,7 +97,7 @@ class ActiveParser:
 
 @dataclass(frozen=True)
 class RequestParsing:
-    """How one request's answers are parsed: `make` for each choice."""
+    """The parsers of one request. Call `make` for each choice."""
 
     parsers: tuple[ActiveParser, ...]
     context: ParserContext
@@ -111,17 +109,17 @@ class RequestParsing:
 
     @property
     def reasons(self) -> bool:
-        """Whether one of the parsers looks for reasoning."""
+        """True if one of the parsers reads reasoning."""
         return any(parser.spec.kind == "reasoning" for parser in self.parsers)
 
     @cached_property
     def beginning(self) -> Beginning | None:
-        """What the parsers make of the message that the answers go on with, if there is one."""
+        """The parsers' result for the message that the answers continue; None if they continue none."""
         begun = self.context.continued
         return begin(self._make, begun, self.context.call_tags) if begun else None
 
     def make(self) -> OutputParser:
-        """The parser of one choice."""
+        """A new parser for one choice."""
         return self._make() if self.beginning is None else Resumed(self._make(), self.beginning)
 
     def _make(self) -> OutputParser:
@@ -130,9 +128,10 @@ class RequestParsing:
 
     @cached_property
     def _before(self) -> ParserContext:
-        """The context without what the message has so far."""
-        begun, prompt = self.context.continued.strip(), self.context.prompt.rstrip()  # templates trim messages
-        prompt = prompt.removesuffix(begun) if prompt.endswith(begun) else ""  # and rewrite them
+        """The context without the text of the message that the answers continue."""
+        # Templates trim messages, and some rewrite them.
+        begun, prompt = self.context.continued.strip(), self.context.prompt.rstrip()
+        prompt = prompt.removesuffix(begun) if prompt.endswith(begun) else ""
         return replace(self.context, prompt=prompt, continued="")
 
 
@@ -140,7 +139,7 @@ class RequestParsing:
 class OutputParsers:
     """The parsers of a server: those that `--tool_call_parser` and `--reasoning_parser` name, or None.
 
-    `tool_names`: the tool parsers that there are; `template_names`: those of them that bring a chat template.
+    `tool_names`: all installed tool parsers. `template_names`: the tool parsers that bring a chat template.
     """
 
     tool: ActiveParser | None = None
@@ -149,7 +148,7 @@ class OutputParsers:
     template_names: tuple[str, ...] = ()
 
     def bind(self, context: ParserContext) -> RequestParsing | None:
-        """How a request's answers are parsed: its reasoning, and its calls if it has tools; None if neither."""
+        """The parsers for one request: for reasoning, and for calls if it has tools. None if it needs no parser."""
         parsers = (self.reasoning, self.tool if context.tools else None)
         active = tuple(parser for parser in parsers if parser is not None)
         if context.tools and self.tool is not None:
@@ -158,18 +157,18 @@ class OutputParsers:
 
 
 class Chained:
-    """A parser for the text that another one leaves."""
+    """Two parsers in a row: the second one reads the text that the first one leaves."""
 
     def __init__(self, first: OutputParser, second: OutputParser):
         self._first = first
         self._second = second
 
     def feed(self, text: str) -> Iterator[Event]:
-        """OutputParser."""
+        """See OutputParser."""
         yield from self._through(self._first.feed(text))
 
     def finish(self) -> Iterator[Event]:
-        """OutputParser."""
+        """See OutputParser."""
         yield from self._through(self._first.finish())
         yield from self._second.finish()
 
@@ -182,7 +181,7 @@ class Chained:
 
 
 def open_parsers(specs: Sequence[OutputParserSpec], config: Model, tokenizer: Tokenizer) -> OutputParsers:
-    """The parsers that `config` names, for a worker; the supervisor has chosen (`ParserChoice.named`)."""
+    """The parsers that `config` names, for a worker. The supervisor has chosen them (`ParserChoice.named`)."""
     chosen = check_parsers(specs, config)
     return OutputParsers(
         tool_names=tuple(sorted(spec.name for spec in specs if spec.kind == "tool")),
@@ -192,7 +191,7 @@ def open_parsers(specs: Sequence[OutputParserSpec], config: Model, tokenizer: To
 
 
 def open_parser(spec: OutputParserSpec, tokenizer: Tokenizer) -> ActiveParser:
-    """One parser, with the ids of the special tokens it reads; those that this tokenizer lacks do not matter."""
+    """One parser, with the ids of the special tokens that it reads, as far as the tokenizer has them."""
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in spec.special_tokens)
     ids = frozenset(ids[0] for ids in encoded if len(ids) == 1) & tokenizer.special_ids
     return ActiveParser(spec, load(spec.make), ids)

@@ -1,8 +1,8 @@
-"""The bytes each token id stands for, where a tokenizer's text is its tokens' bytes one after another.
+"""The bytes of each token id, for tokenizers whose text is the concatenation of its tokens' bytes.
 
-Two families of decoders are like that: byte-level ones (every vocabulary string is written in an alphabet of 256
-printable stand-ins for bytes) and SentencePiece-like ones ("▁" for a space, `<0x0A>` for a single byte, one leading
-space dropped from the whole text).
+Two families of decoders work like that. Byte-level ones write vocabulary strings in an alphabet of 256 printable
+characters, one per byte. SentencePiece-like ones have "▁" for a space and `<0x0A>` for a single byte, and drop one
+leading space from the whole text.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 @dataclass(frozen=True)
 class PieceRule:
-    """How one vocabulary string becomes bytes, and whether the whole text loses one leading space."""
+    """A function from a vocabulary string to bytes, and a flag: True if the whole text loses one leading space."""
 
     to_bytes: Callable[[str], bytes]
     drops_leading_space: bool = False
 
 
 def _alphabet() -> dict[str, int]:
-    """The stand-ins of byte-level tokenizers: printable Latin-1 stays itself, the rest follows from U+0100 on."""
+    """Character -> byte of byte-level tokenizers. Printable Latin-1 stays; other bytes follow from U+0100 on."""
     others = (byte for byte in range(256) if byte not in _PRINTABLE)
     return {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
@@ -34,7 +34,7 @@ _ALPHABET = _alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """Bytes of a byte-level vocabulary string; a string outside the alphabet is an added token's plain text."""
+    """The bytes of a byte-level vocabulary string. A string outside the alphabet is an added token's plain text."""
     try:
         return bytes([_ALPHABET[char] for char in token])
     except KeyError:
@@ -42,7 +42,7 @@ def byte_level(token: str) -> bytes:
 
 
 def sentencepiece(token: str) -> bytes:
-    """Bytes of a SentencePiece vocabulary string."""
+    """The bytes of a SentencePiece vocabulary string."""
     single = _BYTE_TOKEN.fullmatch(token)
     if single:
         return bytes([int(single[1], 16)])
@@ -50,7 +50,7 @@ def sentencepiece(token: str) -> bytes:
 
 
 def piece_rule(decoder: Mapping[str, Any] | None) -> PieceRule | None:
-    """The rule for a tokenizer.json's `decoder`, or None where text is not made of its tokens' bytes."""
+    """The rule for a tokenizer.json's `decoder`, or None if text is not the concatenation of its tokens' bytes."""
     if decoder is None:
         return None
     if decoder["type"] == "ByteLevel":
@@ -61,7 +61,7 @@ def piece_rule(decoder: Mapping[str, Any] | None) -> PieceRule | None:
 
 
 def _sequence_rule(steps: list[Mapping[str, Any]]) -> PieceRule | None:
-    """Llama's and Gemma's decoders: Replace "▁" by a space, ByteFallback, Fuse, and perhaps Strip of one space."""
+    """The rule for decoders such as Llama's and Gemma's: Replace "▁" by " ", ByteFallback, Fuse, optionally Strip."""
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return PieceRule(byte_level)

@@ -1,12 +1,12 @@
-"""Limits of one render of a chat template: CPU time, counted as it works, and memory, predicted before it is taken.
+"""The limits of one render of a chat template: CPU time, counted during the work, and memory, predicted beforehand.
 
-A template is a program that came with a download, and it may behave on one message and loop on another. Nothing in
-Python interrupts a thread, so the code that `sandbox` compiles tells a `Budget` about every turn of a loop, every
-call and everything that it makes.
+A template is a program that came with a download. It may be harmless for one message and loop for another. Python
+cannot interrupt a thread. So the code that `sandbox` compiles tells a `Budget` about every turn of a loop, every call
+and every new value.
 
-Memory is counted in regions. A turn of a loop, or a call of a macro, ends with all that it made, except for what it
-put into a namespace (`Kept`) or returned. So the count is never below what is alive, and an ordinary template over a
-long conversation stays far below the limit.
+Memory is counted in regions. The end of a loop's turn or of a macro's call frees everything that was made in it,
+except values that it stored in a namespace (`Kept`) or returned. So the count is never below the memory in use, and a
+usual template stays far below the limit even for a long conversation.
 """
 
 from __future__ import annotations
@@ -22,54 +22,58 @@ from typing import Any
 from jinja2.utils import Namespace
 
 CPU_SECONDS = 1.0
-"""Most CPU time of the thread that renders."""
+"""Most seconds of CPU time of the thread that renders."""
 
 MEMORY_BYTES = 16 << 20
-"""Most bytes that a render may hold at once, and `PER_INPUT_BYTE` more for each byte of the conversation. The text is
-joined at the end and copied on the way, so the process grows by up to two and a half times as much."""
+"""Most bytes that a render may hold at once, plus `PER_INPUT_BYTE` for each byte of the conversation. Joins and copies
+of the text let the process grow by up to two and a half times as much."""
 
 PER_INPUT_BYTE = 8
 
 SLOW_SECONDS = 0.05
-"""A render that has taken this long goes on only while no other such render does, so that several of them do not take
-the interpreter from the thread that sends streams."""
+"""Seconds of CPU time after which a render is slow.
+
+Only one slow render runs at a time, so that the thread that sends streams gets the interpreter.
+"""
 
 MAX_WAITING = 3
-"""The number of such renders that may wait for the one that goes on: each has a thread, which health checks need
-too. A further one is refused."""
+"""Most slow renders that may wait for the running one; further ones are refused.
+
+Each waiting render occupies a thread, and health checks need threads too.
+"""
 
 TURN = 100
-"""Work of one turn or call, in the unit of work: what it takes to copy a byte."""
+"""Work of one turn of a loop or one call. The unit of work is the copy of one byte."""
 
 STRIDE = 400_000
-"""Work between two looks at the clock: well below a millisecond."""
+"""Work between two checks of the clock, well below a millisecond."""
 
 SHORT = 1000
-"""Characters of a text that containers may hold many times over without a word."""
+"""Most characters of a text that containers may hold many times without setting `Budget.composed`."""
 
 GARBAGE_BYTES = 32 << 20
-"""Most bytes of renders that may wait for Python's garbage collector."""
+"""Most bytes of finished renders that may wait for Python's garbage collector."""
 
 MAX_DEPTH = 500
 MAX_BITS = 1 << 13
 MAX_SORTED = 100_000
 MAX_COMPARED = 1 << 27
-"""Pairs of characters that one search may compare where it compares each with each: a tenth of a second."""
+"""Most pairs of characters that one search may compare: it then takes a tenth of a second."""
 
 _slow = threading.Lock()
 _slow_or_waiting = threading.BoundedSemaphore(1 + MAX_WAITING)
 
 
 class _Garbage:
-    """Bytes that renders may have left behind in cycles."""
+    """Counts the bytes that finished renders may have left in reference cycles."""
 
     def __init__(self) -> None:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Collect if there may be too much."""
+        """Add a render's bytes, and collect garbage if there may be too much."""
         if size > STRIDE:
-            self._size += size  # two threads may lose one of two sums, and collect a little later
+            self._size += size  # Two threads may lose one of two additions; the collection is then a little later.
             if self._size > GARBAGE_BYTES:
                 self._size = 0
                 gc.collect()
@@ -86,27 +90,27 @@ _CONTAINERS: tuple[type, ...] = (
 
 
 class OverBudget(Exception):
-    """A render used more than it may; the text says more than what."""
+    """A render exceeded a limit; the text names the limit."""
 
 
 class Busy(Exception):
-    """Too many slow renders wait already."""
+    """Too many slow renders are waiting."""
 
 
 def size_of(text: str) -> int:
-    """Bytes of a text in memory."""
+    """The size of a text in memory, in bytes."""
     return len(text) + 56 if text.isascii() else getsizeof(text)
 
 
 def width_of(text: str) -> int:
-    """Bytes of a character of `text`: 1, 2 or 4."""
+    """Bytes per character of `text` in memory: 1, 2 or 4."""
     if text.isascii():
         return 1
     return 4 if len(text) < 256 else -(-(getsizeof(text) - 80) // len(text))
 
 
 class Budget:
-    """One request's."""
+    """The budget of one request. Methods raise OverBudget when a limit is exceeded."""
 
     __slots__ = ("_began", "_inputs", "_room", "_slow", "_trees", "_work", "composed", "floor", "held", "kept")
 
@@ -118,24 +122,27 @@ class Budget:
         self._slow = False
         self._work = STRIDE
         self.held = 0
-        """Bytes made in the turns and calls that go on."""
+        """Bytes of the values that running turns and calls have made."""
         self.floor = 0
-        """Of these, what must stay counted when they end."""
+        """The part of `held` that must stay counted when they end."""
         self.kept = 0
         """Bytes of the prompt and of texts in namespaces."""
         self.composed = False
-        """True if the template may have put a container or a long text into containers many times over."""
+        """True if the template may have put the same container or long text into containers many times."""
 
     def given(self, inputs: Any) -> None:
-        """A render begins with these variables: JSON values, which hold nothing twice. Their size gives it room."""
+        """Start a render with these variables, whose size extends the limit.
+
+        They are JSON values, so a container never appears in them twice.
+        """
         self._inputs, self._trees, self._room = inputs, None, MEMORY_BYTES
         self.held = self.floor = self.kept = 0
 
     def close(self) -> None:
-        """Let the next slow render go on.
+        """End the work of this budget, and let the next slow render run.
 
-        Namespaces and macros may hold themselves. Python collects such garbage by the number of objects, however large
-        they are, so it is collected here by its size.
+        Namespaces and macros may refer to themselves. Python collects such garbage by the number of objects, whatever
+        their size, so this method collects it by size.
         """
         if self._slow:
             _slow.release()
@@ -146,20 +153,20 @@ class Budget:
     # --- time
 
     def turn(self, held: int, work: int = TURN) -> None:
-        """A turn of a loop begins; when the first one did, `held` bytes were held."""
+        """Start a turn of a loop and free what the previous turn made. `held`: `self.held` before the loop."""
         self.held = held if held > self.floor else self.floor
         self._work -= work
         if self._work < 0:
             self._look()
 
     def spend(self, work: int = TURN) -> None:
-        """Count `work`, and look at the clock now and then."""
+        """Count `work`, and check the clock from time to time."""
         self._work -= work
         if self._work < 0:
             self._look()
 
     def expect_work(self, work: int) -> None:
-        """Count the work of one operation, which may not be more than a tenth of a second's."""
+        """Count the work of one operation. Raises OverBudget if it may take more than a tenth of a second."""
         if work > MAX_COMPARED:
             raise OverBudget("one comparison with too much to compare")
         self.spend(work)
@@ -182,7 +189,7 @@ class Budget:
     # --- memory
 
     def expect(self, size: int) -> None:
-        """Raises OverBudget where something of `size` bytes has no room; it is not counted yet."""
+        """Raise OverBudget if a value of `size` bytes does not fit. Does not count the value."""
         if self.held + self.kept + size > self._room:
             if self._room == MEMORY_BYTES:
                 self._room += 1 + PER_INPUT_BYTE * _bytes_of(self._inputs)
@@ -203,12 +210,12 @@ class Budget:
         self.expect(0)
 
     def copied(self, size: int, work: int = TURN) -> None:
-        """A turn of a loop begins whose output, or what else it makes, outlives it."""
+        """Start a turn of a loop whose results stay alive, and count `size` bytes for them."""
         self.hold(size)
         self.spend(work)
 
     def made(self, value: Any) -> Any:
-        """`value`, which is new, counted."""
+        """Count the size of the new `value`; returns it."""
         if value.__class__ is str:
             self.hold(len(value) + 56 if value.isascii() else getsizeof(value))
         elif isinstance(value, str):
@@ -220,16 +227,16 @@ class Budget:
         return value
 
     def left(self, held: int, value: Any) -> Any:
-        """The `value` that a macro has returned, before whose call `held` bytes were held."""
+        """Count the `value` that a macro returned; returns it. `held`: `self.held` before the call."""
         self.held = held if held > self.floor else self.floor
         return self.made(value)
 
-    # --- what a single operation may take
+    # --- predictions for single operations
 
     def weigh(self, value: Any) -> int:
-        """Bytes that the text of a container may take. Raises OverBudget if they have no room.
+        """Most bytes that the text of a container may take. Raises OverBudget if they do not fit.
 
-        A list that holds a list twice, which holds another one twice, and so on, is small and has a text without end.
+        A list that holds a list twice, which holds another list twice, and so on, is small, but its text is huge.
         """
         total, level = 0, [value]
         for _ in range(MAX_DEPTH):
@@ -258,7 +265,7 @@ class Budget:
         return members
 
     def takes(self, *values: Any) -> None:
-        """A filter takes these besides what it works on."""
+        """Note the arguments of a filter besides its value: the result may hold them many times."""
         for value in values:
             if value.__class__ not in _SCALARS:
                 self.composed = True
@@ -267,33 +274,33 @@ class Budget:
                 self.composed = True
 
     def deep(self, *values: Any) -> None:
-        """For an operation that reads containers to their depth."""
+        """Check `values` before an operation that reads containers recursively."""
         if self.composed:
             for value in values:
                 if value.__class__ not in _SCALARS and isinstance(value, _CONTAINERS) and not self._is_tree(value):
                     self.weigh(value)
 
     def _is_tree(self, value: Any) -> bool:
-        """True for a part of the variables that the template was given."""
+        """True if `value` is a part of the variables that the render got."""
         if self._trees is None:
             self._trees = frozenset(_containers_in(self._inputs))
         return id(value) in self._trees
 
     def key(self, value: Any) -> Any:
-        """`value`, which is to be hashed."""
+        """Check `value` before it is hashed; returns it."""
         if isinstance(value, tuple):
             self.weigh(value)
         return value
 
     def searched(self, text: Any, part: Any) -> None:
-        """For an operation that may compare each character of `text` with each of `part`."""
+        """Count an operation that may compare each character of `text` with each character of `part`."""
         if isinstance(text, str) and isinstance(part, str):
             if len(text) * len(part) > MAX_COMPARED:
                 raise OverBudget("a search of too long a text in too long a text")
             self.spend(len(text) + len(part))
 
     def sorted(self, values: Any) -> None:
-        """For an operation that sorts `values`."""
+        """Count an operation that sorts `values`."""
         self.weigh(values)
         count = len(values) if hasattr(values, "__len__") else 0
         if count > MAX_SORTED:
@@ -312,7 +319,7 @@ class Budget:
         return text
 
     def concat(self, pieces: Sequence[str]) -> str:
-        """The texts in a row."""
+        """The concatenation of `pieces`."""
         total = sum(map(len, pieces))
         if total > STRIDE:
             self.expect(total * max(map(width_of, pieces)))
@@ -347,26 +354,26 @@ class Budget:
         if isinstance(left, (int, float)) and isinstance(right, (int, float)):
             return self.number(left + right)
         if isinstance(left, str) and isinstance(right, str):
-            self.expect(6 * (size_of(left) + size_of(right)))  # one that is marked as safe escapes the other
+            self.expect(6 * (size_of(left) + size_of(right)))  # A text that is marked as safe escapes the other one.
         elif isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
             self.expect(8 * (len(left) + len(right)))
             self.composed = True
         return self.made(left + right)
 
     def number(self, value: Any) -> Any:
-        """`value`, which must not be too long a number."""
+        """Returns `value`. Raises OverBudget if it is an int of more than MAX_BITS bits."""
         if value.__class__ is int and value.bit_length() > MAX_BITS:
             raise OverBudget(f"a number of more than {MAX_BITS} bits")
         return value
 
     def compose(self, value: Any) -> Any:
-        """A new list, tuple or dict."""
+        """Count the new list, tuple or dict `value`; returns it."""
         self.holds(value.values() if value.__class__ is dict else value)
-        self.hold(32 * len(value))  # numbers, which nothing else counts
+        self.hold(32 * len(value))  # This is for numbers: no other code counts them.
         return self.made(value)
 
     def holds(self, values: Iterable[Any]) -> None:
-        """A new container holds these."""
+        """Note that a new container holds `values`."""
         for value in values:
             if value.__class__ not in _SCALARS or (value.__class__ is str and len(value) > SHORT):
                 self.composed = True
@@ -380,7 +387,7 @@ class Budget:
         return self.made(value[start:stop:step])
 
     def ticking(self, items: Iterable[Any], work: int = TURN) -> Iterator[Any]:
-        """The items, each a turn."""
+        """Yield the items, and count one turn for each."""
         for item in items:
             self._work -= work
             if self._work < 0:
@@ -389,7 +396,7 @@ class Budget:
 
 
 class Kept(Namespace):
-    """A namespace, whose contents outlive the turns of loops."""
+    """A template's namespace. Its values outlive the turns of loops, so it counts them separately."""
 
     def __init__(self, budget: Budget, /, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -406,7 +413,7 @@ class Kept(Namespace):
         if old.__class__ in _LIGHT and value.__class__ in _LIGHT:
             attributes[name] = value
             return
-        # A value that nothing else refers to is gone when it is replaced.
+        # The old value is freed if only this namespace refers to it.
         if (old.__class__ is str or old.__class__ is list) and getrefcount(old) == _ALONE:
             budget.kept -= size_of(old) if old.__class__ is str else 56 + 8 * len(old)
         _store(budget, value)
@@ -423,7 +430,7 @@ def _store(budget: Budget, value: Any) -> None:
 
 
 def _references() -> int:
-    """The number that `getrefcount` gives for a value that a dict and a local variable hold."""
+    """The result of `getrefcount` for a value that only a dict and a local variable refer to."""
     values = {"one": [0]}
     old = values.get("one")
     return getrefcount(old)
@@ -439,7 +446,7 @@ def attributes_of(namespace: Namespace) -> dict[str, Any]:
 
 
 def _bytes_of(value: Any) -> int:
-    """Bytes of a JSON value in memory, roughly."""
+    """The approximate size of a JSON value in memory, in bytes."""
     total, waiting = 0, [value]
     while waiting:
         item = waiting.pop()

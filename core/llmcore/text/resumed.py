@@ -1,4 +1,4 @@
-"""Parsing an answer that goes on with a message which the client has begun."""
+"""Parse an answer that continues a message of the client."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ _TEXTS = (TextDelta, ReasoningDelta)
 
 
 class Parser(Protocol):
-    """What is needed of an OutputParser."""
+    """The part of OutputParser that this module uses."""
 
     def feed(self, text: str) -> Iterable[Event]:
-        """OutputParser."""
+        """See OutputParser."""
 
     def finish(self) -> Iterable[Event]:
-        """OutputParser."""
+        """See OutputParser."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a parser makes of `text`, the beginning of a message.
-
-    `calls`: how many are complete. `open`: the events of the one that is not. `undecided`: the end of `text` that may
-    be the beginning of markup, as it comes if it is none.
-    """
+    """The result of a parser for the beginning of a message."""
 
     text: str
+    """The beginning of the message."""
     calls: int
+    """Number of complete calls in it."""
     open: tuple[Event, ...]
+    """The events of the call that is not complete."""
     undecided: str
+    """The end of `text` that may be the beginning of markup, as the parser shows it if it is plain text."""
 
     @property
     def within_markup(self) -> bool:
-        """Whether the answer goes on in the middle of a call, or of what may become one."""
+        """True if the answer goes on in the middle of a call, or of text that may become a call."""
         return bool(self.open or self.undecided.strip())
 
 
 def begin(make: Callable[[], Parser], text: str, call_tags: Sequence[str]) -> Beginning:
-    """See Beginning. `call_tags`: what calls begin with."""
+    """Parse `text`, the beginning of a message. `call_tags`: the texts that begin calls."""
     parser = make()
     events: list[Event] = []
     waiting = ""
@@ -53,7 +53,7 @@ def begin(make: Callable[[], Parser], text: str, call_tags: Sequence[str]) -> Be
         events += more
     read, rest = list(joined(events)), list(joined(parser.finish()))
     shown = read[-1].text if read and isinstance(read[-1], _TEXTS) else ""
-    # As the parser would show it now; where that is nothing, or a call, it may still come as text.
+    # Take the text as the parser would show it now. If it shows nothing, or a call, the rest may still become text.
     undecided = "".join(event.text for event in rest if isinstance(event, _TEXTS))
     if not undecided or len(rest) > 1:
         undecided = _space_after(text.removesuffix(waiting))[len(_space_after(shown)) :] + (waiting if rest else "")
@@ -72,26 +72,26 @@ def _space_before(text: str) -> int:
 
 
 class Resumed:
-    """An OutputParser of what is new: `parser` reads the beginning, too, of which nothing comes again.
+    """An OutputParser for the new text. `parser` reads the beginning too, but its events are not repeated.
 
-    But for a call that it leaves open: that comes whole, as the client has not seen its name and arguments as such.
-    Those that are complete do not count.
+    The exception is a call that the beginning leaves open: it is sent as a whole, because the client has not seen its
+    name and arguments as events. Complete calls of the beginning do not count in `index`.
     """
 
     def __init__(self, parser: Parser, beginning: Beginning):
         for _ in parser.feed(beginning.text):
-            pass  # the iterable is to be read
+            pass  # A parser works only while its iterable is read.
         self._parser = parser
         self._calls = beginning.calls
         self._open: Iterable[Event] = beginning.open
         self._old = beginning.undecided
 
     def feed(self, text: str) -> Iterator[Event]:
-        """OutputParser."""
+        """See OutputParser."""
         return self._new(self._parser.feed(text))
 
     def finish(self) -> Iterator[Event]:
-        """OutputParser."""
+        """See OutputParser."""
         return self._new(self._parser.finish())
 
     def _new(self, events: Iterable[Event]) -> Iterator[Event]:
@@ -104,7 +104,7 @@ class Resumed:
                 yield replace(event, text=self._unseen(event.text))
 
     def _unseen(self, text: str) -> str:
-        """`text` without what of it is old. Space before markup may have gone with other markup."""
+        """`text` without its old part. The parser may have dropped the space before it together with markup."""
         old = self._old[max(0, _space_before(self._old) - _space_before(text)) :]
         if old.startswith(text):
             self._old = old[len(text) :]

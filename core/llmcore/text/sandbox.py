@@ -1,8 +1,8 @@
-"""The Jinja environment of chat templates: no way to Python's insides, and no way past a render's `Budget`.
+"""The Jinja environment of chat templates. A template reaches neither Python's internals nor past a render's `Budget`.
 
-It compiles templates as Jinja does, and adds a word to the budget to each loop, call, concatenation, slice, comparison
-and new container. Filters, tests and methods are those of `sandbox_calls`. The most frequent lookups are shorter
-than Jinja's, which pays for the rest: members of dicts, `loop`, namespaces.
+It compiles templates as Jinja does, and adds a call of the budget to each loop, call, concatenation, slice, comparison
+and new container. `sandbox_calls` has the filters, tests and methods. The most frequent lookups (members of dicts,
+`loop` and namespaces) are faster than Jinja's, which makes up for the rest.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class BudgetedContext(Context):
     budget: Budget
 
     def derived(self, locals: dict[str, Any] | None = None) -> Context:
-        """Jinja's."""
+        """See Jinja's Context. The derived context has the same budget."""
         made: Any = super().derived(locals)
         made.budget = self.budget
         return made  # type: ignore[no-any-return]
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; in serving it is only its body."""
+    """The tag `{% generation %}`, which marks the assistant's text for training. In serving it is only its body."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
@@ -77,23 +77,23 @@ class _Generation(Extension):
 
 
 class _Code(CodeGenerator):
-    """Jinja's code with words to `budget`."""
+    """Jinja's code generator, with calls of `budget` added."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loops: list[str] = []
-        """The first line in the body of each of the loops around this place."""
+        """The first line of the body, for each loop around the current node."""
         self._entry = ""
         """The first line of the next function."""
 
     def write_commons(self) -> None:
-        """The beginning of a template's function."""
+        """Write the beginning of a template's function."""
         super().write_commons()
         self.writeline("budget = context.budget")
         self.writeline("concat = budget.concat")
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        """A turn ends with all that it made, unless that is in a buffer, or in a macro that closes over it."""
+        """Write a loop whose turns free what they made, unless a buffer or a macro's closure keeps it."""
         stays = frame.buffer is not None or node.recursive or (node.find(nodes.Macro) or node.find(nodes.CallBlock))
         if stays:
             pieces = sum(len(output.nodes) for output in node.find_all(nodes.Output))
@@ -109,7 +109,7 @@ class _Code(CodeGenerator):
         self._loops.pop()
 
     def enter_frame(self, frame: Frame) -> None:
-        """The first frame of a loop is that of its filter, if it has one, and then that of its body."""
+        """Write the first line of a frame. The first frame of a loop is its filter, if it has one, then its body."""
         super().enter_frame(frame)
         if self._entry:
             self.writeline(self._entry)
@@ -118,18 +118,18 @@ class _Code(CodeGenerator):
             self.writeline(self._loops[-1])
 
     def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> tuple[Frame, MacroRef]:
-        """A call of a macro is as much work as its body."""
+        """Write a macro that counts the work of its body in each call."""
         self._entry = f"budget.spend({_work(node)})"
         return super().macro_body(node, frame)
 
     def visit_Block(self, node: nodes.Block, frame: Frame) -> None:
-        """A block's pieces are counted where they leave the template."""
+        """Write a block. The caller of the template counts its pieces, so a block inside a buffer is refused."""
         if frame.buffer is not None:
             self.fail("a block inside a macro or a set block is not supported", node.lineno)
         super().visit_Block(node, frame)
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier, frame: Frame) -> None:
-        """`{% autoescape %}`, which is for HTML."""
+        """Refuse `{% autoescape %}`, which is for HTML."""
         self.fail("autoescape is not supported", node.lineno)
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
@@ -139,7 +139,7 @@ class _Code(CodeGenerator):
         self.write(")).__class__ is str else budget.text(piece))")
 
     def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
-        """A row of sums is one call."""
+        """Write `a + b + c` as one call."""
         terms: list[nodes.Expr] = []
         left: nodes.Expr = node
         while isinstance(left, nodes.Add):
@@ -149,11 +149,11 @@ class _Code(CodeGenerator):
         self._call("add", frame, *reversed(terms))
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        """`a ~ b`."""
+        """Write `a ~ b` as one call."""
         self._call("join", frame, *node.nodes)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """A comparison with a constant is as short as the constant."""
+        """Write a comparison. One with a constant stays plain, because its work is limited by the constant's size."""
         sides = [node.expr, *(operand.expr for operand in node.ops)]
         names = [operand.op for operand in node.ops]
         if all(
@@ -182,7 +182,7 @@ class _Code(CodeGenerator):
         self.write(")")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """Slices are new; Jinja lets them bypass the environment."""
+        """Write a slice as a call, because it makes a new value and Jinja does not pass it through the environment."""
         if not isinstance(node.arg, nodes.Slice):
             super().visit_Getitem(node, frame)
             return
@@ -190,13 +190,13 @@ class _Code(CodeGenerator):
         self._call("cut", frame, node.node, *(at or none for at in (node.arg.start, node.arg.stop, node.arg.step)))
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        """A new list."""
+        """Write a new list."""
         self.write("budget.compose(")
         super().visit_List(node, frame)
         self.write(")")
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-        """A new tuple, or the names that one is unpacked into."""
+        """Write a new tuple, or the names into which a tuple is unpacked."""
         if node.ctx != "load":
             super().visit_Tuple(node, frame)
             return
@@ -205,7 +205,7 @@ class _Code(CodeGenerator):
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        """A new dict, whose keys are hashed."""
+        """Write a new dict. Its keys are checked before they are hashed."""
         self.write("budget.compose({")
         for pair in node.items:
             self._call("key", frame, pair.key)
@@ -215,14 +215,14 @@ class _Code(CodeGenerator):
         self.write("})")
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
-        """Jinja makes constants of lists whose members are constants."""
+        """Write a constant. Jinja also makes constants of lists whose members are constants."""
         container = isinstance(node.value, (list, tuple, dict))
         self.write("budget.compose(" if container else "")
         super().visit_Const(node, frame)
         self.write(")" if container else "")
 
     def _side(self, node: nodes.Expr, frame: Frame) -> None:
-        """One side of a comparison, which does not keep it."""
+        """Write one side of a comparison. A container is not counted there, because it is dropped at once."""
         if isinstance(node, nodes.List):
             super().visit_List(node, frame)
         elif isinstance(node, nodes.Tuple):
@@ -239,7 +239,7 @@ class _Code(CodeGenerator):
 
 
 def _work(node: nodes.Node) -> int:
-    """Of running the code of `node` once."""
+    """The work of running the code of `node` once."""
     return max(TURN, TURN // 4 * sum(1 for _ in node.find_all(nodes.Node)))
 
 
@@ -250,7 +250,7 @@ def _constant(node: nodes.Node) -> bool:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for, with limits."""
+    """The Jinja environment that chat templates expect, with limits."""
 
     code_generator_class = _Code
     context_class = BudgetedContext
@@ -263,7 +263,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals = dict(GLOBALS)
 
     def pieces(self, template: Any, variables: Mapping[str, Any], budget: Budget) -> Iterator[str]:
-        """The pieces of the prompt that `template` writes. The caller counts them."""
+        """The pieces of the prompt that `template` writes. The caller counts their memory."""
         budget.given(variables)
         context = template.new_context(variables)
         context.budget = budget
@@ -271,12 +271,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return pieces
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Jinja's."""
+        """See Jinja's SandboxedEnvironment."""
         budget: Budget = context.budget  # type: ignore[attr-defined]
         return OPERATORS[operator](budget, left, right)
 
     def compare(self, budget: Budget, left: Any, *rest: Any) -> bool:
-        """`a < b < c`, with the operators between the values."""
+        """The result of `a < b < c`; `rest` has the operators between the values."""
         for operator, right in zip(rest[::2], rest[1::2], strict=True):
             if not compared(budget, operator, left, right):
                 return False
@@ -284,7 +284,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return True
 
     def has(self, budget: Budget, where: Any, what: Any) -> bool:
-        """`what in where`, the other way round."""
+        """The result of `what in where`."""
         if where.__class__ is str:
             budget.spend(len(where))
             return what in where
@@ -293,7 +293,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return contains(budget, where, what)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Jinja's, with shorter ways for what templates ask for most."""
+        """See Jinja's Environment; with shortcuts for the most frequent lookups."""
         kind = obj.__class__
         if kind is dict:
             if attribute not in _OF_DICTS:
@@ -312,7 +312,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Jinja's. A container is not a key here: to hash one, or to name it in an error, may take for ever."""
+        """See Jinja's Environment. A container is not accepted as a key: its hash or its text may take too long."""
         if obj.__class__ is dict and argument.__class__ is str:
             try:
                 return obj[argument]
@@ -324,11 +324,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Jinja's, for `str.format` and `str.format_map`."""
+        """See Jinja's SandboxedEnvironment; for `str.format` and `str.format_map`."""
         return BoundFormat.of(self, value)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Jinja's. A template may call macros, the environment's functions, and the methods that are known."""
+        """See Jinja's Environment. A template may call macros, the environment's functions, and known methods."""
         budget: Budget = context.budget  # type: ignore[attr-defined]
         kind = callee.__class__
         if kind is Macro:

@@ -1,7 +1,7 @@
 """The calls of chat templates: operators, filters, tests, functions and methods, each within a render's `Budget`.
 
-One call of a function in C cannot be interrupted, so what it may take is predicted from its arguments. The tables
-name the prediction for each; a method that is in no table cannot be called.
+A single call of a C function cannot be interrupted. So its time and memory are predicted from its arguments. The
+tables name the prediction for each function. A template cannot call a method that is not in a table.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from llmcore.text.render_budget import (
 )
 
 MAX_RANGE = 100_000
-"""As many numbers as Jinja's sandbox allows."""
+"""Most numbers of a range, as in Jinja's sandbox."""
 
 MAX_PARTS = 16
-"""Names with dots and commas between them, by which a filter finds its values' attributes."""
+"""Most names in a filter's attribute, such as the three in "a.b,c"."""
 
 MAX_INDENT = 64
 MAX_DIGITS = 400
 MAX_SLOW_TEXT = 10_000
-"""Characters of a text for filters that go through it with Python's expressions, which nothing interrupts."""
+"""Most characters of a text for slow filters, for example those with regular expressions, which run uninterrupted."""
 
 _PIECE = 58
-"""Bytes of a short text and its place in a list."""
+"""Bytes of a short text plus its entry in a list."""
 
 
 class TemplateRefusal(jinja2.TemplateError):
-    """A template refuses the messages, through `raise_exception`."""
+    """Raised when a template refuses the messages with `raise_exception`."""
 
 
 def _each(names: str, rule: Any) -> dict[str, Any]:
-    """The same rule for several names."""
+    """A dict with the same rule for each of several names."""
     return dict.fromkeys(names.split(), rule)
 
 
@@ -134,7 +134,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def compared(budget: Budget, sign: str, left: Any, right: Any) -> Any:
-    """`left sign right`; the sign may be `in` or `not in`."""
+    """The result of `left sign right`. The sign may also be `in` or `not in`."""
     if sign == "in":
         return contains(budget, right, left)
     if sign == "not in":
@@ -148,13 +148,13 @@ def compared(budget: Budget, sign: str, left: Any, right: Any) -> Any:
 
 
 def contains(budget: Budget, where: Any, what: Any) -> bool:
-    """`what in where`."""
+    """The result of `what in where`."""
     _sought(budget, where, what)
     return what in where
 
 
 def _sought(budget: Budget, where: Any, what: Any) -> None:
-    """Before `what` is looked for in `where`."""
+    """Count the search of `what` in `where`, before the search."""
     if isinstance(where, str):
         budget.spend(len(where))
     elif isinstance(where, dict):
@@ -172,12 +172,12 @@ def _sought(budget: Budget, where: Any, what: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the environment: (budget, arguments...)."""
+    """A function of the environment. `run` takes (budget, arguments...)."""
 
     run: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Only for `is callable`: the environment calls `run`."""
+        """Exists only for `is callable`. The environment calls `run`."""
         raise SecurityError("this function is only for calls in a template")
 
 
@@ -233,7 +233,7 @@ GLOBALS: Mapping[str, Any] = {
 
 
 def _same(text: str, *args: Any, **kwargs: Any) -> int:
-    return 3 * size_of(text)  # a few letters become three when their case changes
+    return 3 * size_of(text)  # A change of case turns a few letters into three.
 
 
 def _nothing(value: Any, *args: Any, **kwargs: Any) -> int:
@@ -286,7 +286,7 @@ _STRINGS: Mapping[str, Callable[..., int]] = {
     "expandtabs": _tabs,
 }
 _SEARCHES = frozenset({"strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit"})
-"""They may compare each character with each of their argument's."""
+"""Methods that may compare each character of the text with each character of their argument."""
 
 _METHODS: Mapping[type, Mapping[str, Callable[..., int]]] = {
     str: _STRINGS,
@@ -321,7 +321,7 @@ def call_method(budget: Budget, method: Any, args: tuple[Any, ...], kwargs: dict
         budget.expect(predict(owner))
         for value in args[:1]:
             budget.key(value)
-    elif name == "changed":  # the loop remembers the values for its next turn
+    elif name == "changed":  # The loop keeps the values for its next turn.
         budget.deep(*args)
         budget.keep(sum(size_of(value) for value in args if isinstance(value, str)))
         budget.floor = budget.held
@@ -343,7 +343,7 @@ def _joined(budget: Budget, separator: str, values: Iterable[Any]) -> str:
         budget.expect(24 * total)
         return separator.join(parts)
     if any(not isinstance(part, str) for part in parts):
-        return separator.join(parts)  # the error is Python's
+        return separator.join(parts)  # This raises Python's own error.
     total = sum(map(len, parts)) + len(separator) * len(parts)
     if total > STRIDE:
         budget.expect(total * max(map(width_of, (separator, *parts))))
@@ -352,7 +352,7 @@ def _joined(budget: Budget, separator: str, values: Iterable[Any]) -> str:
 
 
 class BoundFormat:
-    """`str.format` or `str.format_map` of a text."""
+    """The method `format` or `format_map` of a text."""
 
     __slots__ = ("_environment", "_map", "_text")
 
@@ -361,7 +361,7 @@ class BoundFormat:
 
     @classmethod
     def of(cls, environment: Any, value: Any) -> BoundFormat | None:
-        """For one of the two methods; None for anything else."""
+        """A BoundFormat if `value` is one of the two methods, else None."""
         name = getattr(value, "__name__", None)
         if name != "format" and name != "format_map":
             return None
@@ -369,11 +369,11 @@ class BoundFormat:
         return cls(environment, owner, name == "format_map") if isinstance(owner, str) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Only for `is callable`: the environment calls `run`."""
+        """Exists only for `is callable`. The environment calls `run`."""
         raise SecurityError("this method is only for calls in a template")
 
     def run(self, budget: Budget, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The text with its fields filled in."""
+        """The formatted text."""
         if self._map:
             if kwargs or len(args) != 1:
                 raise TypeError("format_map() takes exactly one argument")
@@ -395,14 +395,14 @@ def call_format(budget: Budget, method: BoundFormat, args: tuple[Any, ...], kwar
 
 
 class _Formatter(string.Formatter):
-    """Python's, whose fields are looked up as the environment does, and counted before they are joined."""
+    """Python's Formatter, but the environment looks up the fields, and they are counted before they are joined."""
 
     def __init__(self, environment: Any, budget: Budget, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._environment, self._budget = environment, budget
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """string.Formatter's."""
+        """See string.Formatter."""
         self._budget.spend()
         first, rest = formatter_field_name_split(field_name)
         found = self.get_value(first, args, kwargs)
@@ -413,14 +413,14 @@ class _Formatter(string.Formatter):
         return found, first
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        """string.Formatter's."""
+        """See string.Formatter."""
         if conversion:
             self._budget.deep(value)
             self._budget.expect(10 * len(value) if isinstance(value, str) else 0)
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        """string.Formatter's."""
+        """See string.Formatter."""
         self._budget.deep(value)
         if len(format_spec) > 1000:
             raise OverBudget("a format of more than 1,000 characters")
@@ -432,14 +432,14 @@ class _Formatter(string.Formatter):
 
 
 class _EscapingFormatter(_Formatter, EscapeFormatter):
-    """For texts that are marked as safe."""
+    """The formatter of texts that are marked as safe."""
 
 
 # --- filters
 
 
 def _leading(func: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """The arguments that Jinja gives `func` before its value, from the context."""
+    """A function from the context to the arguments that Jinja passes to `func` before its value."""
     return {
         _PassArg.context: lambda context: (context,),
         _PassArg.eval_context: lambda context: (context.eval_ctx,),
@@ -449,7 +449,7 @@ def _leading(func: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _checked(func: Any, check: Callable[..., Any]) -> Callable[..., Any]:
-    """Jinja's filter `func` on the value that `check` returns."""
+    """Jinja's filter `func`, applied to the value that `check` returns."""
     leading = _leading(func)
 
     @pass_context
@@ -466,7 +466,10 @@ def _checked(func: Any, check: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_text(predict: Callable[..., int], *, limit: int | None = None) -> Callable[..., Any]:
-    """For filters of texts: `predict` says what the result of one may take, `limit` how long it may be."""
+    """A check for filters of texts.
+
+    `predict` returns the most bytes that the result may take. `limit`: the most characters of the text.
+    """
 
     def check(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget.deep(value, *args, *kwargs.values())
@@ -486,7 +489,7 @@ def _of_text(predict: Callable[..., int], *, limit: int | None = None) -> Callab
 
 
 def _as_text(predict: Callable[..., int]) -> Callable[..., Any]:
-    """For filters that make a text of whatever they are given."""
+    """A check for filters that convert their value to a text."""
     check = _of_text(predict)
 
     def checked(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -526,12 +529,12 @@ def _times(factor: int) -> Callable[..., int]:
 
 
 def _listed(budget: Budget, values: Any) -> Any:
-    """`values`, all at once if they would come one by one: generators in generators are deeper than C's stack."""
+    """`values`, as a list if it is an iterator: deeply nested generators would overflow C's stack."""
     return budget.made(list(values)) if hasattr(values, "__next__") else values
 
 
 def _parts(*names: Any) -> int:
-    """The number of lookups for attributes like "a.b,c"."""
+    """The number of lookups for attributes such as "a.b,c"."""
     return sum(name.count(".") + name.count(",") for name in names if isinstance(name, str)) + 1
 
 
@@ -566,9 +569,9 @@ def _to_reverse(budget: Budget, values: Any) -> Any:
 
 
 def _one_by_one(budget: Budget, values: Any, *args: Any, **kwargs: Any) -> Any:
-    """For filters that give a generator, whose turns are counted where they read."""
+    """A check for filters that return a generator. It counts a turn for each value that they read."""
     values = _listed(budget, values)
-    budget.hold(1500)  # the generators
+    budget.hold(1500)  # This is for the generators.
     name = kwargs.get("attribute") or (args[0] if args else "")
     if isinstance(name, str) and len(name) > MAX_PARTS and _parts(name) > MAX_PARTS:
         raise OverBudget(f"an attribute of more than {MAX_PARTS} parts")
@@ -668,7 +671,7 @@ def _tojson(
     encoder = _encoder(bool(ensure_ascii), indent, separators and tuple(separators), bool(sort_keys))
     if indent is None:
         budget.deep(value)
-        # A control character takes six; what the client has sent is in the room that there is for it.
+        # A control character becomes six characters. The limit already has room for the client's own input.
         largest = 6 * (size_of(value) if isinstance(value, str) else budget.held)
         if largest > STRIDE:
             budget.expect(largest)
@@ -682,23 +685,23 @@ def _tojson(
 
 @lru_cache(maxsize=64)
 def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> json.JSONEncoder:
-    # The standard library's writer: templates depend on its ", " and ": ".
+    # Use the standard library's encoder, because templates depend on its ", " and ": ".
     return json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_from_generator
     )
 
 
 def _from_generator(value: Any) -> list[Any]:
-    """JSON of `tools | map(...)`."""
+    """A list for JSON, from a generator such as `tools | map(...)`."""
     if isinstance(value, GeneratorType):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 _AS_JINJA = (
     *("abs", "count", "d", "default", "filesizeformat", "first", "float", "items", "last", "length", "random"),
 )
-"""Filters that make nothing larger than what they are given."""
+"""Filters whose results are not larger than their arguments."""
 
 _CHECKS: Mapping[str, Callable[..., Any]] = {
     **_each("capitalize lower upper", _as_text(_same)),
@@ -741,7 +744,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
 
 
 def _budgeted(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A test: (budget, value, arguments...)."""
+    """A Jinja test that calls `run` with (budget, value, arguments...)."""
 
     @pass_context
     def test(context: Any, value: Any, *args: Any) -> Any:

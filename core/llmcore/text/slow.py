@@ -1,7 +1,7 @@
-"""`--tokenizer_mode slow`: the `sentencepiece` package on a model's tokenizer.model.
+"""`--tokenizer_mode slow`: the `sentencepiece` package reads a model's tokenizer.model.
 
-Special tokens of the model that are no pieces of tokenizer.model (added later, as ids after its last) come from
-tokenizer_config.json and are cut out of the text first.
+Some special tokens are not in tokenizer.model: they were added later, with ids after its last one. They come from
+tokenizer_config.json, and `encode` cuts them out of the text first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llmcore.text.templates import ChatTemplate
 
 
 class SlowTokenizer:
-    """`protocols.Tokenizer` on a SentencePiece model."""
+    """A `protocols.Tokenizer` with a SentencePiece model."""
 
     def __init__(self, processor: Any, settings: Mapping[str, Any], companions: Companions):
         self._processor = processor
@@ -35,7 +35,7 @@ class SlowTokenizer:
         self._template = ChatTemplate(companions.templates, companions.tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; `add_special_tokens` puts the BOS before it unless the model's config says not to."""
+        """The ids of `text`. `add_special_tokens` puts the BOS first, unless the model's config says otherwise."""
         ids = [self._processor.bos_id()] if add_special_tokens and self._adds_bos else []
         at = 0
         for match in self._cut.finditer(text):
@@ -45,7 +45,7 @@ class SlowTokenizer:
         return ids + list(self._processor.encode(text[at:]))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`."""
+        """The text of `ids`."""
         parts: list[str] = []
         pending: list[int] = []
         for token_id in ids:
@@ -58,14 +58,14 @@ class SlowTokenizer:
         return "".join([*parts, self._processor.decode(pending)])
 
     def token(self, token_id: int) -> str:
-        """The vocabulary's own string."""
+        """The vocabulary's string for an id."""
         self._check(token_id)
         if token_id in self._names:
             return self._names[token_id]
         return str(self._processor.id_to_piece(token_id)) if token_id < self._size else ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes of one id."""
+        """The bytes of one id."""
         text = self.token(token_id)
         if token_id < self._size and self._processor.is_byte(token_id):
             return bytes([int(text[3:-1], 16)])
@@ -73,7 +73,7 @@ class SlowTokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What the chat template reads."""
+        """The variables that the chat template reads."""
         return self._template.variables
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
@@ -92,12 +92,12 @@ class SlowTokenizer:
 
 
 def has_sentencepiece_model(model: Path) -> bool:
-    """TokenizerSpec.sniff."""
+    """TokenizerSpec.sniff: True if the directory has a tokenizer.model."""
     return (model / "tokenizer.model").is_file()
 
 
 def load_slow(directory: Path) -> SlowTokenizer:
-    """TokenizerSpec.load. Raises ConfigError when the package is missing or the file is broken."""
+    """TokenizerSpec.load. Raises ConfigError if the package is missing or the file is broken."""
     try:
         import sentencepiece
     except ImportError as error:

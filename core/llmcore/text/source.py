@@ -1,4 +1,4 @@
-"""Which tokenizer a model gets: chosen among what plugins contribute, converted first where it must be."""
+"""Choose a model's tokenizer among those that plugins contribute, and convert it if necessary."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerSpec:
-    """The spec of the highest priority that recognises `model`; of equal ones the first by name.
+    """The spec with the highest priority that recognises `model`; of equal ones, the first by name.
 
-    `mode` is `--tokenizer_mode`. A model without a slow tokenizer gets the fast one, with a warning that says so.
-    Raises ConfigError when nothing recognises the model.
+    `mode` is `--tokenizer_mode`. A model without a slow tokenizer gets the fast one, with a warning. Raises
+    ConfigError if no spec recognises the model.
     """
     fitting = [spec for spec in specs if load(spec.sniff)(model)]
     if not fitting:
@@ -42,9 +42,9 @@ def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerS
 
 
 def prepare(specs: Sequence[TokenizerSpec], config: Model, model: Path, out: Path) -> Path:
-    """The directory that HTTP workers load the tokenizer of `model` from: itself, or `out`, which was written.
+    """The directory from which HTTP workers load the tokenizer: `model`, or `out` with a converted tokenizer.
 
-    Dummy weights want no tokenizer of their own: without one, a byte-level one stands in.
+    With dummy weights and without a tokenizer, `out` gets a byte tokenizer.
     """
     if config.load_format == "dummy" and not any(load(spec.sniff)(model) for spec in specs):
         log.warning("%s has no tokenizer; one id per byte stands in for it", model.name)
@@ -62,8 +62,10 @@ def open_tokenizer(
     chat_template: str | None = None,
     parsers: Sequence[OutputParserSpec] = (),
 ) -> Tokenizer:
-    """The tokenizer in a directory that `prepare` returned; `chat_template`: the operator's, as the option has it,
-    where it may name one of a parser's in `parsers`."""
+    """The tokenizer in a directory that `prepare` returned.
+
+    `chat_template`: the value of the option, which may name the template of one of `parsers`.
+    """
     spec = choose([spec for spec in specs if spec.load is not None], directory, mode)
     opener: Callable[[Path], Tokenizer] = load(spec.load or "")
     tokenizer = opener(directory)

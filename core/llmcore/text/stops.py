@@ -1,7 +1,7 @@
-"""Stop strings: found across tokens, with nothing shown that may turn out to be part of one.
+"""Stop strings, found across tokens. Text that may become part of a stop string is held back.
 
-All stop strings of a request share one automaton (Aho-Corasick): its state is the longest end of the text that begins
-some stop string, which is just what has to be held back. Work is one step per character, however many there are.
+All stop strings of a request share one automaton (Aho-Corasick). Its state is the longest end of the text that begins
+a stop string; this end is held back. The work is one step per character for any number of stop strings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The automaton for a request's stop strings; immutable, shared by its choices. Strings must not be empty."""
+    """The automaton for a request's stop strings. It is immutable; the choices share it. Strings must not be empty."""
 
     __slots__ = ("depth", "fail", "first", "goto", "length")
 
@@ -19,7 +19,7 @@ class StopStrings:
         self.goto: list[dict[str, int]] = [{}]
         self.depth = [0]
         self.length = [0]
-        """Length of the longest stop string that ends in a state, or 0."""
+        """For each state, the length of the longest stop string that ends there, or 0."""
         self.fail = [0]
         for stop in stops:
             self._add(stop)
@@ -41,11 +41,11 @@ class StopStrings:
         self.length[state] = len(stop)
 
     def _link(self) -> None:
-        """Breadth first: a state's fallback is the longest shorter end of the text that begins a stop string."""
+        """Compute `fail` breadth first: the state of the longest shorter end of the text that begins a stop string."""
         queue = deque(self.goto[0].values())
         while queue:
             state = queue.popleft()
-            # A stop string that ends here as the end of a longer beginning counts too.
+            # A stop string may also end in the middle of a longer one.
             self.length[state] = self.length[state] or self.length[self.fail[state]]
             for char, following in self.goto[state].items():
                 self.fail[following] = self.step(self.fail[state], char)
@@ -63,10 +63,10 @@ class StopStrings:
 
 
 class StopMatcher:
-    """One choice's text on its way through `StopStrings`.
+    """Finds stop strings in the text of one choice.
 
-    `found`: the stop string that ended it, or None. The first stop string to be complete ends the text; of several
-    that end at the same character the longest does.
+    `found`: the stop string that ended the text, or None. The first complete stop string ends the text. If several end
+    at the same character, it is the longest one.
     """
 
     __slots__ = ("_held", "_keep", "_state", "_stops", "found")
@@ -79,10 +79,10 @@ class StopMatcher:
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """What may be shown once `text` is known; after a hit, the text up to the stop (or its end, if kept)."""
+        """The text that may be shown after `text`. After a hit it ends before the stop string, or after it if kept."""
         stops, state = self._stops, self._state
         if not state and stops.first.isdisjoint(text):
-            return text  # of most tokens no character begins a stop string
+            return text  # This is the usual case: no character begins a stop string.
         whole = self._held + text
         for at, char in enumerate(text, start=len(self._held) + 1):
             state = stops.step(state, char)
@@ -97,6 +97,6 @@ class StopMatcher:
         return whole[:shown]
 
     def flush(self) -> str:
-        """The text still held, when the choice ends otherwise."""
+        """The held text, for a choice that ends for another reason."""
         held, self._held = self._held, ""
         return held

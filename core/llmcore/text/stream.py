@@ -1,4 +1,4 @@
-"""One choice's tokens in, its text out: detokenization, stop strings, and why it ended."""
+"""The tokens of one choice become text: the detokenizer, stop strings, and the finish reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from llmcore.text.healing import Healing
 from llmcore.text.stops import StopMatcher, StopStrings
 
 _RUNNING, _STOP = Finish.RUNNING, Finish.STOP
-"""Looked up once: an enum's members take their time, and every token is asked several times."""
+"""Looked up once, because access to an enum's members is slow, and every token needs it several times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextRules:
-    """How a request's tokens become text, and what ends it; one value for all its choices.
+    """The rules by which a request's tokens become text and end; all its choices share them.
 
-    `stop_tokens`: token sequences that end a choice. `keep_stop`: leave the stop text in (LightLLM) or trim it
-    (OpenAI). `stop_ids`: the ids that the engine stops at, whose text is left out unless `keep_stop_id`.
-    `keep_special_ids`: special tokens that have their text even so, because a parser reads it. `space_special_tokens`:
-    a space stands between a special token's text and what is beside it (LightLLM).
-    `min_tokens`: stop texts before the end of that many tokens do not count.
+    `stops`: the stop strings.
+    `stop_tokens`: token sequences that end a choice.
+    `stop_ids`: the ids at which the engine stops. Their text is left out unless `keep_stop_id`.
+    `keep_stop`: True leaves the stop string in the text (LightLLM), False cuts it off (OpenAI).
+    `keep_special_ids`: special tokens to show although others are skipped, because a parser reads them.
+    `space_special_tokens`: put a space between a special token and its neighbours (LightLLM).
+    `min_tokens`: stop strings and stop tokens do not count before a choice has this number of tokens.
     """
 
     stops: StopStrings | None = None
@@ -39,13 +41,17 @@ class TextRules:
 
 
 class ChoiceText:
-    """The state of one choice.
+    """The text of one choice.
 
-    `finish`: why it ended, RUNNING until it has. `tokens`: how many it has so far; what comes after a stop text does
-    not count. `must_finish`: the engine does not know yet that the choice ended, so the caller tells the bridge
-    (`finish(request, choice, tokens)`). `released`: characters given out. `starts`: where in the choice's text each
-    token of the last event begins, counted in characters before stop strings cut it. With `healing` the text repeats
-    the end of the prompt first: that is left out, and the tokens asked for are counted behind it.
+    `finish`: the reason of its end; RUNNING before that.
+    `tokens`: the number of its tokens, without those after a stop string.
+    `must_finish`: True if the engine does not know yet that the choice ended. The caller then tells the bridge
+      (`finish(request, choice, tokens)`).
+    `released`: the number of characters that `feed` has returned.
+    `starts`: for each token of the last event, its first character in the text before stop strings cut it.
+
+    With `healing` the text first repeats the end of the prompt. ChoiceText leaves this part out, and counts the
+    client's max_new_tokens from its end.
     """
 
     __slots__ = (
@@ -72,15 +78,15 @@ class ChoiceText:
         self._recent: deque[int] = deque(maxlen=max(map(len, rules.stop_tokens), default=0))
 
     def end(self) -> None:
-        """End the choice here, as a stop string would."""
+        """End the choice here, as a stop string does."""
         self.must_finish = self.must_finish or self.finish is _RUNNING
         self.finish = Finish.STOP
 
     def feed(self, event: ChoiceEvent) -> list[str]:
-        """The text that each token of `event` releases, "" where one is held.
+        """The text that each token of `event` releases, or "" if it is held back.
 
-        The list is shorter than the event's tokens when a stop text ends the choice, and holds one text without a
-        token when an event ends a choice without one.
+        The list is shorter than the event's tokens if a stop string ends the choice. If an event without tokens ends
+        the choice, the list may have one text.
         """
         texts: list[str] = []
         self.starts = []
@@ -131,7 +137,7 @@ class ChoiceText:
         return text
 
     def _healed(self, text: str) -> str:
-        """What of a token's text is not the prompt's; counts the token if it stands behind that."""
+        """The part of a token's text that does not repeat the prompt. Counts tokens that do not only repeat it."""
         behind = not self._unseen
         text, self._unseen = text[self._unseen :], max(0, self._unseen - len(text))
         if self._left is not None and (behind or text):
@@ -144,7 +150,7 @@ class ChoiceText:
         return any(recent[-len(stop) :] == stop for stop in self._rules.stop_tokens)
 
     def _flush(self) -> str:
-        """What is still held; an unfinished character may complete a stop text no more."""
+        """The held text. A stop string is not searched in an unfinished character at the end."""
         rest = self._detokenizer.flush()
         self._decoded += len(rest)
         return (self._matcher.flush() if self._matcher is not None else "") + rest

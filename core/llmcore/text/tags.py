@@ -1,13 +1,13 @@
-"""A tag in a text that comes in pieces: what is surely before it, and what has to wait."""
+"""Find a tag in a text that arrives in pieces: the text that is certainly before it, and the text that must wait."""
 
 from __future__ import annotations
 
 
 def before_tag(text: str, tag: str) -> tuple[str, str | None]:
-    """(what of `text` is before `tag`, what is after it), or (what cannot belong to a tag, None) where there is none.
+    """(text before `tag`, text after it), or (text that cannot belong to the tag, None) if the tag is not complete.
 
-    Of a text without the tag, the longest end that begins one is neither: keep `text[len(before):]` for the next
-    piece.
+    In the second case the longest end of `text` that begins the tag is in neither part. Keep `text[len(before):]` for
+    the next piece.
     """
     before, found, after = text.partition(tag)
     if found:
@@ -16,7 +16,7 @@ def before_tag(text: str, tag: str) -> tuple[str, str | None]:
 
 
 def held_back(text: str, tag: str) -> int:
-    """How many characters at the end of `text`, which does not hold `tag`, may be its beginning."""
+    """The number of characters at the end of `text` that may begin `tag`. `text` does not contain the whole tag."""
     at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
     while at >= 0 and not tag.startswith(text[at:]):
         at = text.find(tag[0], at + 1)

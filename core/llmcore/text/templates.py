@@ -1,7 +1,7 @@
-"""Chat templates: the Jinja text a model brings, rendered in a sandbox and within a budget.
+"""Chat templates: a model's Jinja texts, rendered in a sandbox and within a budget.
 
-The environment is the one these templates are written for: `raise_exception`, `strftime_now`, `tojson` that leaves
-non-ASCII text alone, loop controls, trimmed blocks, and a `generation` tag that only marks the assistant's turns.
+The environment has what chat templates expect: `raise_exception`, `strftime_now`, `tojson` that keeps non-ASCII text,
+loop controls, trimmed blocks, and a `generation` tag that only marks the assistant's turns.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ RESERVED = frozenset(
         *GLOBALS,
     )
 )
-"""Variables a client may not set: they are set from its request, mean something to other servers only, or are words
-and functions of Jinja's."""
+"""Variables that a client must not set: the server sets them from the request, only other servers know them, or they
+are keywords and functions of Jinja."""
 
 MAX_CHARACTERS = 1 << 25
-"""Most characters of a prompt; a body has no more, and few models read as many."""
+"""Most characters of a prompt. A request's body cannot have more, and few models can read that many."""
 
 MAX_MESSAGE = 1000
-"""Most characters of what a template says when it refuses."""
+"""Most characters of a template's own error message."""
 
 _PIECE_BYTES = 64
 _LARGE = 1 << 20
-"""Bytes of a prompt between two looks at how large it is."""
+"""Bytes of a prompt between two checks of its size."""
 
 _TESTS_FOR_NULL = re.compile(r"""content(?:['"]\])?\s+is\s+(?:not\s+)?none""")
-"""In a template's text: it knows messages without content."""
+"""Matches a template's text if it handles messages without content."""
 
 
 class ChatTemplate:
     """A model's named templates, compiled once.
 
-    `sources`: Jinja text by name; "default" is used unless there is a "tool_use" one and tools are given.
-    `tokens`: the special tokens' text by name (`bos_token`, ...), which templates may use as variables. `origin`:
-    the option they come from, where they are not the model's. `variables`: all that the templates read.
+    `sources`: Jinja text by name. "default" is used, or "tool_use" if it exists and the request has tools.
+    `tokens`: the text of special tokens by name (`bos_token`, ...), which templates may use as variables.
+    `origin`: the option that gave the templates, if they are not the model's.
+    `variables`: the variables that the templates read.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ChatTemplate:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
             read = [meta.find_undeclared_variables(self._environment.parse(source)) for source in sources.values()]
         except Exception as error:
-            # Jinja's errors, and Python's about numbers, nesting and characters that it compiles no code from.
+            # Jinja's errors, and Python's errors for numbers, nesting and characters that it cannot compile.
             raise ConfigError(
                 f"{what} cannot be compiled: {message_of(error)[:MAX_MESSAGE]}; "
                 f"correct {'it' if origin else 'chat_template.jinja'}"
@@ -79,15 +80,15 @@ class ChatTemplate:
         return bool(self._templates)
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt for `messages`. `tools` and every other variable go to the template.
+        """The prompt for `messages`. The template gets `tools` and all other variables.
 
-        Raises RequestError with the template's own message when it refuses the messages, and one that names the
-        template when it fails or needs more time or memory than it may have (`render_budget`).
+        Raises RequestError: with the template's own message if it refuses the messages, or with the template's name if
+        it fails or exceeds its limits of time and memory (`render_budget`).
         """
         name = self._choose(bool(variables.get("tools")))
         given = {"add_generation_prompt": True, **self._tokens, **variables, **self._constants}
         if not given.get("tools"):
-            # Some templates iterate over `tools` whenever it is defined.
+            # Some templates iterate over `tools` if it is defined, even if it is None.
             given.pop("tools", None)
         budget = Budget()
         failure: Exception | None = None
@@ -133,14 +134,14 @@ class ChatTemplate:
             if size > limit:
                 if size - _PIECE_BYTES * len(pieces) > MAX_CHARACTERS:
                     raise _too_long(self._what)
-                # One wide character makes all of the joined prompt wide.
+                # One wide character makes every character of the joined prompt wide.
                 width, seen = max(width, *map(width_of, pieces[seen:])), len(pieces)
                 budget.keep(width * size - kept)
                 budget.spend(size - limit + _LARGE)
                 limit, kept = size + _LARGE, width * size
         prompt = "".join(pieces)
         if not prompt.isascii():
-            prompt.encode()  # a template can write half of a character, which a tokenizer does not take
+            prompt.encode()  # A template can write half a character (a surrogate), which tokenizers refuse.
         return prompt
 
     def _choose(self, with_tools: bool) -> str:
@@ -167,10 +168,11 @@ Messages = list[Mapping[str, Any]]
 
 
 def _shapes(messages: Sequence[Mapping[str, Any]], wants_null: bool) -> Iterator[Messages]:
-    """`messages` as templates may want them, the likeliest shape first.
+    """`messages` in the shapes that templates may expect, the likeliest first.
 
-    OpenAI sends a call's arguments as JSON text, and most templates want the object. An assistant's absent content is
-    an empty text for most; some ask whether it is none, and would begin an answer otherwise.
+    OpenAI sends a call's arguments as JSON text, but most templates expect an object. For an assistant message without
+    content, most templates expect an empty text. Some test it for none, and with an empty text they would begin an
+    answer.
     """
     prepared = [prepare(message) for message in messages]
     filled = [_with_content(message) for message in prepared]
@@ -182,7 +184,7 @@ def _shapes(messages: Sequence[Mapping[str, Any]], wants_null: bool) -> Iterator
 
 
 def prepare(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`message` with tool calls' arguments as objects."""
+    """`message` with the arguments of tool calls as objects."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -202,6 +204,6 @@ def _with_object_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         arguments = orjson.loads(function["arguments"] or "{}")
     except orjson.JSONDecodeError:
-        # A model's broken call in the history: the template shows it as it was.
+        # The history may contain a model's broken call. The template shows it unchanged.
         return call
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,4 +1,4 @@
-"""Tokenizers on the `tokenizers` package: what an HTTP worker loads, without transformers or torch."""
+"""Tokenizers with the `tokenizers` package, which HTTP workers load without transformers or torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmcore.text.templates import ChatTemplate
 
 
 class Pieces(dict[int, bytes]):
-    """Bytes by token id, computed on first use; an id that is not in the vocabulary stands for none."""
+    """Bytes by token id, computed on first use. An id that is not in the vocabulary has no bytes."""
 
     def __init__(self, backend: Backend, rule: PieceRule, skip: frozenset[int]):
         super().__init__((token_id, b"") for token_id in skip)
@@ -31,7 +31,7 @@ class Pieces(dict[int, bytes]):
 
 
 class FastTokenizer:
-    """A tokenizer.json with its companions; `protocols.Tokenizer`. `vocab_size` counts added tokens."""
+    """A `protocols.Tokenizer` for a tokenizer.json and its companions. `vocab_size` includes added tokens."""
 
     def __init__(self, data: bytes, companions: Companions):
         try:
@@ -39,7 +39,7 @@ class FastTokenizer:
         except BaseException as error:
             reraise_if_stopping(error)
             raise ConfigError(f"tokenizer.json cannot be loaded ({error}); download the model again") from error
-        # What a file says about cutting and padding is for training; a server never cuts silently.
+        # The file's truncation and padding are for training. A server must never truncate silently.
         self._backend.no_truncation()
         self._backend.no_padding()
         description: dict[str, Any] = orjson.loads(data)
@@ -53,9 +53,9 @@ class FastTokenizer:
         self._pieces: dict[bool, Pieces] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; `add_special_tokens` applies the model's own frame (a BOS, say)."""
+        """The ids of `text`. `add_special_tokens` adds the model's own special tokens, such as a BOS."""
         try:
-            # `encode` keeps the interpreter's lock: for the second that some megabytes take, no stream would go on
+            # `encode` holds the GIL: some megabytes take a second, during which all streams would stop.
             found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise RequestError(f"text cannot be tokenized: {error}") from error
@@ -63,18 +63,18 @@ class FastTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`."""
+        """The text of `ids`."""
         self._check(ids)
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token(self, token_id: int) -> str:
-        """The vocabulary's own string; "" for an id in a gap of the vocabulary."""
+        """The vocabulary's string for an id; "" for an id in a gap of the vocabulary."""
         self._check((token_id,))
         return self._backend.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes of one id; of tokenizers that are not made of bytes, its text."""
+        """The bytes of one id; for a tokenizer that is not made of bytes, the bytes of its text."""
         self._check((token_id,))
         pieces = self.pieces(skip_special_tokens=False)
         if pieces is None:
@@ -83,7 +83,7 @@ class FastTokenizer:
         return pieces[token_id]
 
     def pieces(self, *, skip_special_tokens: bool) -> Pieces | None:
-        """Bytes by id, or None where text is not its tokens' bytes one after another."""
+        """Bytes by id, or None if a text is not the concatenation of its tokens' bytes."""
         if self._rule is None:
             return None
         if skip_special_tokens not in self._pieces:
@@ -93,11 +93,11 @@ class FastTokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What the chat template reads."""
+        """The variables that the chat template reads."""
         return self._template.variables
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt that the chat template renders; raises RequestError with the template's message."""
+        """The prompt that the chat template renders. Raises RequestError with the template's own message."""
         return self._template.render(messages, **variables)
 
     def _ids_of(self, token: str | None) -> tuple[int, ...]:
@@ -119,5 +119,5 @@ def load_tokenizer(directory: Path) -> FastTokenizer:
 
 
 def has_tokenizer_json(model: Path) -> bool:
-    """TokenizerSpec.sniff."""
+    """TokenizerSpec.sniff: True if the directory has a tokenizer.json."""
     return (model / "tokenizer.json").is_file()

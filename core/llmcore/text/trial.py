@@ -1,7 +1,7 @@
-"""`python -m llmcore.text.trial PARENT CPU_SECONDS`: render a model's chat templates once, in a process of its own.
+"""`python -m llmcore.text.trial PARENT CPU_SECONDS`: render a model's chat templates once, in a separate process.
 
-A template is a program that came with a download. A server relies on the limits that each render has
-(`render_budget`). This child keeps a server from starting with a template that reaches them on one word.
+A template is a program that came with a download. In a server each render has limits (`render_budget`). This child
+process prevents a server from starting with a template that exceeds them for a message of one word.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from llmcore.text.render_budget import OverBudget
 from llmcore.text.templates import ChatTemplate
 
 CPU_SECONDS = 10
-"""For compiling and rendering all of them. A render ends after a second by itself."""
+"""Most CPU seconds for compiling and rendering all templates. Each render ends after one second by itself."""
 WALL_SECONDS = 600
-"""A template cannot sleep: this is for a machine that has no time for the child."""
+"""Most seconds of real time. A template cannot sleep, so only an overloaded machine reaches this limit."""
 MEMORY_BYTES = 1 << 30
-"""Of address space, beyond what the child has before it knows the templates."""
+"""Most bytes of address space beyond those that the child has before it reads the templates."""
 MOST_TEXT = 1 << 20
-"""Characters that a prompt of one word may become."""
+"""Most characters of the rendered prompt for a message of one word."""
 
 _REFUSED = 2
 _READY = b"ready"
@@ -39,7 +39,7 @@ _FIX = "take chat_template.jinja from a source you trust, or give --chat_templat
 
 
 def try_templates(directory: Path) -> None:
-    """Raises ConfigError where a chat template beside the tokenizer in `directory` is no template to serve with."""
+    """Raise ConfigError if a chat template beside the tokenizer in `directory` cannot be served."""
     companions = read_companions(directory)
     if not companions.templates:
         return
@@ -76,7 +76,10 @@ def _ending(code: int) -> str:
 
 
 def main(parent: int, cpu_seconds: int) -> int:
-    """The child's exit code: 0, or 2 with the reason on stderr. It writes `_READY` before it knows the templates."""
+    """Run the trial; returns the child's exit code: 0, or 2 with the reason on stderr.
+
+    It writes `_READY` to stdout before it compiles the templates.
+    """
     die_with_parent(parent)
     given = orjson.loads(sys.stdin.buffer.read())
     _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + cpu_seconds)
@@ -94,7 +97,7 @@ def main(parent: int, cpu_seconds: int) -> int:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lower a limit of this process, which may have a lower one already."""
+    """Lower a limit of this process, unless its limit is lower already."""
     soft, hard = resource.getrlimit(kind)
     if soft == resource.RLIM_INFINITY or value < soft:
         resource.setrlimit(kind, (value, hard))
@@ -106,7 +109,10 @@ def _address_space() -> int:
 
 
 def _problem(companions: Companions) -> str | None:
-    """What speaks against these templates. One that refuses this message, or cannot do with it, may be a good one."""
+    """The reason why a template cannot be served, or None.
+
+    A template that refuses this message, or fails on it, may still work for others.
+    """
     for source in companions.templates.values():
         try:
             template = ChatTemplate({"default": source}, companions.tokens)

@@ -154,7 +154,10 @@ class Fit:
         return self._placement(name).parts
 
     def _parts(self, target: Target) -> tuple[Target, ...]:
-        """A target for each part of a parameter whose parts one tensor fills; the ranks cut each part separately."""
+        """A target for each part of a parameter that one tensor fills; else `target` itself.
+
+        The ranks cut each part separately.
+        """
         parts = self._parts_of(target.name) if target.part is None else ()
         return tuple(Target(target.name, part) for part in parts) or (target,)
 

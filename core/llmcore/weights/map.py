@@ -17,7 +17,7 @@ BUFFERS = (
 """Globs of tensors in checkpoints that models compute themselves: rotary frequencies, masks, positions."""
 
 Sizes = Mapping[str, tuple[tuple[int, ...], str]]
-"""(shape, dtype as safetensors names it) by tensor name."""
+"""Tensor name -> (shape, safetensors' name of the dtype)."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class Target:
 class WeightMap:
     """Declarative rules, listed here in the order in which they apply to the name of a checkpoint tensor.
 
-    - `skip`: globs of names that are not parameters. `BUFFERS` are skipped without a rule.
-    - `transpose`: globs of names whose last two dimensions are swapped, for linears saved as [inputs, outputs].
-    - `rename`: start of the name -> new start. The longest start that matches applies.
-    - `suffix`: end of the name or of its module's path, in whole components -> new end. The longest end that matches
+    `skip`: globs of names that are not parameters. `BUFFERS` are skipped without a rule.
+    `transpose`: globs of names whose last two dimensions are swapped, for linears saved as [inputs, outputs].
+    `rename`: start of the name -> new start. The longest start that matches applies.
+    `suffix`: end of the name or of its module's path, in whole components -> new end. The longest end that matches
       applies. Example: ``{"attn.c_proj": "self_attn.o_proj"}``.
-    - `stack`: list of modules -> module in each -> (parameter of the list, part). Example: ``{"experts": {"w1":
+    `stack`: list of modules -> module in each -> (parameter of the list, part). Example: ``{"experts": {"w1":
       ("gate_up_proj", "gate_proj")}}`` makes ``experts.7.w1.weight`` part "7.gate_proj" of ``experts.gate_up_proj``.
       A checkpoint may also hold that parameter itself.
-    - `fuse`: module -> the modules whose tensors it stacks. Example: ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``.
+    `fuse`: module -> the modules whose tensors it stacks. Example: ``{"qkv_proj": ("q_proj", "k_proj", "v_proj")}``.
       A checkpoint may also hold the stack itself.
-    - `split`: the reverse of `fuse`: module -> the modules that share the rows of its tensor, by their sizes.
-    - `tie`: parameter -> the parameter that it shares memory with if the checkpoint lacks it.
+    `split`: the reverse of `fuse`: module -> the modules that share the rows of its tensor, by their sizes.
+    `tie`: parameter -> the parameter that it shares memory with if the checkpoint lacks it.
 
     Raises ConfigError for a key with a dot where a rule takes the name of one module, and for a string where a rule
     takes several names.

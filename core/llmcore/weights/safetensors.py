@@ -71,7 +71,7 @@ class SafetensorsCheckpoint:
         return read_json(file) if file.is_file() else {}
 
     def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """(shape, dtype as safetensors names it) by tensor name."""
+        """Tensor name -> (shape, safetensors' name of the dtype)."""
         return self._sizes
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:

@@ -22,7 +22,7 @@ _LIMITS = (
 
 
 class Passed:
-    """An event that needs no waiting."""
+    """An event that has always passed."""
 
     def done(self) -> bool:
         """Always True."""

@@ -16,7 +16,7 @@ __all__ = ["candidates", "make", "make_with"]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     launch, rows = launcher(context, config, ADD=True, INNER=1, OWN=False)
 
     def run(
@@ -33,5 +33,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

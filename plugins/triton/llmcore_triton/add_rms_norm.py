@@ -17,7 +17,7 @@ __all__ = ["candidates", "make", "make_with"]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     width = size(context, "size")
     block, pdl = power(width), overlaps(context)
     rows = max(1, SHORT // block)
@@ -38,5 +38,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

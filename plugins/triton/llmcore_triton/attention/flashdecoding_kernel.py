@@ -1,4 +1,4 @@
-"""Attention of one query token and one query head at a time, by reductions: no matrix products."""
+"""Attention of one query token and one query head per program, by reductions instead of matrix products."""
 
 from __future__ import annotations
 

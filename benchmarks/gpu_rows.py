@@ -75,8 +75,8 @@ def decode(batch: int) -> Row:
 
 
 def rate(key: str, title: str, count: int, lengths: Lengths, warmup: tuple[int, Lengths]) -> Row:
-    """Tokens per second of `count` requests at once. The tokens of prompts count if answers have one token, else
-    both."""
+    """Tokens per second of `count` requests at once. Tokens of prompts count, and those of answers longer than one
+    token."""
 
     def load(bench: Bench) -> list[Lengths]:
         return bench.requests(count, *lengths)

@@ -245,8 +245,9 @@ class Watched:
 
 
 def theil_sen(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Returns the median slope between any two of `points`, and the slopes between which it lies in 95 of 100 cases.
-    To both sides of it these are as many slopes as Kendall's rank correlation leaves to chance (Sen, 1968)."""
+    """Returns the median slope between any two of `points`, and the two slopes between which it lies in 95 of 100
+    cases. Kendall's rank correlation says how many slopes lie between the median and each of the two by chance (Sen,
+    1968)."""
     slopes = sorted((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2))
     if not slopes:
         return 0.0, -math.inf, math.inf

@@ -22,7 +22,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [T, size] -> (normed sum, sum), which are x and residual."""
+        """x, residual [T, size] -> (normed sum, sum). The results are x and residual, changed in place."""
         n, stride = x.shape[0], x.stride(0)
         tensors = (x, residual, weight, weight if bias is None else bias, x)
         variant = launch.but(BIAS=bias is not None)

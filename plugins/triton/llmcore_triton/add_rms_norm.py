@@ -28,7 +28,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [T, size] -> (normed sum, sum), which are x and residual."""
+        """x, residual [T, size] -> (normed sum, sum). The results are x and residual, changed in place."""
         n, stride = x.shape[0], x.stride(0)
         grid = ((n + rows - 1) // rows,)
         launch(grid, x, residual, weight, x, n, stride, 0, residual.stride(0), stride, eps)

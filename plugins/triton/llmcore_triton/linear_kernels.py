@@ -133,8 +133,7 @@ def small_rows(  # type: ignore[no-untyped-def]
       slots in `partials`.
     - `x_tiles`, `w_tiles`: tensor descriptors of x in [TOKENS, BLOCK_K] and weight in [BLOCK_N, BLOCK_K], or None.
     - EARLY: the weights of the last step are loaded before `wait` and kept in "registers" or "shared" memory, which
-      keeps
-      memory busy while the previous kernel ends. "": they are not.
+      keeps memory busy while the previous kernel ends. "": they are not.
     """
     k_steps = tl.cdiv(inputs, BLOCK_K)
     first = tl.program_id(0) * steps

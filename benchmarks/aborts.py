@@ -1,11 +1,12 @@
-"""How soon the engine hears that a client has left, in every phase of a request.
+"""The time until the engine notices a client disconnect, in every phase of a request.
 
     python benchmarks/aborts.py [--requests 200] [--step_ms 20] [--streams 32]
 
-The server is the real one with the fake model, whose steps take as long as asked for; other streams run beside. One
-client after the other sends a request, waits until it is in its phase, and closes its connection. Printed are the
-milliseconds from just before that close until the engine takes the abort between two steps, and the most steps that it
-kept its place after that; with --streams 0 also any slot. Exit code 1 above 100 ms at p99 or 0 steps.
+The server is real, with the fake model. `--step_ms` sets the duration of its steps. Other streams run at the same
+time. One client after the other sends a request, waits until it is in its phase, and closes its connection. The script
+prints the milliseconds from just before the close until the engine takes the abort between two steps. It also prints
+the most steps for which the request kept its place after that, and with --streams 0 any slot. Exit code 1 if p99 is
+above 100 ms or the steps are above 0.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from processes import Window
 
 ENGINE = "llmcore_devtools.timed_engine"
 LONG = 12_000
-"""Tokens of a prompt that takes many steps of CHUNK."""
+"""Tokens of a prompt that takes many steps of CHUNK tokens."""
 
 CHUNK = 256
 PATIENCE = 5.0
@@ -40,9 +41,9 @@ TARGET_MS = 100.0
 
 @dataclass(frozen=True)
 class Phase:
-    """A kind of request and when its client leaves. `full`: all places are taken, so that it waits.
+    """A kind of request, and when its client leaves. `full`: all places are taken, so the request waits.
 
-    `answered`: once something of the answer has come; else some random time after it was sent.
+    `answered`: the client leaves after some of the answer has come; else at a random time after it sent the request.
     """
 
     name: str
@@ -63,7 +64,7 @@ PHASES = (
 
 
 class Notes:
-    """What the engine has written so far, entry by entry."""
+    """The entries that the engine has written so far."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
@@ -71,7 +72,7 @@ class Notes:
         self._partial = ""
 
     def next(self) -> tuple[float, int] | None:
-        """When the next abort was taken, and the steps it took; None if none comes."""
+        """Returns when the next abort was taken, and the steps it took. None if none comes."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self._partial += self._file.readline()
@@ -84,14 +85,14 @@ class Notes:
 
 
 def body(rng: random.Random, length: int) -> dict[str, Any]:
-    """A request that would run for longer than anybody waits; no two prompts share a prefix."""
+    """Returns a request that runs longer than any test waits. No two prompts share a prefix."""
     ids = [rng.randrange(94) for _ in range(length)]
     return {"inputs": ids, "parameters": {"max_new_tokens": 3000, "ignore_eos": True, "do_sample": False}}
 
 
 @contextmanager
 def others(port: int, streams: int, rng: random.Random) -> Iterator[None]:
-    """That many streams run meanwhile; somebody reads them."""
+    """Runs `streams` other streams meanwhile, and reads them."""
     open_, over = [], threading.Event()
 
     def read() -> None:
@@ -122,7 +123,7 @@ def others(port: int, streams: int, rng: random.Random) -> Iterator[None]:
 
 
 def leave(port: int, phase: Phase, rng: random.Random, step: float) -> float:
-    """Send a request, wait, close; the time.monotonic() just before the close."""
+    """Send a request, wait, close. Returns the time.monotonic() just before the close."""
     with connect(port) as sock:
         sock.sendall(request("POST", phase.path, body(rng, phase.prompt)))
         if phase.answered:
@@ -132,7 +133,7 @@ def leave(port: int, phase: Phase, rng: random.Random, step: float) -> float:
 
 
 def measure(phase: Phase, requests: int, streams: int, step: float, scratch: Path) -> bool:
-    """One row; whether it is as it should be."""
+    """Prints one row. Returns True if it is within the limits."""
     rng = random.Random(7)
     log = scratch / f"aborts of {phase.name}"
     model = write_fake_model(scratch / phase.name, max_position=16384, step_delay=step)
@@ -167,7 +168,7 @@ def measure(phase: Phase, requests: int, streams: int, step: float, scratch: Pat
 
 
 def _live_at_rest(port: int) -> float:
-    """Slots that are held when everybody has left, as /metrics has it a moment later."""
+    """Returns the slots in /metrics a moment after all clients have left."""
     deadline, live = time.monotonic() + PATIENCE, float("nan")
     while time.monotonic() < deadline and live != 0:
         time.sleep(0.3)

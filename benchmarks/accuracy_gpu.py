@@ -1,14 +1,16 @@
-"""Is what this device computes right? One table, each line with its limit; exit code 1 where one is missed.
+"""The accuracy of this device, in one table. Each line has a limit; exit code 1 if one is exceeded.
 
     python benchmarks/accuracy_gpu.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf [--only ids logits long ...]
 
-ids         greedy ids in f32 on small random models: the chosen kernels', the torch reference's and transformers'
-logits      relative L2 error of bf16 logits against f32 on the same weights, beside that of transformers' bf16
-long        the same on a random model with llama3's rope scaling, up to 32k tokens
-perplexity  of the repository's own documentation, beside transformers' in the same dtype
-batch       under --deterministic: answers alone, and in a batch of 64 with prefix hits and preemptions; its cost
+The lines:
 
-`--device cpu` tries the script at small sizes (without `batch` where no kernel is batch-invariant).
+    ids         greedy ids in f32 on small random models: the chosen kernels', the torch reference's and transformers'
+    logits      relative L2 error of bf16 logits against f32 on the same weights, beside that of transformers' bf16
+    long        the same on a random model with llama3's rope scaling, up to 32k tokens
+    perplexity  on the repository's own documentation, beside transformers' in the same dtype
+    batch       with --deterministic: single answers, and a batch of 64 with prefix hits and preemptions; its cost
+
+`--device cpu` tries the script at small sizes (without `batch` if no kernel is batch-invariant).
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 ERROR_LIMIT, PERPLEXITY_LIMIT = 1.1, 0.001
-"""Of transformers' error; of its perplexity."""
+"""Limits: factor of transformers' error, and relative difference from its perplexity."""
 
 LAST = 512
-"""Positions at a sequence's end whose logits are compared."""
+"""Positions at the end of a sequence whose logits are compared."""
 
 SHORT = 64
-"""Tokens that prompts shorter than this have together."""
+"""Tokens that short prompts have together."""
 
 SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
     "groups of 3": {},
@@ -62,7 +64,7 @@ SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One finding."""
+    """One result."""
 
     what: str
     found: str
@@ -72,25 +74,25 @@ class Line:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where it runs. `small`: sizes for a CPU."""
+    """The device of the run. `small`: sizes for a CPU."""
 
     device: Device
     smollm2: str
     small: bool
 
     def model(self, path: str | Path, data_type: str, tokens: int, requests: int = 1, **more: Any) -> LoadedModel:
-        """Ours."""
+        """Returns our model."""
         return LoadedModel(
             Path(path), data_type=data_type, tokens=tokens, requests=requests, device=self.device, **more
         )
 
     def theirs(self, data_type: str) -> Any:
-        """SmolLM2 in transformers."""
+        """Returns SmolLM2 in transformers."""
         return transformers_model(self.smollm2, data_type).to(self.device.torch_device)
 
 
 def ids(bench: Bench) -> Iterator[Line]:
-    """Greedy ids three ways."""
+    """Yields greedy ids, computed in three ways."""
     registry = registry_for_tests()
     references = {spec.name: "torch" for spec, _ in registry.specs(OpSpec)}
     new, lengths = (8, (1, 13, 60)) if bench.small else (32, (1, 13, 60, 300))
@@ -114,13 +116,13 @@ def ids(bench: Bench) -> Iterator[Line]:
 
 
 def logits(bench: Bench) -> Iterator[Line]:
-    """SmolLM2's."""
+    """Yields the errors of SmolLM2's logits."""
     lengths = (1, 17, 130) if bench.small else (1, 17, 512, 4097)
     tokens = text_ids(bench.smollm2)[: max(lengths)]
     exact, rough = bench.theirs("f32"), bench.theirs("bf16")
     ours = bench.model(bench.smollm2, "bf16", max(lengths) + 64)
     for length in lengths:
-        # One short prompt says little: a single rounding that falls well or badly decides.
+        # One short prompt says little: a single good or bad rounding decides.
         parts = [tokens[start : start + length] for start in range(0, max(SHORT - length, 0) + 1, length)]
         got = [ours.all_logits(part, last=LAST) for part in parts]
         what = f"bf16 logits, {length} tokens" + (f", {len(parts)} prompts" if len(parts) > 1 else "")
@@ -132,7 +134,7 @@ def logits(bench: Bench) -> Iterator[Line]:
 
 
 def long(bench: Bench) -> Iterator[Line]:
-    """A random model whose positions reach far."""
+    """Yields errors of a random model at large positions."""
     lengths, chunk = ((300,), 64) if bench.small else ((4096, 32768), 8192)
     scaling = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
     config = LlamaConfig(
@@ -159,11 +161,12 @@ def long(bench: Bench) -> Iterator[Line]:
 
 
 def perplexity(bench: Bench) -> Iterator[Line]:
-    """Over whole windows of text; ± is the standard error of the ratio, from its spread between windows."""
+    """Yields perplexities over whole windows of text. ± is the standard error of the ratio, from the windows'
+    spread."""
     window, most = (128, 2) if bench.small else (2048, 40)
     tokens = text_ids(bench.smollm2)
     windows = [tokens[start : start + window] for start in range(0, len(tokens) - window, window)][:most]
-    # a few hundred tokens are too few to average bf16's rounding
+    # bf16's rounding does not average out over a few hundred tokens
     for data_type in ("f32",) if bench.small else ("f32", "bf16"):
         theirs, ours = bench.theirs(data_type), bench.model(bench.smollm2, data_type, window + 64)
         expected = surprises(windows, lambda part, model=theirs: their_logits(model, part, window))
@@ -181,7 +184,7 @@ def perplexity(bench: Bench) -> Iterator[Line]:
 
 
 def batch(bench: Bench) -> Iterator[Line]:
-    """Bits that do not depend on who else is served."""
+    """Yields comparisons of bits that must not depend on the other requests of a batch."""
     count, new = (6, 64) if bench.small else (64, 96)
     tokens = text_ids(bench.smollm2)
     draw = random.Random(1)
@@ -193,12 +196,12 @@ def batch(bench: Bench) -> Iterator[Line]:
     longest = max(map(len, prompts)) + new
     given: dict[str, Any] = {"data_type": "bf16", "device": bench.device.info.type, "max_req_total_len": 512}
     given["max_total_token_num"] = 32768
-    # Too few slots for all, and answers foreseen short (not where eos is ignored): some are taken out again.
+    # Too few slots for all, and estimated lengths are too short (except with ignore_eos): some requests are preempted.
     slots = max(512, count * longest // 3)
     tight = {**given, "max_total_token_num": slots, "router_token_ratio": 1.0, "router_max_new_token_len": 8}
     try:
         with LLM(bench.smollm2, deterministic=True, **tight) as llm:
-            for _ in range(2):  # the second time over what the first has left in the prefix cache
+            for _ in range(2):  # the second round finds the first one's prefixes in the prefix cache
                 together, _ = answers(llm, prompts, new)
             load = llm.load()
     except LlmcoreError as error:
@@ -226,7 +229,7 @@ def batch(bench: Bench) -> Iterator[Line]:
 
 
 def text_ids(model: str) -> list[int]:
-    """The repository's documentation, as the model's tokens."""
+    """Returns the repository's documentation as the model's tokens."""
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
     specs = [spec for spec, _ in registry_for_tests().specs(TokenizerSpec)]
     settings = make_config(model_dir=model).model
@@ -237,14 +240,14 @@ def text_ids(model: str) -> list[int]:
 
 @torch.inference_mode()
 def their_logits(model: Any, tokens: Sequence[int], last: int) -> torch.Tensor:
-    """f32, of the last tokens."""
+    """Returns f32 logits of the last tokens."""
     given = torch.tensor([list(tokens)], device=model.device)
     found: torch.Tensor = model(input_ids=given, use_cache=False, logits_to_keep=last).logits[0].float()
     return found
 
 
 def decoded_logits(ours: LoadedModel, tokens: Sequence[int], count: int) -> torch.Tensor:
-    """Of the last `count` tokens, each in a step of its own."""
+    """Returns logits of the last `count` tokens, each decoded in a step of its own."""
     start = len(tokens) - count
     ours.step([Row(0, tuple(tokens[:start]), 0, start)])
     rows = [Row(0, (tokens[at],), at, start, decode=True) for at in range(start, len(tokens))]
@@ -252,7 +255,7 @@ def decoded_logits(ours: LoadedModel, tokens: Sequence[int], count: int) -> torc
 
 
 def compared(what: str, prompts: Sequence[Sequence[int]], exact: Any, rough: Any, got: Sequence[torch.Tensor]) -> Line:
-    """Our error beside theirs over all prompts, at each one's last positions, as many as `got` has."""
+    """Compares our error with theirs over all prompts, at the last positions of each, as many as `got` has."""
     expected, theirs_got = (
         torch.cat([their_logits(model, prompt, len(mine)) for prompt, mine in zip(prompts, got, strict=True)])
         for model in (exact, rough)
@@ -263,12 +266,12 @@ def compared(what: str, prompts: Sequence[Sequence[int]], exact: Any, rough: Any
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """L2 error."""
+    """Returns the relative L2 error."""
     return float((got - expected).norm() / expected.norm())
 
 
 def surprises(windows: Sequence[Sequence[int]], model: Callable[[Sequence[int]], torch.Tensor]) -> list[float]:
-    """Per window, the mean negative log-likelihood of its tokens after the first."""
+    """Returns the mean negative log-likelihood of each window's tokens after the first."""
     found = []
     for part in windows:
         scores = model(part)[:-1].log_softmax(-1)
@@ -278,7 +281,7 @@ def surprises(windows: Sequence[Sequence[int]], model: Callable[[Sequence[int]],
 
 
 def answers(llm: LLM, prompts: Sequence[Sequence[int]], new: int) -> tuple[list[list[int]], float]:
-    """Greedy ids of each, and tokens per second."""
+    """Returns the greedy ids of each prompt, and tokens per second."""
     began = time.perf_counter()
     done = llm.generate([list(prompt) for prompt in prompts], max_new_tokens=new, temperature=0.0)
     seconds = time.perf_counter() - began

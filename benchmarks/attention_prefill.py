@@ -1,9 +1,9 @@
-"""Prefill attention on one GPU: every launch configuration at a few shapes, in TFLOP/s, and its largest error.
+"""Prefill attention on one GPU: TFLOP/s of every launch configuration at a few shapes, and its largest error.
 
     python benchmarks/attention_prefill.py
 
-Only products that the causal mask leaves are counted. The error is against torch's scaled_dot_product_attention in
-f32 over the last queries of every row. Inputs are slices of one projection, slots are scattered, as in the engine.
+Only the products that the causal mask leaves count. The error is against torch's scaled_dot_product_attention in f32
+over the last queries of every row. As in the engine, inputs are slices of one projection, and slots are scattered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHECKED = 128
 
 
 class Call:
-    """One step's tensors, and the exact operations and results it should have."""
+    """One step's tensors, its number of operations, and its exact results."""
 
     def __init__(self, spec: AttnSpec, dtype: torch.dtype, n_query: tuple[int, ...], cached: int) -> None:
         self.spec, n = spec, np.array(n_query, np.int32)
@@ -65,12 +65,12 @@ class Call:
 
 
 def measure(call: Call, kernel: prefill.Prefill) -> str:
-    """TFLOP/s of the fastest run, and the error."""
+    """Returns TFLOP/s of the fastest run, and the error."""
     meta, out = dict(call.meta), torch.full_like(call.q, torch.nan, memory_format=torch.contiguous_format)
     kernel.plan(call.rows, Uploads(meta))
     kernel.run(call.q, call.k, call.v, call.kv, meta, out)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(11)]
-    torch.cuda._sleep(20_000_000)  # so that the host is ahead, and no gaps are measured
+    torch.cuda._sleep(20_000_000)  # puts the host ahead, so that no gaps are measured
     for mark in marks:
         kernel.run(call.q, call.k, call.v, call.kv, meta, out)
         mark.record()

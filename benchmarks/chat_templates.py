@@ -1,7 +1,7 @@
-"""What the limits on chat templates cost: `python benchmarks/chat_templates.py [TEMPLATE.jinja ...]`.
+"""The cost of the limits on chat templates: `python benchmarks/chat_templates.py [TEMPLATE.jinja ...]`.
 
-Renders conversations with Jinja's own sandbox, as transformers does, and with llmcore, in turns, and prints the best
-time of each. Without arguments it takes the templates of tests/plugins/chat_templates.
+Renders conversations with Jinja's own sandbox, as transformers does, and with llmcore, in turns. Prints the best time
+of each. Without arguments it takes the templates of tests/plugins/chat_templates.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TOOL = {
     },
 }
 TURNS = (1, 20, 400)
-"""Questions with their answers before the last question."""
+"""Questions with answers before the last question."""
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
-    """Messages of some hundred characters."""
+    """Returns messages of about a hundred characters."""
     said = [{"role": "system", "content": "You are a helpful assistant. " * 5}]
     for i in range(turns):
         said.append({"role": "user", "content": f"Question {i}: what is the weather like in Köln? " * 5})
@@ -47,7 +47,7 @@ def conversation(turns: int) -> list[dict[str, Any]]:
 
 
 def plain(source: str) -> Callable[..., str]:
-    """The template in Jinja's sandbox alone."""
+    """Returns the template in Jinja's sandbox alone."""
     import json
 
     environment = ImmutableSandboxedEnvironment(
@@ -63,7 +63,7 @@ def plain(source: str) -> Callable[..., str]:
 
 
 def seconds(render: Callable[[], Any], times: int) -> float:
-    """CPU time of one call."""
+    """Returns the CPU time of one call."""
     began = time.thread_time()
     for _ in range(times):
         render()
@@ -71,7 +71,7 @@ def seconds(render: Callable[[], Any], times: int) -> float:
 
 
 def main(paths: list[Path]) -> None:
-    """Print a row for each template, with tools and without, and length."""
+    """Print a row for each template, with tools and without, and for each length."""
     print(f"{'template':46}{'turns':>6}{'tools':>6}{'Jinja, us':>12}{'llmcore, us':>13}{'ratio':>7}")
     for path in paths:
         source = path.read_text(encoding="utf-8")

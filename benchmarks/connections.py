@@ -1,10 +1,10 @@
-"""What connections that do nothing cost those that do: CPU of a small request beside 0, 500 and 2,000 of them.
+"""The cost of idle connections: CPU time of a small request beside 0, 500 and 2,000 of them.
 
     python benchmarks/connections.py [--requests 2000]
 
-One HTTP server in a process of its own, without an application worth mentioning; one client asks for a few bytes
-again and again. `served` goes through a thread, `refused` is turned away by its head. CPU is that of the server's
-process, all threads; `idle` is what it uses in a second in which nobody asks.
+One HTTP server with a trivial application runs in its own process. One client asks for a few bytes again and again.
+`served` requests go through a thread, `refused` ones are rejected by their head. CPU is that of all threads of the
+server's process. `idle` is its CPU in a second without requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CROWDS = (0, 500, 2000)
 
 
 class Plain:
-    """A few bytes."""
+    """Answers a few bytes."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """GET."""
@@ -36,7 +36,7 @@ class Plain:
 
 
 def serve(listener: socket.socket) -> None:
-    """The server's process."""
+    """Run the server in its process."""
     app = falcon.App()
     app.add_route("/plain", Plain())
     full = Entry(RequestError("full", code="queue_full", status=429))
@@ -46,13 +46,13 @@ def serve(listener: socket.socket) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads that it has now, to the nanosecond."""
+    """Returns the CPU time of all current threads, in steps of a nanosecond."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def measure(pid: int, sock: socket.socket, path: str, requests: int) -> tuple[float, float]:
-    """Microseconds of the server's CPU per request, and p50 of the time to its answer."""
+    """Returns the microseconds of the server's CPU per request, and p50 of the time to its answer."""
     data, times = sockets.request("GET", path), []
     before = cpu_seconds(pid)
     for _ in range(requests):
@@ -64,7 +64,7 @@ def measure(pid: int, sock: socket.socket, path: str, requests: int) -> tuple[fl
 
 
 def main() -> None:
-    """One line for each crowd."""
+    """Print one line for each number of connections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--serve", type=int, metavar="DESCRIPTOR", help=argparse.SUPPRESS)

@@ -1,6 +1,6 @@
-"""A plugin file that counts, per step, how many different experts each mixture layer sends tokens to.
+"""A plugin file that counts the different experts that each mixture layer uses in a step.
 
-It computes every route once more and waits for the device, so it is for a run of its own, with --disable_cudagraph.
+It computes every route a second time and waits for the device. So use it in a separate run, with --disable_cudagraph.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from llmcore.ops.moe import shape_of
 from llmcore.ops.moe_route import Route
 
 SEEN: dict[int, list[int]] = defaultdict(list)
-"""Tokens of a step -> how many experts a layer used, for every layer of every such step."""
+"""Tokens of a step -> the number of experts that a layer used, for every layer of every such step."""
 
 
 @hookimpl
 def build_layer(layer: torch.nn.Module, info: LayerInfo) -> None:
-    """Watch the mixtures in a block; the block stays as it is."""
+    """Watch the mixtures in a block. The block stays as it is."""
     for module in layer.modules():
         if isinstance(module, MoE):
             context = OpContext(op="moe.route", device=DeviceInfo("cpu"), dtype="f32", shape=shape_of(module.route))

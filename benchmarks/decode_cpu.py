@@ -2,8 +2,8 @@
 
     python benchmarks/decode_cpu.py [--data_type f32|bf16] [--model_dir FILE.gguf] [--tokens 64] [--rounds 5]
 
-Both run the same weights and the same prompt with the same number of threads, in turns. Prints each one's best and
-median tokens per second without the prompt's own step, their ratio, and whether the greedy tokens are equal.
+Both run in turns. They have the same weights, prompt and number of threads. The script prints the best and median
+tokens per second of each without the prompt's own step, their ratio, and whether the greedy tokens are equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Generate = Callable[[int], list[int]]
 
 
 def speed(generate: Generate, tokens: int) -> tuple[float, list[int]]:
-    """Tokens per second of decoding, and the tokens: a run of one token is taken off, so prompts do not count."""
+    """Returns tokens per second of decoding, and the tokens. It subtracts a run of one token, so the prompt does not
+    count."""
     start = time.perf_counter()
     generate(1)
     middle = time.perf_counter()

@@ -1,10 +1,11 @@
 """Small random models of every family on the device, beside transformers; see families_gpu.py --check.
 
-A mixture's route is decided by numbers that lie close to each other: where rounding flips an expert, two errors are
-compared that say nothing. Here routers read CODE elements of the hidden states that only embeddings write, so a
-token's experts are its own wherever it stands, and prompts have no token whose route changes when those elements are
-off by NOISE, some times more than bf16's rounding, nor in transformers' own bf16, nor by our hidden states where the
-op's reference routes them. All else is as it would be: a kernel that routes wrongly shows.
+The scores that decide a mixture's route lie close to each other. If rounding changes an expert, comparing the errors
+says nothing. So here routers read CODE elements of the hidden states that only embeddings write: the experts of a
+token then depend on the token alone. Prompts have only tokens whose route is stable. It must not change when those
+elements are off by NOISE, some times more than bf16's rounding, nor in transformers' own bf16. It must also be the one
+that the op's reference finds for our hidden states. Everything else is unchanged: a kernel that routes wrongly is
+found.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from llmcore_devtools.layer_states import our_states, their_states
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
 
 ERROR_LIMIT = 1.1
-"""Of transformers' error."""
+"""Limit, as a factor of transformers' error."""
 
 CODE, NOISE, TRIES = 32, 0.02, 4
 REQUESTS, LENGTH = 16, 1024
@@ -42,18 +43,18 @@ Fields = Mapping[str, Any]
 
 
 def heads(heads: int, kv_heads: int, size: int, inner: int, hidden: int | None = None) -> dict[str, Any]:
-    """Sizes of a decoder."""
+    """Returns the sizes of a decoder."""
     counts = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": size}
     return {**counts, "hidden_size": hidden or heads * size, "intermediate_size": inner}
 
 
 def experts(count: int, top_k: int, inner: int, **more: Any) -> dict[str, Any]:
-    """A mixture as Qwen's configs say it."""
+    """Returns a mixture in the terms of Qwen's configs."""
     return {"num_experts": count, "num_experts_per_tok": top_k, "moe_intermediate_size": inner, **more}
 
 
 def rope(kind: str, **numbers: Any) -> dict[str, Any]:
-    """Of the whole model."""
+    """Returns the rope of the whole model."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e5, **numbers}}
 
 
@@ -124,34 +125,35 @@ FAMILIES: Mapping[str, tuple[str, tuple[Fields, ...]]] = {
         (LATENT | LIMITED | SCALES | {"q_lora_rank": 96}, LATENT | GREEDY | {"norm_topk_prob": False}),
     ),
 }
-"""Family -> the start of its architecture's name, and configs over BASE with heads of 64 to 256."""
+"""Family -> the beginning of its architecture's name, and configs over BASE with heads of 64 to 256."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One config's figures. `ratios`: our error over transformers' per way of running; `equal` of `answers` greedy
-    answers are transformers'. `routes`: tokens of a mixture, and how many have other experts in bf16, theirs or ours.
-    `where`: the first layer that differs, where a limit is missed.
-    """
+    """The figures of one config."""
 
     family: str
     case: int
     theirs: float
     ratios: Mapping[str, float]
+    """Our error over transformers', for each way of running."""
     equal: int
+    """The number of greedy `answers` that equal transformers'."""
     answers: int
     routes: tuple[int, int] | None
+    """Tokens of a mixture, and the number of them whose experts differ in bf16, theirs or ours."""
     torch_ops: tuple[str, ...]
     seconds: float
     where: str = ""
+    """If a limit is exceeded: the first layer that differs."""
 
     @property
     def good(self) -> bool:
-        """Within the limits."""
+        """True if the config is within the limits."""
         return self.equal == self.answers and max(self.ratios.values()) <= ERROR_LIMIT
 
     def text(self) -> str:
-        """A line of the table."""
+        """Returns a line of the table."""
         ratios = " ".join(f"{name} {ratio:.3f}" for name, ratio in self.ratios.items())
         moved = "" if self.routes is None else f", routes moved {self.routes[1]} of {self.routes[0]}"
         slow = f", as torch reference: {', '.join(self.torch_ops)}" if self.torch_ops else ""
@@ -163,12 +165,12 @@ class Found:
 
 
 def cases(names: Sequence[str]) -> list[tuple[str, int]]:
-    """(family, number of its config)."""
+    """Returns (family, number of its config) of all configs."""
     return [(name, index) for name in names for index in range(len(FAMILIES[name][1]))]
 
 
 def check(family: str, index: int, device_name: str, shrink: int) -> Found:
-    """One config: errors of bf16 logits in four ways of running, and greedy ids in f32."""
+    """Returns one config's errors of bf16 logits in four ways of running, and its greedy ids in f32."""
     began = time.perf_counter()
     transformers.utils.logging.disable_progress_bar()
     registry = registry_for_tests()
@@ -233,7 +235,8 @@ def check(family: str, index: int, device_name: str, shrink: int) -> Found:
 
 
 def first_layers(exact: Any, rough: Any, ours: LoadedModel, ours32: LoadedModel, part: Sequence[int]) -> str:
-    """The first layer whose bf16 error is beyond the limit, and the first where our f32 differs from transformers'."""
+    """Returns the first layer whose bf16 error exceeds the limit, and the first whose f32 differs from
+    transformers'."""
     (expected, _), (found, _), mine = their_states(exact, part), their_states(rough, part), our_states(ours, part)
     alike = [name for name in mine if name in found and mine[name].shape == found[name].shape]
     over = (
@@ -248,7 +251,7 @@ Run = Callable[[LoadedModel, Sequence[Sequence[int]]], list[torch.Tensor]]
 
 
 def ways(shrink: int) -> Iterator[tuple[str, Sequence[int], Run]]:
-    """Name, lengths of prompts, and what gives our logits of them: of all tokens, or of those that are decoded."""
+    """Yields a name, prompt lengths, and a function that returns our logits: of all tokens, or of the decoded ones."""
     chunk, steps, alone = max(2, 96 // shrink), max(1, 12 // shrink), max(1, 48 // shrink)
     yield "whole", (33, 190, 500), lambda ours, parts: [ours.all_logits(part) for part in parts]
     yield "chunked", (700,), lambda ours, parts: [ours.all_logits(part, chunk=chunk) for part in parts]
@@ -257,7 +260,7 @@ def ways(shrink: int) -> Iterator[tuple[str, Sequence[int], Run]]:
 
 
 def decoded_together(ours: LoadedModel, parts: Sequence[Sequence[int]], count: int) -> list[torch.Tensor]:
-    """Logits of each prompt's last `count` tokens, decoded in steps of all."""
+    """Returns the logits of each prompt's last `count` tokens. All prompts are decoded in the same steps."""
     start = len(parts[0]) - count
     ours.step([Row(i, tuple(part[:start]), 0, start) for i, part in enumerate(parts)])
     found = []
@@ -267,7 +270,8 @@ def decoded_together(ours: LoadedModel, parts: Sequence[Sequence[int]], count: i
 
 
 def greedy(exact: Any, ours: LoadedModel, parts: Sequence[Sequence[int]], new: int) -> tuple[int, int]:
-    """How many answers are transformers', of how many: whole prompts, in chunks, and in mixed steps."""
+    """Returns the number of answers that equal transformers', and of all: whole prompts, in chunks, and in mixed
+    steps."""
     wanted = [oracle(exact, part, new).tokens for part in parts]
     got = [ours.generate(part, new, chunk=chunk).tokens for chunk in (None, 48) for part in parts]
     got += [answer.tokens for answer in ours.generate_mixed(parts, new, chunk=48)]
@@ -278,7 +282,7 @@ def greedy(exact: Any, ours: LoadedModel, parts: Sequence[Sequence[int]], new: i
 
 
 def route_by_token(model: Any) -> None:
-    """Make the first CODE hidden elements the embeddings' alone, and all that routers see."""
+    """Reserve the first CODE hidden elements for the embeddings, and let routers see only these."""
     for name, parameter in model.named_parameters():
         part = name.removesuffix(".weight").removesuffix(".bias")
         if part.endswith((".o_proj", ".down_proj")):
@@ -291,7 +295,7 @@ def route_by_token(model: Any) -> None:
 
 @contextmanager
 def routes(model: Any, noise: float = 0.0) -> Iterator[list[torch.Tensor]]:
-    """Meanwhile: the experts of every token, sorted, per call of a mixture layer."""
+    """Records, inside the block, the experts of every token, sorted, per call of a mixture layer."""
     seen: list[torch.Tensor] = []
 
     def note(module: Any, args: tuple[torch.Tensor, ...]) -> None:
@@ -312,7 +316,7 @@ def routes(model: Any, noise: float = 0.0) -> Iterator[list[torch.Tensor]]:
 
 
 def moved_tokens(exact: Any, rough: Any, ours: LoadedModel, parts: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-    """Tokens of these prompts, and the ids of those that transformers' bf16 or our hidden states send elsewhere."""
+    """Returns the number of tokens, and the ids that transformers' bf16 or our hidden states route differently."""
     loose: list[int] = []
     for part in parts:
         found = []
@@ -330,7 +334,7 @@ def moved_tokens(exact: Any, rough: Any, ours: LoadedModel, parts: Sequence[Sequ
 
 @contextmanager
 def our_routes(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """As `routes`: what op moe.route means for what our layers get, whichever kernel routes."""
+    """The same as `routes`, by the reference of op moe.route on our layers' inputs, for any kernel."""
     seen: list[torch.Tensor] = []
 
     def note(layer: MoE, args: tuple[torch.Tensor, Any]) -> None:
@@ -351,7 +355,7 @@ def our_routes(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def steady_tokens(exact: Any, rough: Any, draw: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Ids whose experts are the same in every layer when what routers see is a little off, and in bf16."""
+    """Returns ids whose experts are the same in every layer in bf16, and when the routers' inputs are a little off."""
     vocab = exact.config.vocab_size
     firm = np.ones(vocab, bool)
     for seed in range(TRIES):

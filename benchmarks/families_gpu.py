@@ -1,13 +1,14 @@
-"""Every family on one GPU, in one table; exit code 1 where a limit is missed.
+"""Every family on one GPU, in one table. Exit code 1 if a limit is exceeded.
 
     python benchmarks/families_gpu.py --check --speed [--only gemma2 olmo2 ...] [--json FILE]
 
---check  small random models of every family (families_check.py): bf16 logits' relative L2 error against transformers
-         in f32 on the same weights, beside that of transformers' own bf16 (at most 1.1 of it), for whole prompts, in
-         chunks and decoding; greedy ids in f32 are transformers'
---speed  real configs of dense families, cut to --layers layers with the whole embedding and head, random weights: the
-         share of a decode step that its ops' bytes and flops take at this run's ceilings, beside Llama's, cut alike
-         (at least 0.85 of it)
+`--check` runs small random models of every family (families_check.py). It compares the relative L2 error of bf16
+logits, against transformers in f32 on the same weights, with that of transformers' own bf16 (at most 1.1 of it). It
+does so for whole prompts, in chunks and decoding. Greedy ids in f32 must be transformers'.
+
+`--speed` runs real configs of dense families with random weights, cut to --layers layers with the whole embedding and
+head. It prints the share of a decode step that its ops' bytes and flops take at this run's ceilings. Llama's, cut in
+the same way, is printed beside it (at least 0.85 of it).
 
 `--device cpu --shrink 16` tries the script itself: lengths, batches, vocabularies and MLPs are divided.
 """
@@ -54,22 +55,22 @@ DENSE = {
     "stablelm": "stablelm-3b-4e1t",
     "cohere": "aya-23-8b",
 }
-"""Family -> config; Llama is what the others are held to, and comes first."""
+"""Family -> config. Llama is what the others are compared with, and comes first."""
 
 BATCHES, PROMPT, STEPS, WINDOWS = (1, 64, 256), 512, 64, 4
 ANSWER = 3 * STEPS + 8
 """Tokens of an answer at most: some while prompts are computed, STEPS that do not count, and STEPS that do."""
 
 SHARE_LIMIT = 0.85
-"""Of Llama's share of the roofline."""
+"""Limit, as a factor of Llama's share of the roofline."""
 
 ASSUMED = (1e10, 1e11)
-"""Bytes and flops per second where there is no GPU; such shares mean nothing."""
+"""Bytes and flops per second without a GPU. The shares then mean nothing."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A family's decode step at one batch. `share`: of the roofline; `of_llama`: over Llama's."""
+    """A family's decode step at one batch size. `share`: of the roofline. `of_llama`: that over Llama's."""
 
     family: str
     config: str
@@ -82,11 +83,11 @@ class Step:
 
     @property
     def good(self) -> bool:
-        """Within the limit."""
+        """True if the step is within the limit."""
         return self.of_llama >= SHARE_LIMIT
 
     def text(self) -> str:
-        """A line of the table."""
+        """Returns a line of the table."""
         return (
             f"{self.config:<18} batch {self.batch:>3} {self.milliseconds:>9.3f} ms {self.gigabytes:>7.2f} GB  "
             f"roofline {self.share:.3f}, of Llama's {self.of_llama:.3f} {'ok' if self.good else 'MISSED'}"
@@ -94,7 +95,7 @@ class Step:
 
 
 def checks(names: Sequence[str], options: argparse.Namespace) -> Iterator[families_check.Found]:
-    """Every family's configs, in several processes: most of the time is spent in compiling kernels."""
+    """Yields every family's results, from several processes: most of the time goes into compiling kernels."""
     jobs = min(options.jobs, len(families_check.cases(names)))
     if jobs == 1:
         yield from share(names, options, 0, 1)
@@ -128,7 +129,7 @@ def checks(names: Sequence[str], options: argparse.Namespace) -> Iterator[famili
 
 
 def share(names: Sequence[str], options: argparse.Namespace, first: int, every: int) -> Iterator[families_check.Found]:
-    """Every so many of the configs, in this process."""
+    """Yields results of every `every`-th config, in this process."""
     for name, index in families_check.cases(names)[first::every]:
         try:
             yield families_check.check(name, index, options.device, options.shrink)
@@ -138,7 +139,7 @@ def share(names: Sequence[str], options: argparse.Namespace, first: int, every: 
 
 
 def ceilings() -> tuple[float, float]:
-    """Bytes and flops per second of this run."""
+    """Returns the bytes and flops per second of this run."""
     if not torch.cuda.is_available():
         return ASSUMED
     import gpu_ceilings
@@ -150,7 +151,7 @@ def ceilings() -> tuple[float, float]:
 
 
 def speeds(names: Sequence[str], options: argparse.Namespace) -> Iterator[Step]:
-    """Every dense family's decode steps, Llama's first."""
+    """Yields every dense family's decode steps, Llama's first."""
     copy, matmul = ceilings()
     print(f"ceilings: {copy / 1e12:.2f} TB/s copied, {matmul / 1e12:.0f} TFLOP/s", flush=True)
     llama: dict[int, float] = {}
@@ -169,7 +170,7 @@ def speeds(names: Sequence[str], options: argparse.Namespace) -> Iterator[Step]:
 
 
 def steps(family: str, options: argparse.Namespace, copy: float, matmul: float) -> Iterator[Step]:
-    """One family's, not yet compared."""
+    """Yields one family's steps, not yet compared."""
     with tempfile.TemporaryDirectory() as folder:
         cut(DENSE[family], options.layers, options.shrink, Path(folder))
         config = config_of(argparse.Namespace(model=folder, set=settings(options)))
@@ -184,7 +185,7 @@ def steps(family: str, options: argparse.Namespace, copy: float, matmul: float) 
 
 
 def settings(options: argparse.Namespace) -> list[str]:
-    """Of the engine: as much KV as the largest batch needs, whatever the engines before it have left."""
+    """Returns the engine's settings, with as much KV as the largest batch needs, whatever earlier engines left."""
     length = PROMPT + ANSWER
     tokens = max(1, max(options.batches) // options.shrink) * (length + 32)
     return [
@@ -196,21 +197,22 @@ def settings(options: argparse.Namespace) -> list[str]:
 
 
 def cut(name: str, layers: int, shrink: int, folder: Path) -> None:
-    """Write the config of `name` with so many layers."""
+    """Write the config of `name` with `layers` layers."""
     config = json.loads((CONFIGS / name / "config.json").read_text())
     config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
     config["vocab_size"] //= shrink
     config["intermediate_size"] //= shrink
-    # ids of special tokens may lie beyond a smaller vocabulary
+    # ids of special tokens may exceed a smaller vocabulary
     special = ("bos_token_id", "eos_token_id", "pad_token_id")
     config.update({key: min(config[key], config["vocab_size"] - 1) for key in special if key in config})
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def decode(engine: BenchEngine, batch: int, shrink: int) -> tuple[int, float]:
-    """(tokens that a row holds, seconds of a step in which all rows decode), after as many steps that do not count."""
+    """Returns (tokens that a row holds, seconds of a step in which all rows decode). As many steps before do not
+    count."""
     batch, prompt, steps = (max(1, n // shrink) for n in (batch, PROMPT, STEPS))
-    # rows whose prompts are computed first answer while the others' are
+    # the first rows answer while the others' prompts are computed
     output = min(2 * steps + 8 + batch * prompt // 2048, ANSWER)
     for _ in range(batch):
         engine.engine.submit(engine.request(prompt, output), 0)
@@ -231,7 +233,7 @@ def decode(engine: BenchEngine, batch: int, shrink: int) -> tuple[int, float]:
 
 
 def release() -> None:
-    """The memory of an engine that is gone; engines freeze what the collector sees."""
+    """Free the memory of an engine that is gone. Engines freeze objects out of the garbage collector's sight."""
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_available():

@@ -1,11 +1,11 @@
-"""What an HTTP worker does for one streamed token of a chat, in microseconds by stage.
+"""An HTTP worker's CPU time for one streamed token of a chat, in microseconds by stage.
 
     OMP_NUM_THREADS=1 python benchmarks/front_end_cost.py [--model DIR_OR_GGUF] [--repeats 7]
 
-Answers are tokenized with the model's tokenizer and handed over one token at a time, as the engine's events. Each
-stage is timed alone over all tokens: ids to text, stop strings, parsers, chunks of JSON; `whole` is everything
+The model's tokenizer tokenizes the answers. They are handed over one token at a time, as the engine's events. Each
+stage is timed alone over all tokens: ids to text, stop strings, parsers, chunks of JSON. `whole` is everything
 together, from the event to the bytes for the socket. CPU time counts, the best of several repeats. Sockets and the hub
-are out of sight.
+are not measured.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ class Nowhere:
     """A reply's transport that drops everything."""
 
     def send_part(self, data: bytes) -> None:
-        """Transport."""
+        """See Transport."""
 
     def send_probe(self) -> None:
-        """Transport."""
+        """See Transport."""
 
     def send_end(self) -> None:
-        """Transport."""
+        """See Transport."""
 
     def send_whole(self, *answer: object) -> None:
-        """Transport."""
+        """See Transport."""
 
     def send_pieces(self, *answer: object) -> None:
-        """Transport."""
+        """See Transport."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An answer, and what reads it."""
+    """An answer, and the parsers that read it."""
 
     name: str
     text: str
@@ -101,7 +101,7 @@ class Case:
 
 
 def cases(specs: list[OutputParserSpec], tokenizer: Tokenizer) -> Iterator[Case]:
-    """Text without parsers, thoughts, text of a request with tools, and calls in every notation."""
+    """Yields text without parsers, reasoning, text of a request with tools, and calls in every notation."""
     by_name: dict[tuple[str, str], OutputParserSpec] = {(spec.kind, spec.name): spec for spec in specs}
     context = ParserContext(tools={"weather": {"name": "weather", "parameters": SCHEMA}})
 
@@ -119,7 +119,7 @@ def cases(specs: list[OutputParserSpec], tokenizer: Tokenizer) -> Iterator[Case]
 
 
 class Measured:
-    """One case's tokens and the time of its stages, in microseconds per token."""
+    """One case's tokens, and the microseconds per token of its stages."""
 
     def __init__(self, case: Case, front: FakeFront, repeats: int):
         self._case, self._front, self._repeats = case, front, repeats
@@ -129,7 +129,7 @@ class Measured:
         self._events = [ChoiceEvent(choice=0, tokens=(token,), finish=Finish.RUNNING) for token in self._ids]
 
     def stages(self) -> dict[str, float]:
-        """By name."""
+        """Returns the times by stage."""
         add = detokenizer(self._front.tokenizer, keep=self._rules.keep_special_ids).add
         texts = [add(token) for token in self._ids]
         return {
@@ -210,7 +210,7 @@ class Measured:
 
 
 def model_path(given: Path) -> Path:
-    """A GGUF file's own path, or that of the first in a folder of them."""
+    """Returns a GGUF file's own path, or that of the first in a folder."""
     files = sorted(given.glob("*.gguf")) if given.is_dir() and not (given / "tokenizer.json").is_file() else []
     return files[0] if files else given
 

@@ -1,13 +1,13 @@
-"""How long streams stand still while prompts are computed: the real scheduler on a simulated clock, without a GPU.
+"""The pauses of streams while prompts are computed: the real scheduler on a simulated clock, without a GPU.
 
     OMP_NUM_THREADS=1 python benchmarks/gaps.py [--rate 48] [--seconds 60] [--stall_ms 0 15 25 40]
 
-Requests with the lengths of real conversations (`lengths/sharegpt_qwen3.csv`) arrive at a steady rate, and then 1,000
-of them at once. The device takes for a step what Qwen3-8B in bf16 was measured to take on an H200: a table over the
-new tokens, and the KV that the decode rows read. Two numbers are fitted to what clients of a real server saw without a
-limit (`MIXED`, `TRAVEL_MS`). Prints, for every `--prefill_stall_ms`, what clients would see: the first token, the time
-per further token and the longest gap inside an answer (p50 and p99 over requests, in ms), and the seconds that the
-burst takes. `online_gpu.py` measures the same on a GPU.
+Requests have the lengths of real conversations (`lengths/sharegpt_qwen3.csv`). They arrive at a steady rate, and then
+1,000 of them at once. A step takes as long as Qwen3-8B in bf16 was measured to take on an H200: a table over the new
+tokens, plus the KV that decode rows read. Two numbers are fitted to what clients of a real server saw without a limit
+(`MIXED`, `TRAVEL_MS`). For every `--prefill_stall_ms` the script prints what clients would see, p50 and p99 over
+requests in ms: the first token, the time per further token and the longest gap inside an answer. It also prints the
+seconds that the burst takes. `online_gpu.py` measures the same on a GPU.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ STEPS = (
     (1024, 25.3),
     (8192, 198.0),
 )
-"""(new tokens, ms) of a step without the KV that decode rows read: decode steps measured at a context of 576, less
-that; one prompt of 512 tokens, of 1,024, and 8,192 at the measured prefill rate."""
+"""(new tokens, ms) of a step without the KV that decode rows read. Decode steps were measured at a context of 576,
+from which the KV is subtracted. Others are one prompt of 512 tokens, of 1,024, and 8,192 at the measured prefill
+rate."""
 MIXED = 1.1
-"""A step with prompts in it takes this many times as long."""
+"""Factor of the time of a step with prompts in it."""
 ROW_MS = 0.0385e-3
-"""ms to read one token of KV in all layers: 147 KB at 3.8 TB/s."""
+"""Milliseconds to read one token of KV in all layers: 147 KB at 3.8 TB/s."""
 RATE = 41.4
 """Prompt tokens that the device computes in a millisecond."""
 CAPTURED, LAUNCH_MS, EAGER_MS = 512, 0.5, 7.6
-"""A step of at most `CAPTURED` tokens is replayed, which takes the host `LAUNCH_MS`; a larger one is launched."""
+"""A step of at most `CAPTURED` tokens is replayed, which takes the host `LAUNCH_MS`. A larger one is launched eagerly,
+which takes it `EAGER_MS`."""
 TRAVEL_MS = 6.0
-"""From the client to the engine and back."""
+"""Milliseconds from the client to the engine and back."""
 
 
 @dataclass
 class Request:
-    """What a client sees of one request; times in ms."""
+    """The client's view of one request. Times are in ms."""
 
     sent: float
     lengths: Lengths
@@ -79,13 +81,13 @@ class Request:
 
 @dataclass
 class Device:
-    """When steps end that were launched; times in ms."""
+    """Computes when launched steps end. Times are in ms."""
 
     free: float = 0.0
     steps: list[float] = field(default_factory=list)
 
     def launch(self, plan: StepPlan, now: float) -> tuple[float, float]:
-        """(when the host is free again, when the step ends)."""
+        """Returns (when the host is free again, when the step ends)."""
         tokens, times = zip(*STEPS, strict=True)
         context = int((plan.start[: plan.n_decode] + 1).sum())
         prompts = plan.n_decode < plan.request.size
@@ -99,7 +101,7 @@ class Device:
 
 
 def make_scheduler(stall_ms: float) -> Scheduler:
-    """As a server on one GPU has it."""
+    """Returns the scheduler of a server on one GPU."""
     limits = SchedulerLimits(
         max_running=1000,
         max_input_len=8_191,
@@ -113,7 +115,7 @@ def make_scheduler(stall_ms: float) -> Scheduler:
 
 
 def serve(scheduler: Scheduler, requests: list[Request]) -> Device:
-    """Everything, in simulated time."""
+    """Serve all requests in simulated time."""
     device, now, flying = Device(), 0.0, deque[tuple[StepPlan, float]]()
     waiting = deque(enumerate(requests))
     while waiting or flying or not scheduler.idle:
@@ -145,7 +147,7 @@ def read(scheduler: Scheduler, plan: StepPlan, requests: list[Request], now: flo
 
 
 def simulated(stall_ms: float, lengths: list[Lengths], rate: float, seed: int) -> tuple[list[Request], Device]:
-    """One rate."""
+    """Simulates one rate."""
     times = departures(len(lengths), rate, seed)
     requests = [Request(at * 1e3, pair) for at, pair in zip(times, lengths, strict=True)]
     return requests, serve(make_scheduler(stall_ms), requests)

@@ -1,10 +1,10 @@
-"""Gate, up and activation of a gated MLP on one GPU, for many tokens: in one launch, and by cuBLAS and silu_and_mul.
+"""A gated MLP's gate, up and activation for many tokens: in one launch, and by cuBLAS and silu_and_mul.
 
     python benchmarks/gated_gpu.py [--model llama-3.1-8b] [--tokens 128 512 8192 ...] [--set stages=4 ...]
 
-Each is kept up for a second over weights that rotate, from a graph, because the power limit counts only after a while;
-what is apart runs before and after. `wanted` is the share of the launch's multiplications that is for tokens there
-are, by which the kernel decides for itself. Errors are relative L2 distances from the same in f32.
+Each variant runs for a second. The power limit acts only after a while. Calls are in a CUDA graph, over weights that
+rotate. The separate kernels run before and after the single launch. `wanted` is the useful share of the launch's
+multiplications, by which the kernel decides for itself. Errors are relative L2 distances from the result in f32.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from llmcore_triton import linear_gated, silu_and_mul
 
 TOKENS = (128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 2048, 8192)
 COPIES = 2
-"""Weights in turn; one of them is more than an L2 cache holds."""
+"""Copies of the weights that calls take in turn. One is larger than an L2 cache."""
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def error(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """Relative L2 distance from the same in f32."""
+    """Returns the relative L2 distance from the result in f32."""
     gate, up = F.linear(x.float(), weight.float()).chunk(2, dim=-1)
     expected = F.silu(gate) * up
     return float((got.float() - expected).norm() / expected.norm())

@@ -1,14 +1,15 @@
-"""The engine's figures on one GPU, in one run with the GPU's own ceilings, beside what peers reached.
+"""The engine's figures on one GPU, beside the GPU's own ceilings and other engines' figures.
 
     python benchmarks/gpu.py [--rows decode_1 chat ...] [--profile] [--json FILE] [--set disable_cudagraph=true]
 
-Random weights from a config.json alone, nothing is fetched. The prefix cache is off and prompts are new in every run.
-Prints the start-up summary, every row as it is measured, and the whole table last. `start_cold` and `start_warm` start
-the engine in two further processes first, the first of them with no compiled kernels at hand; both count from the
-start of the process. Beside decode steps stand the bytes and flops that their ops declare, with the experts that a
-mixture really reads, counted in an engine of its own. `--bound` runs every row once more, step by step, beside what
-these steps would take with nothing but the linears, attention and copies that this GPU keeps up for seconds (of dense
-models). `--shrink 100` divides batches and lengths, to try the script itself on any machine.
+Weights are random, from a config.json alone; nothing is downloaded. The prefix cache is off, and prompts are new in
+every run. The script prints the start-up summary, every row when it is measured, and the whole table last.
+`start_cold` and `start_warm` start the engine in two further processes first, the first of them without compiled
+kernels. Both count from the start of the process. Beside decode steps the table shows the bytes and flops that their
+ops declare. The experts that a mixture really reads are counted in an engine of its own. `--bound` runs every row once
+more, step by step, and compares each step with a lower bound (dense models only). The bound has the linears, attention
+and copies alone, at the rates that this GPU sustains for seconds. `--shrink 100` divides batches and lengths, to try
+the script itself on any machine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SETTINGS = {"load_format": "dummy", "max_req_total_len": "8192"}
 
 
 def config_of(options: argparse.Namespace) -> Config:
-    """The settings of this run, as `llmcore serve` would take them."""
+    """Returns the settings of this run, as `llmcore serve` would take them."""
     model = options.model if os.path.sep in options.model else str(CONFIGS / options.model)
     given: dict[str, Any] = {**SETTINGS, "model_dir": model}
     for text in options.set:
@@ -58,7 +59,8 @@ def config_of(options: argparse.Namespace) -> Config:
 
 
 def start_apart(environment: Mapping[str, str]) -> tuple[float, float]:
-    """Seconds until an engine in a process of its own was ready: since the process began, and those of building it."""
+    """Returns the seconds until an engine in a new process was ready: since the process began, and those of building
+    it."""
     command = [sys.executable, __file__, *sys.argv[1:], "--start-only"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     began, building = done.stdout.splitlines()[-1].split()
@@ -66,7 +68,7 @@ def start_apart(environment: Mapping[str, str]) -> tuple[float, float]:
 
 
 def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
-    """Every row, printed as it comes; a row that fails ends the measuring, not the script."""
+    """Measures every row and prints it at once. A row that fails ends the measuring, not the script."""
     found: dict[str, Spread] = {}
     for row in rows:
         if row.measure is None:
@@ -84,7 +86,8 @@ def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
 def near_the_floor(
     config: Config, device: DeviceInfo, limits: Mapping[str, float], found: Mapping[str, Spread]
 ) -> list[dict[str, Any]]:
-    """What decode steps must move and compute beside their time; [], with the reason printed, where it fails."""
+    """Returns what decode steps must move and compute, beside their time. On failure it prints the reason and returns
+    []."""
     steps = {
         int(key.removeprefix("decode_")): step.median / 1e3 for key, step in found.items() if key.startswith("decode_")
     }
@@ -96,7 +99,7 @@ def near_the_floor(
 
 
 def profile(engine: BenchEngine) -> dict[str, Any] | None:
-    """The profile's figures; None, with the reason printed, where there are none."""
+    """Returns the profile's figures. Without any it prints the reason and returns None."""
     from gpu_profile import report
 
     try:
@@ -107,7 +110,7 @@ def profile(engine: BenchEngine) -> dict[str, Any] | None:
 
 
 def table(rows: Sequence[Row], found: dict[str, Spread], peers: dict[str, Any]) -> list[str]:
-    """Lines: ours, what must be and should be reached, the best peer, and whether we are there."""
+    """Returns lines: our figure, what must and should be reached, the best other figure, and whether we reach it."""
     layout = "{:<38} {:>28} {:>8} {:>8} {:>8}  {:<17} {:>8}  {}"
     lines = [layout.format("row", "median (lowest-highest)", "must", "aim", "peer", "", "to peer", "")]
     for row in rows:
@@ -161,7 +164,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found: dict[str, Spread]) -> int:
-    """Everything in this process; 0 where every row was measured."""
+    """Runs everything in this process. Returns 0 if every row was measured."""
     import gpu_bound
     import torch
 

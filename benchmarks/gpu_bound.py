@@ -1,9 +1,9 @@
-"""What the rows of gpu.py would take if a step were nothing but cuBLAS's linears, cuDNN's or flash attention over
-prompts, and KV read at copy bandwidth, each kept up long enough that the GPU's power limit counts.
+"""Lower bounds of gpu.py's rows: steps of nothing but linears, attention over prompts, and KV reads.
 
-A short probe ends before the power limit begins: what it finds is no ceiling of a load of seconds. Norms, rope,
-sampling and the host are left out, so nothing that uses these linears can be faster (at a few rows our own are faster
-than cuBLAS's).
+Linears are cuBLAS's, attention is cuDNN's or flash attention, and KV is read at copy bandwidth. Each runs long enough
+that the GPU's power limit acts. A short probe ends before that, so its result is not a ceiling for a load of seconds.
+Norms, rope, sampling and the host are left out. So nothing that uses these linears can be faster. (At a few row counts
+our own linears are faster than cuBLAS's.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SAMPLES = (1, 64, 256, 1024)
 SECONDS = 1.0
 LAYERS = 8
-"""Layers whose weights a probe goes through in turn: more than any cache holds, less than a model."""
+"""Layers whose weights a probe reads in turn: more than any cache holds, and less than a model."""
 
 BYTES = 2
 
@@ -50,7 +50,7 @@ class Shape:
 
     @classmethod
     def of(cls, folder: Path) -> Shape | None:
-        """Of a config.json; None of a mixture or of latent attention."""
+        """Reads a config.json. Returns None for a mixture or latent attention."""
         config = json.loads((folder / "config.json").read_text())
         if "kv_lora_rank" in config or any("expert" in name for name in config):
             return None
@@ -67,19 +67,20 @@ class Shape:
 
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
-        """(in, out) of one layer."""
+        """Returns (in, out) of the linears of one layer."""
         q, kv = self.heads * self.size, self.kv_heads * self.size
         return (self.hidden, q + 2 * kv), (q, self.hidden), (self.hidden, 2 * self.inner), (self.inner, self.hidden)
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token in all layers."""
+        """Returns the KV bytes of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.size * BYTES
 
 
 @dataclass(frozen=True)
 class Sustained:
-    """What this GPU keeps up: seconds of all layers' linears by tokens, of the head by rows, and two rates."""
+    """The times and rates that this GPU sustains: seconds of all layers' linears by tokens, of the head by rows, two
+    rates."""
 
     shape: Shape
     linears: tuple[tuple[int, float], ...]
@@ -88,7 +89,7 @@ class Sustained:
     attention: float
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns text for people."""
         tflop = 2 * self.shape.layers * sum(x * y for x, y in self.shape.linears) / 1e12
         fast = ", ".join(f"{n}: {s * 1e3:.3f} ms ({tflop * n / s:,.0f} TFLOP/s)" for n, s in self.linears)
         head = ", ".join(f"{n}: {s * 1e3:.3f} ms" for n, s in self.head)
@@ -99,7 +100,7 @@ class Sustained:
         ]
 
     def seconds(self, steps: Iterable[Step]) -> float:
-        """The least that these steps take."""
+        """Returns the least seconds that these steps take."""
         flops = 2 * 2 * self.shape.layers * self.shape.heads * self.shape.size
         return sum(
             between(self.linears, step.prompt + step.rows)
@@ -112,7 +113,7 @@ class Sustained:
 
 @torch.inference_mode()
 def sustained(shape: Shape) -> Sustained:
-    """Takes about 20 s; leaves no memory behind. Without a GPU the figures are made up, to try the script."""
+    """Measures for about 20 s, and frees its memory. Without a GPU the figures are made up, to try the script."""
     if not torch.cuda.is_available():
         return Sustained(shape, ((1, 1e-3),), ((1, 1e-4),), 1e10, 1e11)
     weights = [
@@ -129,7 +130,7 @@ def sustained(shape: Shape) -> Sustained:
 
 
 def kept_up(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes once it has been repeated for SECONDS, from a graph."""
+    """Returns the seconds of `work` after it has been repeated for SECONDS, in a CUDA graph."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -148,7 +149,7 @@ def kept_up(work: Callable[[], object]) -> float:
 
 
 def between(table: Sequence[tuple[int, float]], n: int) -> float:
-    """At `n`, between measured points by linear interpolation; beyond the last, in proportion. 0 of nothing."""
+    """Interpolates linearly at `n` between measured points. Beyond the last it is proportional. At 0 it is 0."""
     if n == 0:
         return 0.0
     at = bisect.bisect_left(table, (n, 0.0))
@@ -172,7 +173,7 @@ def _linears(weights: Sequence[Sequence[torch.Tensor]], n: int) -> Callable[[], 
 
 
 def _attention(shape: Shape, prompts: int = 2, length: int = 4096) -> float:
-    """Flops per second of causal attention, by the fastest of torch's backends."""
+    """Returns the flops per second of causal attention, with the fastest of torch's backends."""
     q = torch.randn(prompts, shape.heads, length, shape.size, dtype=torch.bfloat16, device="cuda")
     k, v = (torch.randn(prompts, shape.kv_heads, length, shape.size, dtype=q.dtype, device="cuda") for _ in range(2))
     flops = 2 * 2 * prompts * shape.heads * shape.size * (length * (length + 1) // 2)
@@ -181,7 +182,7 @@ def _attention(shape: Shape, prompts: int = 2, length: int = 4096) -> float:
         try:
             with sdpa_kernel(backend):
                 took = kept_up(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
-        except RuntimeError:  # a build of torch without it
+        except RuntimeError:  # this build of torch lacks the backend
             continue
         best = max(best, flops / took)
     return best
@@ -192,23 +193,26 @@ def _attention(shape: Shape, prompts: int = 2, length: int = 4096) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """`prompt` tokens of prompts, which attend to `pairs` of tokens, and `rows` rows that decode over `kv` tokens
-    together; `samples` tokens are drawn. `seconds`: until the host planned the next step.
-    """
+    """The plan of one step."""
 
     seconds: float
+    """Until the host planned the next step."""
     prompt: int
+    """Tokens of prompts."""
     pairs: int
+    """Tokens that they attend to, added up."""
     rows: int
+    """Rows that decode."""
     kv: int
+    """KV tokens of these rows together."""
     samples: int
+    """Tokens that are drawn."""
 
 
 def traced(bench: BenchEngine, lengths: Sequence[Lengths]) -> list[Step]:
-    """Run the requests at once, and note what every step is planned to do. Where the engine runs ahead of the GPU a
-    step's seconds are those of the step before it: sums over many steps mean something, single ones do not.
-    """
-    scheduler = bench.engine._scheduler  # only a plan says what a step is made of
+    """Runs the requests at once, and notes the plan of every step. If the engine runs ahead of the GPU, a step's
+    seconds are those of the step before it. So sums over many steps have a meaning, single ones do not."""
+    scheduler = bench.engine._scheduler  # only a plan says what a step contains
     plans: list[tuple[float, StepPlan]] = []
     inner = scheduler.plan
 
@@ -238,7 +242,7 @@ def _step(seconds: float, plan: StepPlan) -> Step:
 
 
 def beside(bench: Bench, rows: Iterable[Row], limits: Sustained) -> list[str]:
-    """Runs every row's loads once more and prints their steps by kind; returns a line per row."""
+    """Runs every row's loads once more and prints their steps by kind. Returns a line per row."""
     lines = []
     for row in rows:
         runs = [traced(bench.engine, load) for load in row.loads(bench)]
@@ -251,7 +255,7 @@ def beside(bench: Bench, rows: Iterable[Row], limits: Sustained) -> list[str]:
 
 
 def phases(steps: Sequence[Step], limits: Sustained) -> Iterator[str]:
-    """Where a run's time goes, beside what its steps take at best."""
+    """Yields the time of each kind of step in a run, beside its lower bound."""
     kinds: list[tuple[str, Callable[[Step], bool]]] = [
         ("all", lambda step: True),
         ("with prompts", lambda step: step.prompt > 0),

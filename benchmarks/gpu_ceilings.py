@@ -1,4 +1,4 @@
-"""What this GPU can do at best: memory copies, one large matmul, and one layer's linears through cuBLAS."""
+"""The best rates of this GPU: memory copies, one large matmul, and one layer's linears through cuBLAS."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.nn.functional as F
 COPY_BYTES = 2 << 30
 SIDE = 8192
 HIDDEN, INNER, QKV = 4096, 14336, 6144
-"""Llama-3.1-8B's."""
+"""The sizes of Llama-3.1-8B."""
 LINEARS = ((HIDDEN, QKV), (HIDDEN, HIDDEN), (HIDDEN, 2 * INNER), (INNER, HIDDEN))
 """(in, out) of one layer: 436 MB in bf16, more than any cache holds."""
 ROWS = (16, 256, 2048)
 
 
 def ceilings() -> dict[str, float]:
-    """Figures by name; leaves no memory behind."""
+    """Returns figures by name, and frees its memory."""
     found = dict(_measured())
     torch.cuda.empty_cache()
     return found
@@ -35,20 +35,21 @@ def _measured() -> Iterator[tuple[str, float]]:
 
 
 def copy() -> float:
-    """TB/s, read and written, within the GPU's memory."""
+    """Returns TB/s, read and written, within the GPU's memory."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / microseconds(lambda: target.copy_(source)) / 1e6
 
 
 def matmul() -> float:
-    """TFLOP/s of one square bf16 product of random data."""
+    """Returns TFLOP/s of one square bf16 product of random data."""
     left, right = (torch.randn(SIDE, SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     return 2 * SIDE**3 / microseconds(lambda: left @ right) / 1e6
 
 
 def layer(inputs: list[torch.Tensor], weights: list[torch.Tensor], rounds: int = 8) -> float:
-    """Microseconds of one pass over the linears, from a graph of `rounds`, so that the host does not count."""
+    """Returns the microseconds of one pass over the linears, in a graph of `rounds`, so that the host does not
+    count."""
 
     def work() -> None:
         for x, weight in zip(inputs, weights, strict=True):
@@ -64,7 +65,7 @@ def layer(inputs: list[torch.Tensor], weights: list[torch.Tensor], rounds: int =
 
 
 def microseconds(work: Callable[[], object], repeats: int = 20) -> float:
-    """The median of `repeats` on the GPU's own clock, after three that do not count."""
+    """Returns the median of `repeats` on the GPU's own clock, after three that do not count."""
     times = []
     for repeat in range(repeats + 3):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,5 @@
-"""How near a decode step is to the bytes it must move and the flops it must compute, and how many experts it reads."""
+"""The bytes that a decode step must move and the flops that it must compute, beside its time; the experts that it
+reads."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from llmcore_devtools.bench.engine_runs import BenchEngine
 
 COUNTER = Path(__file__).with_name("count_experts.py")
 PROMPT, STEPS = 512, 129
-"""Of the decode rows: a row holds PROMPT tokens and, on average, half of the answer's."""
+"""Lengths of the decode rows. A row holds PROMPT tokens and, on average, half of the answer's."""
 
 
 def experts(config: Config, batches: Sequence[int]) -> dict[int, float]:
-    """Batch -> the mean number of experts that a mixture layer reads in a decode step; {} without mixtures.
+    """Returns batch -> the mean number of experts that a mixture layer reads in a decode step, or {} without mixtures.
 
-    Runs its own engine, without graphs and with little KV.
+    It runs an engine of its own, without graphs and with little KV.
     """
     names = (*(info.name for info in config.discovered), str(COUNTER))
     config = replace(
@@ -50,9 +51,8 @@ def experts(config: Config, batches: Sequence[int]) -> dict[int, float]:
 
 
 def lines(config: Config, device: DeviceInfo, limits: Mapping[str, float], steps: Mapping[int, float]) -> list[Any]:
-    """A dict per batch of `steps` (batch -> seconds of a decode step): bytes, flops, and what share of the time they
-    would take at the run's own ceilings.
-    """
+    """Returns a dict per batch of `steps` (batch -> seconds of a decode step): bytes, flops, and the share of the time
+    that they would take at the run's own ceilings."""
     build = model_build(config, device)
     touched = experts(config, sorted(steps)) if any(op == "moe.fused" for op, _ in build.asked) else {}
     found = []
@@ -74,7 +74,7 @@ def lines(config: Config, device: DeviceInfo, limits: Mapping[str, float], steps
 
 
 def text(line: Mapping[str, Any]) -> str:
-    """One line for people."""
+    """Returns one line for people."""
     read = "" if line["experts"] is None else f", {line['experts']:.1f} experts read per layer"
     return (
         f"decode step, batch {line['batch']}: {line['gigabytes']:.2f} GB, {line['teraflops']:.3f} Tflop{read}; "
@@ -84,7 +84,7 @@ def text(line: Mapping[str, Any]) -> str:
 
 
 def model_build(config: Config, device: DeviceInfo) -> Build:
-    """What the model asks for; nothing is made."""
+    """Returns the model's requests for kernels, without making tensors."""
     registry = build_registry(config)
     assert config.model.model_dir is not None
     checkpoint = open_checkpoint(registry, Path(config.model.model_dir), weights=False)

@@ -1,4 +1,4 @@
-"""Where a step's time goes: how idle the GPU is in steady decode, its longest kernels, and the host beside it."""
+"""A profile of steps: the GPU's idle time in steady decode, its longest kernels, and the host's time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ TOP = 15
 
 
 def steady_decode(bench: BenchEngine, batch: int) -> dict[str, Any]:
-    """STEPS decode steps of `batch` requests: idle share of the GPU, time per step, and its kernels by time."""
+    """Profiles STEPS decode steps of `batch` requests: idle share of the GPU, time per step, and its kernels by
+    time."""
     engine = bench.engine
     for _ in range(batch):
         engine.submit(bench.request(PROMPT, SETTLE * 2 + SKIP + STEPS + 64))
@@ -32,7 +33,8 @@ def steady_decode(bench: BenchEngine, batch: int) -> dict[str, Any]:
 
 
 def chat_decode(bench: BenchEngine) -> dict[str, Any]:
-    """The same of conversations of many lengths, once all their prompts are computed; `rows`: the first step's."""
+    """The same for conversations of many lengths, after all their prompts are computed. `rows`: those of the first
+    step."""
     engine = bench.engine
     for prompt, output in chat(CHATS).lengths:
         engine.submit(bench.request(prompt, output))
@@ -45,7 +47,7 @@ def chat_decode(bench: BenchEngine) -> dict[str, Any]:
 
 
 def first_token(bench: BenchEngine) -> dict[str, Any]:
-    """One prompt of PROMPT tokens after the other, each a captured step."""
+    """Profiles prompts of PROMPT tokens, one after the other. Each is a captured step."""
     for _ in range(3):
         _one_prompt(bench, PROMPT)
     with profile(activities=[ProfilerActivity.CUDA]) as watch:
@@ -66,9 +68,9 @@ def _decoding(bench: BenchEngine) -> dict[str, Any]:
 
 
 def _by_kernel(watch: profile) -> dict[str, Any]:
-    """Of SKIP + STEPS steps, the last STEPS."""
+    """Returns the kernels of the last STEPS of SKIP + STEPS steps."""
     spans = sorted(_spans(watch), key=lambda span: span[1])
-    # Every step launches the same; the profiler's own start slows the first ones.
+    # Every step launches the same kernels. The profiler's own start slows the first steps.
     spans = spans[len(spans) * SKIP // (SKIP + STEPS) :]
     window = max(end for _, _, end in spans) - min(start for _, start, _ in spans)
     busy = _union([(start, end) for _, start, end in spans])
@@ -88,7 +90,7 @@ def _by_kernel(watch: profile) -> dict[str, Any]:
 
 
 def _one_prompt(bench: BenchEngine, tokens: int) -> float:
-    """Seconds that the host takes to plan and launch a step of one prompt of so many tokens."""
+    """Returns the host's seconds to plan and launch a step of one prompt of `tokens` tokens."""
     bench.engine.submit(bench.request(tokens, 1))
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -99,15 +101,14 @@ def _one_prompt(bench: BenchEngine, tokens: int) -> float:
 
 
 def eager_host(bench: BenchEngine) -> float:
-    """Microseconds of the host for an eager step. To be taken before any profile, which may leave
-    launches slower."""
+    """Returns the host's microseconds for an eager step. Call it before any profile, which may slow later launches."""
     for _ in range(3):
         _one_prompt(bench, EAGER_TOKENS)
     return statistics.median(_one_prompt(bench, EAGER_TOKENS) for _ in range(EAGER_STEPS)) * 1e6
 
 
 def eager_gpu(bench: BenchEngine) -> float:
-    """Microseconds of the GPU for the same step."""
+    """Returns the GPU's microseconds for the same step."""
     with profile(activities=[ProfilerActivity.CUDA]) as watch:
         for _ in range(EAGER_STEPS):
             _one_prompt(bench, EAGER_TOKENS)
@@ -116,7 +117,7 @@ def eager_gpu(bench: BenchEngine) -> float:
 
 
 def report(bench: BenchEngine) -> dict[str, Any]:
-    """Decode by batch and an eager step, printed as they are measured."""
+    """Measures and prints decode by batch, and an eager step."""
     host = eager_host(bench)
     decode = {batch: _show(f"steady decode, batch {batch}", steady_decode(bench, batch)) for batch in BATCHES}
     first = _show(f"first token of {PROMPT} tokens", first_token(bench))
@@ -150,7 +151,7 @@ def _finish(bench: BenchEngine) -> None:
 
 
 def _spans(watch: profile) -> list[tuple[str, float, float]]:
-    """(name, start, end) in us of everything that ran on the GPU."""
+    """Returns (name, start, end) in us of everything that ran on the GPU."""
     found = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in watch.events() or ()
@@ -162,7 +163,7 @@ def _spans(watch: profile) -> list[tuple[str, float, float]]:
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
-    """Length of what the spans cover together."""
+    """Returns the length that the spans cover together."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         covered += max(0.0, end - max(start, reached))

@@ -1,4 +1,4 @@
-"""The rows of benchmarks/gpu.py: what is asked of the engine for each, and how its figure is made of times."""
+"""The rows of benchmarks/gpu.py: the load of each, and how its figure follows from times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcore_devtools.bench.workloads import Lengths, chat
 
 @dataclass(frozen=True)
 class Bench:
-    """What rows are measured with. `n` makes a count or a length smaller where the script itself is tried."""
+    """The engine and options for the rows. `n` reduces a count or a length when the script itself is tried."""
 
     engine: BenchEngine
     repeats: int
@@ -26,7 +26,8 @@ class Bench:
         return [(self.n(prompt), self.n(output))] * self.n(count)
 
     def seconds(self, lengths: Sequence[Lengths], warmup: Sequence[Lengths], repeats: int | None = None) -> Spread:
-        """Of `lengths` submitted at once, after `warmup` until its sizes of step are captured."""
+        """Returns the seconds of `lengths`, submitted at once. First it runs `warmup` until its step sizes are
+        captured."""
         for _ in range(CAPTURED_AT):
             self.engine.run(warmup)
         return Spread.of([self.engine.run(lengths).seconds for _ in range(repeats or self.repeats)])
@@ -34,9 +35,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `measure` is None for what is measured in processes of its own.
+    """One line of the table. `measure` is None for rows that are measured in processes of their own.
 
-    `loads`: what is submitted, to be looked at step by step; `figure` makes the line's figure of their seconds.
+    `loads`: the requests, for `--bound`. `figure` computes the line's figure from their seconds.
     """
 
     key: str
@@ -48,7 +49,7 @@ class Row:
 
     @property
     def better(self) -> int:
-        """1 where more is better, -1 where less is."""
+        """1 if more is better, -1 if less is better."""
         return 1 if self.unit == "tok/s" else -1
 
 
@@ -74,7 +75,8 @@ def decode(batch: int) -> Row:
 
 
 def rate(key: str, title: str, count: int, lengths: Lengths, warmup: tuple[int, Lengths]) -> Row:
-    """Tokens per second of `count` requests at once: of prompts and answers, or of prompts where answers are one."""
+    """Tokens per second of `count` requests at once. Tokens of prompts count, and those of answers longer than one
+    token."""
 
     def load(bench: Bench) -> list[Lengths]:
         return bench.requests(count, *lengths)

@@ -1,11 +1,12 @@
-"""What guided rows cost a step on the host: masks, acceptance, and what of it is in series with the forward.
+"""The host's cost of guided rows per step: masks, acceptance, and the part that is in series with the forward.
 
     OMP_NUM_THREADS=1 python benchmarks/guided.py [--rows 32] [--vocabulary 150000] [--forward-ms 5] [--steps 150]
 
-The tokenizer is synthetic. First each grammar alone, in one thread: compiling, masks, acceptance. Then the real engine
-on a device that is simulated: one step ahead, its forward over after `--forward-ms` whatever the host does; with
-`--rows` guided rows the host's time between the end of a forward and the launch of its draw is in series. Masks of a
-regular expression are kept: each is shown as the first to ask for it meets it, and once more ("again").
+The tokenizer is synthetic. First each grammar runs alone, in one thread: compiling, masks, acceptance. Then the real
+engine runs on a simulated device. It is one step ahead, and its forward ends after `--forward-ms` whatever the host
+does. The host's time between the end of a forward and the launch of its draw is in series, with `--rows` guided rows.
+Masks of a regular expression are kept. Each is shown for the first request that needs it, and for a later one
+("again").
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 
 
 def timed_device() -> Any:
-    """The class of the simulated device, once its plugin is there."""
+    """Returns the class of the simulated device. Its plugin must be loaded."""
     return sys.modules["llmcore_file_timed_device"].TimedCPU
 
 
 class Meter:
-    """What the engine's thread and the others do, step by step; milliseconds."""
+    """Milliseconds of the engine's thread and of the others, step by step."""
 
     def __init__(self) -> None:
         self.accept: list[float] = []
@@ -134,7 +135,7 @@ class Meter:
 
 
 def write_model(directory: Path, size: int) -> Path:
-    """A fake model with a byte-level vocabulary of `size`, most of it synthetic words."""
+    """Writes a fake model with a byte-level vocabulary of `size`, most of it synthetic words."""
     write_fake_model(directory, vocab_size=size)
     description = json.loads((directory / "tokenizer.json").read_text())
     vocabulary = description["model"]["vocab"]
@@ -161,7 +162,7 @@ def write_model(directory: Path, size: int) -> Path:
 
 
 def alone(directory: Path, size: int) -> None:
-    """Each grammar in one thread."""
+    """Print each grammar's times in one thread."""
     tokenizer = load_tokenizer(directory)
     context = ProcessorContext(size, tuple(tokenizer.eos_ids), cache(lambda: tokenizer))
     spec = next(spec for spec, _ in registry_of("guided").specs(LogitsProcessorSpec))
@@ -193,7 +194,7 @@ def alone(directory: Path, size: int) -> None:
 
 
 def in_steps(directory: Path, rows: int, steps: int, forward_ms: float) -> None:
-    """The real engine on the simulated device."""
+    """Print the times of the real engine on the simulated device."""
     meter = Meter()
     meter.install()
     settings: dict[str, Any] = {"device": "cpu-timed", "max_total_token_num": 40000, "running_max_req_size": rows}
@@ -201,7 +202,7 @@ def in_steps(directory: Path, rows: int, steps: int, forward_ms: float) -> None:
         timed_device().seconds = forward_ms / 1e3
         print(f"\nper step of {rows} rows, forward {forward_ms:g} ms; ms, mean / p95")
         print(f"{'':16} {'accept':>14} {'masks: cpu':>14} {'masks: wall':>14} {'pack':>14} {'in series':>14}  late")
-        # a server has the vocabulary ready before it is asked
+        # a server has the vocabulary ready before the first request
         one = [{"name": "guided", "args": GRAMMARS["json_object"]}]
         llm.generate([[1, 2, 3]], max_new_tokens=2, logits_processors=one, ignore_eos=True)
         again = [(f"{name} again", args) for name, args in GRAMMARS.items() if "regex" in args]
@@ -217,7 +218,7 @@ def in_steps(directory: Path, rows: int, steps: int, forward_ms: float) -> None:
             with ThreadPoolExecutor(rows) as pool:
                 list(pool.map(ask, range(rows)))
             late = llm._bridge._engine._scheduler.totals.late_masks - late
-            # the first steps are prompts that come one by one, the last are of fewer rows
+            # the first steps have prompts that come one by one, the last ones have fewer rows
             middle = slice(len(meter.accept) // 5, -len(meter.accept) // 3)
             columns = (meter.accept, meter.masks, meter.wall, meter.pack, meter.series)
             shown = [f"{np.mean(c[middle]):.2f} / {np.quantile(c[middle], 0.95):.2f}" for c in columns]

@@ -1,9 +1,9 @@
-"""What one key's grammars cost the others: small expressions and a stream of another key, alone and beside an attack.
+"""The cost of one key's grammars for another key's small expressions and stream, alone and under attack.
 
     python benchmarks/guided_attack.py [--seconds 10] [--clients 5] [--model_dir DIR]
 
-The attack: clients of one key that send, one after the other, grammars that were never seen, of each kind in turn. The
-server is a real one on loopback, by default of the fake model. What this machine adds by itself is the first row.
+Clients of one key attack. One after the other they send grammars that are always new, of each kind in turn. The server
+is a real one on loopback, by default with the fake model. The first row is without an attack.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ KINDS: dict[str, Callable[[int], Fields]] = {
 
 
 class Client:
-    """Requests with one key."""
+    """Sends requests with one key."""
 
     def __init__(self, server: RunningServer, key: str, model: str) -> None:
         self._server = server
@@ -66,7 +66,7 @@ class Client:
         self._model = model
 
     def ask(self, fields: Fields) -> tuple[int, float]:
-        """Status and seconds."""
+        """Returns the status and seconds."""
         connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=60)
         began = time.perf_counter()
         body = {"prompt": "x", "max_tokens": 4, "temperature": 0, **fields}
@@ -77,7 +77,7 @@ class Client:
         return answer.status, time.perf_counter() - began
 
     def gaps(self, over: threading.Event, longest: int) -> Iterator[float]:
-        """Seconds between the events of streams, one stream after the other."""
+        """Yields the seconds between the events of streams, one stream after the other."""
         while not over.is_set():
             connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=60)
             body = {"prompt": "y", "max_tokens": longest, "ignore_eos": True, "stream": True}
@@ -95,7 +95,7 @@ class Client:
 
 
 def row(server: RunningServer, make: Callable[[int], Fields] | None, seconds: float, clients: int) -> str:
-    """What the neighbour sees for `seconds`, and what becomes of the attack."""
+    """Returns the figures of the other client for `seconds`, and the answers that the attackers got."""
     over, numbers, gaps = threading.Event(), itertools.count(1), [0.0]
     attacks: Counter[int] = Counter()
     slowest = [0.0]

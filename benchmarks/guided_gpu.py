@@ -1,9 +1,10 @@
-"""What guided rows cost a decode step on one GPU: time per token of a batch with and without grammars, in one run.
+"""Time per token of a batch on one GPU, with and without grammars, in one run.
 
     python benchmarks/guided_gpu.py [--model llama-3.1-8b] [--rows 32] [--repeats 3] [--shrink 100 --set device=cpu]
 
-Random weights from a config.json alone, with a synthetic tokenizer of the model's vocabulary; prompts of 512 tokens,
-answers of 129. Times are (T(129) - T(1)) / 128 as in gpu.py. The target: at most 5 % more than without grammars.
+Weights are random, from a config.json alone. The tokenizer is synthetic, with the model's vocabulary size. Prompts
+have 512 tokens, answers 129. Times are (T(129) - T(1)) / 128 as in gpu.py. The target: at most 5 % more than without
+grammars.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "regex": ENDING["addresses"],
     "counted": {"regex": r"([a-z]{1,12}( [a-z]{1,12}){3,60}\. ){40,}"},
 }
-"""Those of guided.py that no answer of OUTPUT tokens can end."""
+"""The grammars of guided.py that an answer of OUTPUT tokens cannot complete."""
 PROMPT, OUTPUT = 512, 129
 
 
 def guided_by(args: dict[str, Any]) -> SamplingParams:
-    """Drawn as PLAIN, under a grammar."""
+    """Returns PLAIN's sampling, under a grammar."""
     return SamplingParams(temperature=1.0, logits_processors=(LogitsProcessor("guided", args),))
 
 
 def with_tokenizer(model: str, folder: Path) -> Path:
-    """A directory with the model's config and a tokenizer that has as many tokens."""
+    """Returns a directory with the model's config and a tokenizer that has as many tokens."""
     config = CONFIGS / model / "config.json"
     write_model(folder, json.loads(config.read_text())["vocab_size"])
     for left in folder.glob("*.safetensors*"):
@@ -50,7 +51,7 @@ def with_tokenizer(model: str, folder: Path) -> Path:
 
 
 def measure(engine: BenchEngine, options: argparse.Namespace) -> bool:
-    """Print a line for each grammar; False where one misses the target."""
+    """Print a line for each grammar. Returns False if one misses the target."""
     shrink = options.shrink
     prompt, output = max(1, PROMPT // shrink), max(3, OUTPUT // shrink)
     cases = {"no grammar": PLAIN} | {name: guided_by(args) for name, args in GRAMMARS.items()} | {"once more": PLAIN}

@@ -1,11 +1,15 @@
-"""Proof that memory does not run out: the engine with its defaults, at its start and under the heaviest loads.
+"""Checks that memory does not run out: the engine with its defaults, at its start and under the heaviest loads.
 
     python benchmarks/heaviest_gpu.py [--loads sizes mixed places pool] [--set mem_fraction=0.95]
 
-Random weights from a config.json alone. Prints what was predicted and measured of the memory, then each load with its
-peaks beside what `mem_fraction` allows, and fails where a request fails or ends early. The loads: batches of every
-size that is captured, in every variant of sampling; small prompts that join a batch; as many requests at once as may
-run, with everything that sampling can be asked for, until some are preempted; the longest requests until KV is full.
+Weights are random, from a config.json alone. The script prints the predicted and the measured memory. Then it prints
+each load with its peaks beside the limit of `mem_fraction`. It fails if a request fails or ends early. The loads:
+
+- sizes: batches of every captured size, in every variant of sampling
+- mixed: small prompts that join a batch
+- places: as many requests at once as may run, with every sampling option, until some are preempted
+- pool: the longest requests until KV is full
+
 `--shrink 100 --set device=cpu` divides sizes and lengths, to try the script itself on any machine.
 """
 
@@ -45,7 +49,7 @@ Wave = list[Submit]
 
 
 class Requests:
-    """Makes requests with prompts that nobody has seen before, and says what was asked for."""
+    """Makes requests with prompts that are always new, and keeps what was requested."""
 
     def __init__(self, bench: BenchEngine, shrink: int) -> None:
         self.bench, self.facts, self.config, self._shrink = bench, bench.facts, bench.config, shrink
@@ -53,21 +57,22 @@ class Requests:
         self._made = 0
 
     def steps(self, tokens: int) -> int:
-        """In which so many tokens of prompts are computed: answers have to be longer for all to be there at once."""
+        """Returns the steps that compute `tokens` tokens of prompts. Longer answers keep all requests running at
+        once."""
         most = self.config.scheduling.batch_max_tokens
         return tokens // (most or pick_device(self.bench.registry, self.config.model.device).step_tokens) + 1
 
     def n(self, count: int) -> int:
-        """A count or a length, made smaller where the script itself is tried."""
+        """Returns a count or a length, reduced when the script itself is tried."""
         return max(1, count // self._shrink)
 
     @property
     def pool(self) -> int:
-        """Tokens of KV to be filled."""
+        """Returns the tokens of KV to be filled."""
         return self.facts.kv_tokens
 
     def make(self, prompt: int, output: int, sampling: SamplingParams, *, stops: bool = False) -> Submit:
-        """`stops`: the model's eos ids are stop ids, but not allowed before the answer is as long as it may be."""
+        """`stops`: the model's eos ids are stop ids, but are not allowed before the answer has its full length."""
         self._made += 1
         return Submit(
             id=self._made,
@@ -80,7 +85,7 @@ class Requests:
 
 
 def sizes(requests: Requests) -> Iterator[Wave]:
-    """Every captured size of a decode step in every variant: a batch whose requests end one after the other."""
+    """Yields every captured size of a decode step in every variant: a batch whose requests end one after the other."""
     most = min(requests.config.kernels.graph_max_batch_size, requests.facts.max_running)
     steps = sorted({padded(size) for size in range(1, most + 1) if padded(size) <= most})
     prompt = requests.n(16)
@@ -94,7 +99,7 @@ def sizes(requests: Requests) -> Iterator[Wave]:
 
 
 def mixed(requests: Requests) -> Iterator[Wave]:
-    """Prompts of every captured size that join a small batch, one between two steps, in the widest variant."""
+    """Yields prompts of every captured size, one between two steps. They join a small batch, in the widest variant."""
     lengths = [length for length in (1 << power for power in range(1, 7)) if length < MIXED_TOKENS]
     lengths += range(2 * lengths[-1], MIXED_TOKENS, lengths[-1])
     joining = [length for length in lengths for _ in range(STEPS_PER_SIZE)]
@@ -104,9 +109,9 @@ def mixed(requests: Requests) -> Iterator[Wave]:
 
 
 def places(requests: Requests) -> Iterator[Wave]:
-    """As many requests as may run, prompts of 1 to 2,000 tokens that nearly fill KV, answers that more than do.
+    """Yields as many requests as may run. Prompts of 1 to 2,000 tokens nearly fill KV, and answers exceed it.
 
-    The answers that ended before were short, so the scheduler takes in more than will fit.
+    Earlier answers were short, so the scheduler admits more than will fit.
     """
     count, longest, output = requests.facts.max_running, requests.n(2000), requests.steps(requests.pool) + 32
     longest = min(longest, requests.facts.max_total_len - output)
@@ -120,7 +125,7 @@ def places(requests: Requests) -> Iterator[Wave]:
 
 
 def pool(requests: Requests) -> Iterator[Wave]:
-    """Requests of max_req_total_len until KV is full to the last token."""
+    """Yields requests of max_req_total_len until KV is full to the last token."""
     facts = requests.facts
     output = requests.steps(requests.pool) + 16
     count, rest = divmod(requests.pool, facts.max_total_len)
@@ -140,7 +145,7 @@ LOADS: dict[str, Callable[[Requests], Iterator[Wave]]] = {
 
 @dataclass
 class Outcome:
-    """What came back. `produced`: tokens by request; `wrong`: what should not have come."""
+    """The answers. `produced`: tokens by request. `wrong`: events that should not have come."""
 
     produced: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -156,7 +161,7 @@ class Outcome:
                     self.wrong.append(f"request {request} ended with {Finish(finish).name}")
 
     def compare(self, asked: Iterable[Submit]) -> list[str]:
-        """What is wrong, request by request."""
+        """Returns the mistakes, request by request."""
         wrong = list(self.wrong)
         for request in asked:
             got = self.produced.get(request.id, 0)
@@ -166,7 +171,7 @@ class Outcome:
 
 
 def memory_text(fraction: float) -> str:
-    """What torch and the driver say, since the last call, beside `fraction` of all; begins a new measurement."""
+    """Returns torch's and the driver's figures since the last call, beside `fraction` of all. Then it resets them."""
     if not torch.cuda.is_available():
         return "no GPU, so no figures of its memory"
     torch.cuda.synchronize()
@@ -184,7 +189,8 @@ def memory_text(fraction: float) -> str:
 
 
 def run(name: str, bench: BenchEngine, waves: Iterable[Sequence[Submit]], *, one_by_one: bool) -> list[str]:
-    """Run a load; what is wrong with its outcome. `one_by_one`: a wave waits until the one before is answered."""
+    """Runs a load. Returns the mistakes in its outcome. `one_by_one`: a wave waits for the answers to the one
+    before."""
     engine, outcome, asked = bench.engine, Outcome(), []
     before, most_live, most_running, began = engine.load(), 0, 0, time.perf_counter()
     for wave in [*waves, []]:
@@ -224,7 +230,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     if not any(text.startswith("max_req_total_len=") for text in options.set):
-        options.set.append(f"max_req_total_len={DEFAULT_TOTAL_LEN}")  # gpu.py has less
+        options.set.append(f"max_req_total_len={DEFAULT_TOTAL_LEN}")  # gpu.py has a smaller value
     config = config_of(options)
     fraction, wrong = config.memory.mem_fraction, list[str]()
     with BenchEngine(config) as bench:

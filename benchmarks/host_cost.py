@@ -1,16 +1,16 @@
-"""What the host does for an eager step, on any machine and without a GPU: microseconds by layer and by op.
+"""The host's time for an eager step, on any machine and without a GPU: microseconds by layer and by op.
 
     OMP_NUM_THREADS=1 python benchmarks/host_cost.py [--model deepseek-v2-lite ...] [--prefix 512] [--lines 30]
 
-A model of `benchmarks/configs` is built with the kernels it gets on an H200, as many layers and launches and narrow
-tensors, on the CPU. Kernels are neither compiled nor run: a launch ends where Triton's launcher would enter C. A
-prompt's last chunk is stepped many times; what is shown is CPU time, that of the fastest tenth of the steps, because
-a busy machine only adds to it. Its parts are the shares of a timer that looks at the stack every 200 microseconds;
-`--lines` also lists where it found the host most often.
+The script builds a model of `benchmarks/configs` on the CPU. It has the kernels, layers and launches of an H200, with
+narrow tensors. Kernels are neither compiled nor run: a launch ends where Triton's launcher would enter C. A prompt's
+last chunk is stepped many times. The script shows the CPU time of the fastest tenth of the steps, because a busy
+machine only adds to it. Its parts are shares of a timer that samples the stack every 200 microseconds. `--lines` also
+lists the lines that it found most often.
 
-Out of sight: what the driver takes for a launch and for encoding a TMA descriptor, cuBLAS (a product is an
-allocation here), and what torch's CUDA allocator and operators cost beside their CPU counterparts. A GPU's step costs
-the host that much more; differences between two runs of this script carry over.
+The driver's time for a launch and for encoding a TMA descriptor is not measured. Nor is cuBLAS: a product is an
+allocation here. Nor is the extra cost of torch's CUDA allocator and operators over their CPU counterparts. A GPU's
+step costs the host that much more. Differences between two runs of this script carry over.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ NARROW = {
     "v_head_dim": 16,
     "vocab_size": 512,
 }
-"""Sizes that leave the host's work as it is; those that a config lacks are not added."""
+"""Sizes that leave the host's work as it is. Only those that a config has are changed."""
 
 CHUNK = 272
-"""Tokens of a step: the fewest of the last bucket, and some."""
+"""Tokens of a step: a little more than the fewest of the last bucket."""
 
 INTERVAL = 2e-4
-"""Seconds between two looks at the stack."""
+"""Seconds between two samples of the stack."""
 
 
 class Pretended(CPU):
@@ -69,17 +69,17 @@ class Pretended(CPU):
 
 @hookimpl
 def register_devices() -> Iterable[DeviceSpec]:
-    """This script is also a plugin."""
+    """The script registers itself as a plugin."""
     here = f"{__name__}:"
     yield DeviceSpec(name="pretended", make=f"{here}Pretended", available=f"{here}present", summary="no GPU")
 
 
 def present() -> None:
-    """Always there."""
+    """Returns None: the device is always available."""
 
 
 def pretend() -> None:
-    """From now on launches of Triton's do everything but enter C, and products are allocations."""
+    """From now on Triton's launches do everything except enter C, and products are allocations."""
     from llmcore_triton import launch
     from triton.backends.nvidia import driver
     from triton.runtime import driver as runtime
@@ -113,7 +113,7 @@ def pretend() -> None:
             self.run = run
 
     def into_c(*arguments: Any) -> None:
-        """Where C would take over."""
+        """Stands for the C launcher, and does nothing."""
 
     def first_launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **fixed: Any) -> Compiled:
         return Compiled(arguments)
@@ -131,8 +131,8 @@ def pretend() -> None:
 
 @contextmanager
 def engine_of(model: str, length: int, *, prefix_cache: bool = False, **settings: Any) -> Iterator[Any]:
-    """An engine of a narrow `model` for prompts of `length`, whose steps have up to CHUNK tokens unless `settings`
-    say otherwise."""
+    """Yields an engine of a narrow `model` for prompts of `length`. Its steps have up to CHUNK tokens unless
+    `settings` say otherwise."""
     from llmcore.config import make_config
     from llmcore_devtools.bench.engine_runs import BenchEngine
 
@@ -145,7 +145,7 @@ def engine_of(model: str, length: int, *, prefix_cache: bool = False, **settings
             "load_format": "dummy",
             "device": "pretended",
             "plugins": ["triton", "llama", "qwen", "deepseek", __file__],
-            # the host counts on true lengths where it looks for cached tokens
+            # the host needs true lengths where it looks for cached tokens
             "kernel": ["step_inputs=torch"],
             "max_total_token_num": 2 * length,
             "max_req_total_len": 2 * length,
@@ -166,7 +166,7 @@ Stack = list[tuple[CodeType, int]]
 
 
 def place_of(stack: Stack) -> tuple[str, str]:
-    """(part of the step, op or layer in it); launches apart from what kernels do around them."""
+    """Returns (part of the step, op or layer in it). Launches are separate from the other work of kernels."""
     op = part = ""
     launching = False
     for code, _ in stack:
@@ -184,14 +184,14 @@ def place_of(stack: Stack) -> tuple[str, str]:
 
 
 def line_of(stack: Stack) -> str:
-    """Where the host was."""
+    """Returns the host's line."""
     code, line = stack[0]
     file = Path(code.co_filename)
     return f"{file.parent.name}/{file.stem}:{code.co_name}:{line}"
 
 
 def last_chunks(bench: Any, prefix: int, count: int, around: Callable[[], Any] = nullcontext) -> list[float]:
-    """Seconds of the step of a prompt's last chunk, which is taken within `around()`, `count` times."""
+    """Returns the seconds of `count` steps of a prompt's last chunk, each inside `around()`."""
     seconds = []
     for _ in range(count):
         bench.engine.submit(bench.request(prefix + CHUNK, 1))
@@ -207,7 +207,7 @@ def last_chunks(bench: Any, prefix: int, count: int, around: Callable[[], Any] =
 
 
 class Looks:
-    """Where a timer found the host while it was on."""
+    """The stacks that a timer found while it was on."""
 
     def __init__(self) -> None:
         self.stacks: list[Stack] = []
@@ -225,7 +225,7 @@ class Looks:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Look until it is left."""
+        """Samples until the block is left."""
         self._on = True
         signal.setitimer(signal.ITIMER_REAL, INTERVAL)
         try:
@@ -258,7 +258,7 @@ def report(model: str, prefix: int, count: int, lines: int) -> None:
 
 
 def _sums(items: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Added up by name, the largest first; what is below half a microsecond is left out."""
+    """Adds up by name, the largest first. Sums below half a microsecond are left out."""
     found: Counter[str] = Counter()
     for name, us in items:
         found[name] += us  # type: ignore[assignment]

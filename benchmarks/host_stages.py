@@ -1,12 +1,13 @@
-"""What the host does between a request and its tokens, stage by stage, on any machine and without a GPU.
+"""The host's work between a request and its tokens, stage by stage, on any machine and without a GPU.
 
     OMP_NUM_THREADS=1 python benchmarks/host_stages.py [--model llama-3.1-8b] [--rows 1 64 256] [--cache] [--ops]
 
-The engine of `host_cost.py`, on a device that is one step ahead and whose graphs replay nothing: what is left is what
-the host does around a forward. Shown is each stage's own time, without those inside it, of a step in the fastest tenth
-by that stage, because a busy machine only adds to it: of one prompt that comes to an idle engine, of a steady decode
-step, and of a large step of decode rows and prompts, which is launched kernel by kernel. `--ops` counts torch's
-operators by stage: on a GPU each is a launch. Of the driver's time, of torch's for a GPU, nothing is seen here.
+The engine is that of `host_cost.py`, on a device that is one step ahead. Its graphs replay nothing. The rest is the
+host's work around a forward. The script shows each stage's own time, without the stages inside it, in the fastest
+tenth of the steps by that stage, because a busy machine only adds to it. It shows three steps: one prompt that comes
+to an idle engine, a steady decode step, and a large step of decode rows and prompts, which is launched kernel by
+kernel. `--ops` counts torch's operators by stage: on a GPU each is a launch. The time of the driver, and of torch for
+a GPU, is not measured.
 """
 
 from __future__ import annotations
@@ -66,36 +67,36 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
 
 
 class Pretended(host_cost.Pretended):
-    """One step ahead; a graph is what its work returned, and what comes to the host are zeros."""
+    """A device one step ahead. A graph is the result of its work, and values that come to the host are zeros."""
 
     ahead = 1
     graphs = True
     graph_memory = 0
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Any]:
-        """Done once."""
+        """Runs the work once."""
         return self, work()
 
     def replay(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Ids of the vocabulary, whatever the memory held that no kernel wrote."""
+        """Returns ids of the vocabulary: no kernel wrote the memory."""
         return torch.zeros_like(tensor)
 
 
 @hookimpl
 def register_devices() -> Iterable[DeviceSpec]:
-    """This script is also a plugin."""
+    """The script registers itself as a plugin."""
     yield DeviceSpec(name="replaying", make=f"{__name__}:Pretended", available=f"{__name__}:present")
 
 
 def present() -> None:
-    """Always there."""
+    """Returns None: the device is always available."""
 
 
 class Meter:
-    """Seconds, and torch's operators, of each stage of every step."""
+    """Seconds and torch operators of each stage of every step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -107,7 +108,7 @@ class Meter:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """What happens now is one step."""
+        """Counts what happens inside the block as one step."""
         self.steps.append(defaultdict(float))
         self._on = True
         try:
@@ -116,7 +117,7 @@ class Meter:
             self._on = False
 
     def count(self, op: str) -> None:
-        """An operator was called."""
+        """Count a call of an operator."""
         if self._on:
             self.ops[f"{self._inside[-1][0]:<24} {op}"] += 1
 
@@ -150,7 +151,7 @@ class Meter:
 
 
 class Ops(TorchDispatchMode):
-    """Tells a meter of every operator."""
+    """Reports every operator to a meter."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
@@ -166,12 +167,13 @@ def _after(stage: str) -> bool:
 
 
 def _fast(seconds: list[float]) -> float:
-    """Microseconds of the fastest tenth."""
+    """Returns the microseconds of the fastest tenth."""
     return statistics.quantiles(seconds, n=10)[0] * 1e6
 
 
 def first_tokens(bench: Any, meter: Meter, count: int, *, answer: bool = False) -> None:
-    """One prompt at a time, with an answer of one token: what is done until it is launched, or all after that."""
+    """Runs one prompt at a time, with an answer of one token. Measures the work until the launch, or after it
+    (`answer`)."""
     for _ in range(count):
         request = bench.request(PROMPT, 1)
         with nullcontext() if answer else meter.one():
@@ -182,7 +184,7 @@ def first_tokens(bench: Any, meter: Meter, count: int, *, answer: bool = False) 
 
 
 def decode(bench: Any, meter: Meter, rows: int, count: int) -> None:
-    """`count` steps of so many rows."""
+    """Run `count` steps of `rows` rows."""
     for _ in range(rows):
         bench.engine.submit(bench.request(16, count + 50))
     for _ in range(40):
@@ -195,7 +197,7 @@ def decode(bench: Any, meter: Meter, rows: int, count: int) -> None:
 
 
 def chat(bench: Any, meter: Meter, count: int) -> None:
-    """Decode rows, and prompts that come beside them: more tokens than are captured."""
+    """Run decode rows with prompts beside them: more tokens than are captured."""
     for _ in range(CHAT_ROWS):
         bench.engine.submit(bench.request(16, 2 * count + 100))
     for _ in range(20):
@@ -210,7 +212,7 @@ def chat(bench: Any, meter: Meter, count: int) -> None:
 
 
 def finish(bench: Any) -> None:
-    """End everything, unseen."""
+    """End all requests, without measuring."""
     for request in list(bench.engine._scheduler._state.requests):
         bench.engine.abort(request[1], request[0])
     while not bench.engine.idle:

@@ -1,17 +1,17 @@
-"""Kills HTTP workers and the engine with SIGKILL while streams run, and looks at what that does to clients.
+"""Kills HTTP workers and the engine with SIGKILL while streams run, and checks the effect on clients.
 
     python benchmarks/kills.py [--kills 200] [--seed 1] [--streams 16] [--workers 2] [--patience 10]
 
-The server is the real one with the fake model and `--health_monitor`; what is killed and when is drawn from the seed.
-Clients stream greedy answers all the time, and ask again whatever happens to them. After every kill the server has to
-be ready with as many processes as before, and to answer, before the next. Printed:
+The server is real. It has the fake model and `--health_monitor`. The seed decides what is killed and when. Clients
+stream greedy answers all the time, and retry whatever happens. After every kill the server must be ready with as many
+processes as before, and must answer, before the next kill. The script prints:
 
-- hung: clients that waited for more than `--patience` seconds for a byte, an end or a connection (0),
-- wrong: answers that ended as if whole and are not what the model says (0),
-- leaked: slots that are live when all clients have left, and processes or run directories that outlive the server (0),
-- ready: seconds from a kill until the server is whole again, by what was killed.
+- hung: clients that waited longer than `--patience` seconds for a byte, an end or a connection (0)
+- wrong: answers that ended as if complete and are not the model's (0)
+- leaked: live slots after all clients have left, and processes or run directories that outlive the server (0)
+- ready: seconds from a kill until the server is whole again, by what was killed
 
-Exit code 1 if any of the zeros is none.
+Exit code 1 if any of the first three is not 0.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from llmcore_server.supervisor import Pace
 
 WORKER = "llmcore_server.http.worker"
 RETRY_SECONDS = 0.25
-"""What a client waits after anything but a whole answer."""
+"""Seconds that a client waits after anything but a complete answer."""
 READY_SECONDS = 60.0
 PAUSE_SECONDS = 1.0
-"""At most between two kills."""
+"""The longest pause between two kills, in seconds."""
 TOKENS = 200
 
 
 def answer(prompt: Sequence[int]) -> str:
-    """What the fake model says."""
+    """Returns the fake model's answer."""
     return "".join(chr(33 + token) for token in fake_answer(prompt, TOKENS))
 
 
 @dataclass
 class Client(threading.Thread):
-    """Streams answers until told to stop. `outcomes` counts how its requests ended."""
+    """Streams answers until told to stop. `outcomes` counts the ends of its requests."""
 
     port: int
     prompt: tuple[int, ...]
@@ -95,7 +95,7 @@ class Client(threading.Thread):
 
 @dataclass
 class Findings:
-    """What a run found."""
+    """The findings of a run."""
 
     kills: Counter[str]
     outcomes: Counter[str]
@@ -105,12 +105,12 @@ class Findings:
 
     @property
     def clean(self) -> bool:
-        """Whether every zero is one."""
+        """True if everything that should be zero is zero."""
         known = {"whole", "error", "refused", "cut"}
         return not (set(self.outcomes) - known or self.leaked_slots or self.left_behind)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns text for people."""
         killed = ", ".join(f"{n} {what}" for what, n in sorted(self.kills.items()))
         ends = ", ".join(f"{n:,} {what}" for what, n in self.outcomes.most_common())
         waits = [
@@ -128,7 +128,7 @@ class Findings:
 
 
 def measure(kills: int, seed: int, streams: int, workers: int, patience: float) -> Findings:
-    """Kill and look."""
+    """Kills and returns the findings."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory:
         model = write_fake_model(Path(directory) / "fake", step_delay=0.002)
@@ -158,7 +158,7 @@ def measure(kills: int, seed: int, streams: int, workers: int, patience: float) 
 
 
 def kill_one(server: RunningServer, draw: random.Random, workers: int, seen: set[int]) -> tuple[str, float]:
-    """Kill a process and wait until the server is whole again: (what it was, seconds)."""
+    """Kills a process and waits until the server is whole again. Returns (what it was, seconds)."""
     before = server.children()
     seen |= set(before.values())
     what = draw.choice(["engine", "worker"])
@@ -174,7 +174,7 @@ def kill_one(server: RunningServer, draw: random.Random, workers: int, seen: set
 
 
 def whole(server: RunningServer, workers: int, victim: int) -> bool:
-    """Whether everything runs, and somebody who comes now is served."""
+    """True if every process runs, and a new client is served."""
     children = server.children()
     names = [name.partition("#")[0] for name in children]
     if victim in children.values() or ENGINE_MODULE not in names or names.count(WORKER) != workers:
@@ -188,7 +188,7 @@ def whole(server: RunningServer, workers: int, victim: int) -> bool:
 
 
 def live_slots(server: RunningServer) -> int:
-    """Slots in use when everybody has left; what is on its way has some seconds."""
+    """Returns the slots in use after all clients have left. It waits some seconds for what is on its way."""
     deadline = time.monotonic() + READY_SECONDS
     while True:
         page = sockets.call(server.port, "GET", "/metrics")[2].decode()
@@ -200,13 +200,13 @@ def live_slots(server: RunningServer) -> int:
 
 
 def directory_of(server: RunningServer) -> Path:
-    """The run directory of a server."""
+    """Returns the run directory of a server."""
     links = (Path(os.readlink(file)) for file in Path(f"/proc/{server.process.pid}/fd").iterdir())
     return next(link.parent for link in links if link.name == "lock")
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

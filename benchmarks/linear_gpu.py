@@ -1,12 +1,13 @@
-"""Times the Triton linears for few tokens beside cuBLAS on this GPU, in every configuration that is worth timing.
+"""Times every configuration of the Triton linears for few tokens on this GPU, and cuBLAS.
 
     python benchmarks/linear_gpu.py [--tokens 1,16,64] [--shapes qkv,down] [--processes 16]
 
-Shapes are Llama-3.1-8B's; gate_up_silu is the linear and its activation, in one kernel or in cuBLAS's and Triton's.
-Calls are replayed in CUDA graphs, over weights that rotate so that no cache holds them. Prints microseconds per shape
-and token count: cuBLAS's, and the best configuration's of each kind of kernel, first alone, then of a norm and the
-linear that reads what it wrote, as in a model: there a kernel gains by what it loads before the norm has ended.
-`benchmarks/tune.py` does this for whole models and writes tables; this shows what one change to a kernel does.
+Shapes are Llama-3.1-8B's. `gate_up_silu` is the linear and its activation, in one kernel or in cuBLAS's and Triton's.
+Calls are replayed in CUDA graphs, over weights that rotate so that no cache holds them. The script prints microseconds
+per shape and token count, for cuBLAS and for the best configuration of each kind of kernel. First comes the linear
+alone, then a norm and the linear that reads its result, as in a model. There a kernel gains from loads before the norm
+has ended. `benchmarks/tune.py` does this for whole models and writes tables. This script shows the effect of one
+change to a kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COLD = 256 << 20
 """Bytes of weights among which calls rotate."""
 
 ROUNDING = 0.02
-"""Relative to the largest result."""
+"""Tolerance, relative to the largest result."""
 
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -50,7 +51,7 @@ def _context(op: str, tokens: int, sizes: dict[str, Any]) -> OpContext:
 
 
 def configurations(context: OpContext) -> list[tuple[str, Any, dict[str, Any]]]:
-    """(kind, module, configuration)."""
+    """Returns (kind, module, configuration) of all."""
     found: list[tuple[str, Any, dict[str, Any]]] = []
     for config in linear.candidates(context):
         kind = ("TMA" if config["tma"] else "pointers") + (" early" if config["early"] else "")
@@ -69,8 +70,8 @@ def by_cublas(shape: str, tokens: int) -> Linear:
 
 @torch.inference_mode()
 def compile_some(share: int, of: int, shapes: list[str], counts: list[int]) -> None:
-    """Run every `of`-th configuration once: Triton keeps what it compiled on disk."""
-    # a configuration is one process's, whatever the shape, for it is mostly compiled once for all shapes
+    """Run every `of`-th configuration once. Triton keeps the compiled kernels on disk."""
+    # one process takes a configuration for all shapes, since it is mostly compiled once for all of them
     seen: dict[tuple[str, str, int], int] = {}
     for shape in shapes:
         weight = torch.empty(SHAPES[shape], dtype=torch.bfloat16, device="cuda")
@@ -83,7 +84,7 @@ def compile_some(share: int, of: int, shapes: list[str], counts: list[int]) -> N
 
 
 def _attempt(module: Any, context: OpContext, config: dict[str, Any], x: torch.Tensor, w: torch.Tensor) -> Any:
-    """(the kernel, its result), None with the reason printed where it does not run."""
+    """Returns (the kernel, its result). If it does not run, prints the reason and returns None."""
     try:
         op = module.make_with(context, config)
         return op, op(x, w)
@@ -97,7 +98,7 @@ def timed(op: Linear, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> float
 
 
 def behind_a_norm(op: Linear, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> float:
-    """Of both together."""
+    """Returns the time of the norm and the linear together."""
     tokens, size = x.shape
     norm = add_rms_norm.make(_context("add_rms_norm", tokens, {"size": size}))
     gain, residual = torch.ones_like(x[0]), torch.zeros_like(x)
@@ -105,7 +106,7 @@ def behind_a_norm(op: Linear, x: torch.Tensor, weights: Sequence[torch.Tensor]) 
 
 
 def report(shape: str, tokens: int, weights: Sequence[torch.Tensor]) -> None:
-    """One line of microseconds, and one per kind that says which configuration it was."""
+    """Print one line of microseconds, and one per kind with its configuration."""
     x = torch.randn(tokens, SHAPES[shape][1], dtype=torch.bfloat16, device="cuda")
     theirs = by_cublas(shape, tokens)
     best: dict[str, tuple[float, str, Linear]] = {"cuBLAS": (timed(theirs, x, weights), "", theirs)}
@@ -116,7 +117,7 @@ def report(shape: str, tokens: int, weights: Sequence[torch.Tensor]) -> None:
             continue
         op = made[0]
         took = timed(op, x, weights)
-        # after many launches, for each leaves something to the next
+        # checked after many launches, because each launch leaves buffers to the next one
         wrong = float((op(x, weights[0]) - expected).abs().max() / expected.abs().max())
         if not wrong < ROUNDING:
             print(f"{shape} {tokens} tokens {config}: WRONG by {wrong:.3g}", flush=True)

@@ -1,14 +1,14 @@
-"""What clients of a server on one GPU see, with prompts beside answers limited and not, in one run.
+"""The clients' view of a server on one GPU, with and without a limit on prompts beside answers, in one run.
 
     python benchmarks/online_gpu.py [--stall_ms 0 20] [--rate 48] [--seconds 60] [--burst 1000] [--set NAME=VALUE]
 
-Random weights from a config.json alone, with a synthetic tokenizer of the model's vocabulary. For each value of
-`--prefill_stall_ms` (0: no limit) a server is started, requests of real conversations' lengths arrive at `--rate` for
-`--warm` seconds and once all at the same time, so that what comes often is captured; then both once more, which is
-what counts. All settings get the same arrivals and lengths. Prints one line for each, milliseconds over requests: the
-first token, the time per further token, the longest gap inside an answer, how many steps were captured meanwhile; and
-the seconds of the burst.
-`gaps.py` says what to expect without a GPU. `--shrink 20 --set device=cpu` tries the script on any machine.
+Weights are random, from a config.json alone. The tokenizer is synthetic, with the model's vocabulary size. The script
+starts a server for each value of `--prefill_stall_ms` (0: no limit). Requests of real conversations' lengths arrive at
+`--rate` for `--warm` seconds, and then all at once, so that frequent steps are captured. Then both are repeated and
+measured. All settings get the same arrivals and lengths. The script prints one line for each, in milliseconds over
+requests: the first token, the time per further token, and the longest gap inside an answer. The line also has the
+number of steps that were captured meanwhile, and the seconds of the burst. `gaps.py` predicts the figures without a
+GPU. `--shrink 20 --set device=cpu` tries the script on any machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ START_SECONDS, RUN_SECONDS = 300.0, 150.0
 
 
 def measure(target: Target, lengths: Sequence[Lengths], rate: float, vocab: int, seed: int) -> Mapping[str, Any]:
-    """One rate; RuntimeError where a request fails."""
+    """Measures one rate. Raises RuntimeError if a request fails."""
     requests = payloads(target, lengths, vocab, "")
     found = figures(offer(target, requests, lengths, rate, seconds=RUN_SECONDS, seed=seed), {})
     if found["answered"] < found["requests"]:
@@ -46,12 +46,12 @@ def measure(target: Target, lengths: Sequence[Lengths], rate: float, vocab: int,
 
 
 def shown(found: Mapping[str, Any], name: str) -> str:
-    """p50 / p99."""
+    """Returns p50 / p99."""
     return f"{found[name]['p50']:.1f} / {found[name]['p99']:.1f}"
 
 
 def one(model: Path, stall: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Start a server with a setting, warm it up, and measure."""
+    """Starts a server with a setting, warms it up, and measures."""
     settings: dict[str, Any] = dict(text.split("=", 1) for text in options.set)
     settings |= {"load_format": "dummy", "max_req_total_len": 8192, "prefill_stall_ms": stall}
     warm, steady = int(options.rate * options.warm), int(options.rate * options.seconds)
@@ -78,7 +78,7 @@ def one(model: Path, stall: float, options: argparse.Namespace) -> dict[str, Any
 
 
 def captured(admin: str) -> int:
-    """Steps that the server has captured so far."""
+    """Returns the number of steps that the server has captured so far."""
     with urllib.request.urlopen(f"{admin}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("llmcore_graphs_captured"))

@@ -1,4 +1,4 @@
-"""transformers on the weights that llmcore serves, for comparisons in one run."""
+"""Runs transformers on the weights that llmcore serves, for comparisons in one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def transformers_model(path: str, data_type: str) -> PreTrainedModel:
-    """The GGUF file at `path` as a transformers model in `data_type`: the same tensors, dequantized the same way."""
+    """Returns the GGUF file at `path` as a transformers model in `data_type`: the same tensors, dequantized in the
+    same way."""
     checkpoint = GGUFCheckpoint(Path(path))
     config = checkpoint.config()
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=DTYPES[data_type])

@@ -1,10 +1,10 @@
-"""How long the scheduler takes for a step, on one core and without a model.
+"""The scheduler's time for a step, on one core and without a model.
 
     OMP_NUM_THREADS=1 python benchmarks/planning.py
 
-Steady decode: N running requests, nothing waits. Loaded: N run and N wait; requests end and others join all the
-time, into a cache that is full, and either places or memory are what the rest wait for. Times are CPU time per step,
-so that a busy machine does not count, in milliseconds: median and 99th percentile.
+Steady decode: N requests run, and none waits. Loaded: N run and N wait. Requests end and others join all the time. The
+cache is full, and the rest waits for places or for memory. Times are CPU time per step, so that a busy machine does
+not count, in milliseconds: median and 99th percentile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VOCAB = 32_000
 
 
 def make_scheduler(running: int, slots: int) -> Scheduler:
-    """A scheduler of one group with a radix cache."""
+    """Returns a scheduler of one group with a radix cache."""
     limits = SchedulerLimits(
         max_running=running, max_input_len=8_000, max_total_len=16_384, batch_tokens=8_192, chunk_tokens=8_192
     )
@@ -39,7 +39,7 @@ def make_scheduler(running: int, slots: int) -> Scheduler:
 
 
 class Load:
-    """A stream of requests with a common system prompt of 200 tokens and answers of 50 to 500."""
+    """Requests with a common system prompt of 200 tokens and answers of 50 to 500."""
 
     def __init__(self, scheduler: Scheduler, *, prompt: int, answer: tuple[int, int]) -> None:
         self._scheduler = scheduler
@@ -51,7 +51,7 @@ class Load:
         self._last: StepPlan | None = None
 
     def submit(self, n: int) -> None:
-        """`n` more requests."""
+        """Submit `n` more requests."""
         for _ in range(n):
             prompt = np.concatenate([self._system, self._random.integers(0, VOCAB, self._prompt).astype("<i4")])
             answer = int(self._random.integers(*self._answer))
@@ -60,7 +60,7 @@ class Load:
             self._scheduler.submit(submit, 0)
 
     def step(self) -> tuple[float, float, StepPlan | None]:
-        """Seconds to plan one step and to commit the one before it; and the plan."""
+        """Returns the seconds to plan one step and to commit the one before it, and the plan."""
         start = time.thread_time()
         plan = self._scheduler.plan()
         planned = time.thread_time()
@@ -76,7 +76,7 @@ class Load:
 
 
 def measure(name: str, warm: Callable[[], None], load: Load, steps: int, refill: Callable[[], None]) -> float:
-    """Print a line of figures; returns the median seconds to plan."""
+    """Prints a line of figures. Returns the median seconds to plan."""
     warm()
     plans, commits, rows = [], [], []
     for _ in range(steps):
@@ -94,7 +94,7 @@ def measure(name: str, warm: Callable[[], None], load: Load, steps: int, refill:
 
 
 def steady(n: int, steps: int) -> float:
-    """`n` requests decode, nothing waits."""
+    """`n` requests decode, and none waits."""
     scheduler = make_scheduler(n, 6_000 * n)
     load = Load(scheduler, prompt=300, answer=(4_000, 5_000))
 
@@ -107,7 +107,7 @@ def steady(n: int, steps: int) -> float:
 
 
 def loaded(n: int, steps: int, places: int, slots: int, what: str) -> float:
-    """About `n` run and `n` wait."""
+    """About `n` requests run and `n` wait."""
     scheduler = make_scheduler(places, slots)
     load = Load(scheduler, prompt=300, answer=(50, 500))
 

@@ -1,4 +1,5 @@
-"""What the kernel says of processes: CPU time, memory, descriptors and threads, and what others use meanwhile."""
+"""The kernel's figures of processes: CPU time, memory, descriptors and threads, and what other processes use
+meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one process, now."""
+    """The figures of one process at one time."""
 
     cpu_seconds: float
     rss_mb: float
@@ -23,14 +24,14 @@ class Figures:
 
 
 def figures(pid: int) -> Figures:
-    """Raises OSError when there is no such process."""
+    """Returns the figures. Raises OSError if the process does not exist."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     cpu = (int(fields[11]) + int(fields[12])) / _TICK
     return Figures(cpu, int(fields[21]) * _PAGE_MB, int(fields[17]), len(os.listdir(f"/proc/{pid}/fd")))
 
 
 class Window:
-    """Cores that processes use between now and `cores`, and those that everybody else uses."""
+    """Measures the cores that some processes, and all others, use between now and the call of `cores`."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._before = {pid: figures(pid).cpu_seconds for pid in pids}
@@ -38,7 +39,7 @@ class Window:
         self._start = time.monotonic()
 
     def cores(self) -> tuple[dict[int, float], float]:
-        """By process, and of all others together."""
+        """Returns the cores by process, and of all others together."""
         seconds = time.monotonic() - self._start
         used = {pid: figures(pid).cpu_seconds - before for pid, before in self._before.items()}
         others = _busy_seconds() - self._busy - sum(used.values())
@@ -46,7 +47,7 @@ class Window:
 
 
 def _busy_seconds() -> float:
-    """CPU time that the machine has spent on anything but waiting."""
+    """Returns the CPU time that the machine has spent on anything but waiting."""
     user, nice, system, _idle, _wait, irq, soft, *_ = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )

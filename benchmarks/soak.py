@@ -1,23 +1,28 @@
-"""A server under mixed load for as long as you like: does anything grow?
+"""A server under mixed load for any length of time: does anything grow?
 
     python benchmarks/soak.py [--minutes 10] [--rate 0] [--clients 24] [--workers 2]
 
-The server is `llmcore testserver`'s (supervisor, HTTP workers, the engine with the fake model). Its clients ask for
-streams and whole answers of every length in two dialects, over kept and fresh connections; ABORTED of them leave in
-the middle, SHORT want one token, some ask for what is refused, and some bring a step that finds no memory: once, and
-most of them are answered, or always, and they get 503; all beside them are answered. Every answer is compared with the
-one that the model must give. `--rate` is how many requests they send per second together (0: as fast as they can).
+The server is `llmcore testserver`. Clients ask for streams and whole answers of every length in two dialects, over
+kept and fresh connections. ABORTED of them disconnect in the middle, SHORT want one token, and some send requests that
+are refused. Some bring a step that runs out of memory: either once, and most of them are answered, or always, and they
+get 503. All requests beside them are answered. Every answer is compared with the one that the model must give.
+`--rate` is their requests per second together (0: as fast as they can).
 
-The run's first part, WARM_REQUESTS per worker, fills pools and caches; its second, `--minutes` long, counts. Every
-minute and at the end a row per process says how its memory grows in the second part (MB per hour; the median of the
-slopes between all pairs of points, after Theil and Sen, and between which slopes 95 % of such medians lie), how many
-threads and descriptors it has; a row for the server, its live KV slots and requests while nothing is asked, and the
-cores that all of it takes, clients included.
+The first part of the run, WARM_REQUESTS per worker, fills pools and caches. The second, `--minutes` long, counts.
+Every minute and at the end the script prints a row per process. It shows the growth of memory in the second part in MB
+per hour. The growth is the median of the slopes between all pairs of points, after Theil and Sen. Beside it is the
+range that holds 95 % of such medians. It also shows the threads and descriptors. A row for the server shows its live
+KV slots and requests while no client asks, and the cores that everything takes, clients included.
 
-Exit code 1 when something grows: memory by GROWTH_MB per hour or more; threads or descriptors beyond what they were
-after the warm-up; live slots or requests while nothing is asked; answers that are wrong or missing; a process that was
-replaced. A short run cannot tell GROWTH_MB per hour from one piece of memory taken late (RESOLUTION_MB), and asks for
-more before it says so; its last line says from which growth on, and how long a run must be for GROWTH_MB.
+Exit code 1 if something grows:
+- memory, by GROWTH_MB per hour or more
+- threads or descriptors beyond those after the warm-up
+- live slots or requests while no client asks
+- answers that are wrong or missing
+- a process that was replaced
+
+A short run cannot tell GROWTH_MB per hour from one piece of memory taken late (RESOLUTION_MB), so it requires more
+growth. The last line gives the growth that it can detect, and how long a run must be for GROWTH_MB.
 """
 
 from __future__ import annotations
@@ -47,34 +52,35 @@ from processes import Figures, Window, figures
 ABORTED, SHORT, REFUSED, FAULTY = 0.3, 0.2, 0.05, 0.01
 GROWTH_MB = 1.0
 RESOLUTION_MB = 0.5
-"""An allocator asks for memory in pieces up to this large; less than one is no growth."""
+"""An allocator takes memory in pieces up to this size, so less than one piece does not count as growth."""
 
 WARM_REQUESTS = 15_000
-"""Per worker: by then pools and caches have filled up, in workers and in the engine (benchmarks/README.md)."""
+"""Requests per worker until pools and caches are full, in workers and in the engine (benchmarks/README.md)."""
 
 SPARE = 3
-"""Threads and descriptors that a process may have beyond what it had after the warm-up."""
+"""Threads and descriptors that a process may have beyond those after the warm-up."""
 
 SAMPLE_SECONDS = 2.0
 POINTS = 60
-"""Samples of the second part are joined to this many points, each the median of its time: what a crowd of requests
-takes for a moment is no growth."""
+"""Samples of the second part are joined to this many points, each the median of its time. So a momentary peak of many
+requests does not count as growth."""
 
 PATIENCE = 300.0
-"""For an answer, and until nothing runs: others may keep the machine busy for minutes, what hangs does so for good."""
+"""Seconds for an answer, and until nothing runs. Others may keep the machine busy for minutes, but a hang is
+forever."""
 
 VOCABULARY = 94
 LONGEST = 600
-"""Prompts and answers are up to this long, in tokens, most of them short, so that there are many; together they do not
-fit the cache, so that it evicts."""
+"""Upper limit of prompts and answers, in tokens. Most are short, so that there are many. Together they exceed the
+cache, so that it evicts."""
 
 FAULTS = {"oom": VOCABULARY, "oom_once": VOCABULARY + 1}
-"""Tokens that no other prompt has, for steps that find no memory. `oom_once` fails every other step that has it: who
-is in one beside another of them may fail alone too, and gets 503."""
+"""Tokens that no other prompt has, for steps that run out of memory. `oom_once` fails every other step that has it: a
+request that is in a step with another of them may also fail when it runs alone, and gets 503."""
 
 
 class Pace:
-    """So many requests per second, whoever sends them; 0: as many as there are. For any thread."""
+    """Paces all clients together to a number of requests per second. 0: no limit. For any thread."""
 
     def __init__(self, rate: float) -> None:
         self._gap = 1 / rate if rate else 0.0
@@ -82,7 +88,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def wait(self, over: threading.Event) -> None:
-        """For this request's turn, or the end."""
+        """Wait for this request's turn, or the end."""
         with self._lock:
             turn = max(self._next, time.monotonic())
             self._next = turn + self._gap
@@ -91,19 +97,19 @@ class Pace:
 
 @dataclass
 class Tally:
-    """What clients have seen, by kind. For any thread."""
+    """Counts the clients' outcomes by kind. For any thread."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str) -> None:
-        """One more."""
+        """Count one more."""
         with self._lock:
             self.counts[kind] += 1
 
     def fail(self, what: str) -> None:
-        """Something that must not happen; the first few are told at once and kept."""
+        """Count something that must not happen. The first few are printed at once and kept."""
         with self._lock:
             self.counts["errors"] += 1
             if len(self.wrong) < 5:
@@ -126,7 +132,7 @@ class Client(threading.Thread):
         self._resting = resting
 
     def run(self) -> None:
-        """Until the end."""
+        """Send requests until the end."""
         while not self._over.is_set():
             if self._resting.is_set():
                 time.sleep(0.05)
@@ -191,7 +197,7 @@ def _length(rng: random.Random) -> int:
 
 
 def _text(answer: bytes) -> str:
-    """The generated text of an answer, whole or streamed, in either dialect."""
+    """Returns the generated text of an answer, whole or streamed, in either dialect."""
     if not answer.startswith(b"data:"):
         whole = json.loads(answer)
         return str(whole["choices"][0]["text"] if "choices" in whole else whole["generated_text"][0])
@@ -212,7 +218,7 @@ class Watched:
     samples: list[tuple[float, Figures]] = field(default_factory=list)
 
     def slope(self, since: float) -> tuple[float, float, float]:
-        """MB per hour from `since` on, and between what it lies."""
+        """Returns the MB per hour from `since` on, and its range."""
         settled = [(hours, now.rss_mb) for hours, now in self.samples if hours >= since]
         size = math.ceil(len(settled) / POINTS) or 1
         parts = [settled[i : i + size] for i in range(0, len(settled), size)]
@@ -221,7 +227,7 @@ class Watched:
         )
 
     def grows(self, since: float) -> list[str]:
-        """What of it does."""
+        """Returns the figures that grow."""
         settled = [now for hours, now in self.samples if hours >= since]
         if not settled:
             return []
@@ -239,8 +245,9 @@ class Watched:
 
 
 def theil_sen(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """The median slope between any two of `points`, and the two between which it lies in 95 of 100 cases: as many
-    slopes to both sides of it as Kendall's rank correlation leaves to chance (Sen, 1968)."""
+    """Returns the median slope between any two of `points`, and the two slopes between which it lies in 95 of 100
+    cases. Kendall's rank correlation says how many slopes lie between the median and each of the two by chance (Sen,
+    1968)."""
     slopes = sorted((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2))
     if not slopes:
         return 0.0, -math.inf, math.inf
@@ -252,19 +259,20 @@ def theil_sen(points: Sequence[tuple[float, float]]) -> tuple[float, float, floa
 
 
 def seen(hours: float) -> float:
-    """The growth, in MB per hour, from which on a second part of that length calls it one."""
+    """Returns the least MB per hour that a second part of this length counts as growth."""
     return max(GROWTH_MB, RESOLUTION_MB / hours)
 
 
 class Soak:
-    """The server, its clients and what was seen of both. `warm_requests`: after how many the time begins to count."""
+    """The server, its clients and the observations. `warm_requests`: number of requests after which the time
+    counts."""
 
     def __init__(self, server: RunningServer, clients: int, pace: Pace, seconds: float, warm_requests: int) -> None:
         self._server = server
         self._seconds = seconds
         self._warm_requests = warm_requests
         self._warm = math.inf
-        """Hours after the start at which it was warm."""
+        """Hours from the start to the end of the warm-up."""
         self._held: dict[str, float] = {}
         self._tally = Tally()
         self._over, self._resting = threading.Event(), threading.Event()
@@ -278,7 +286,7 @@ class Soak:
         return Window([os.getpid(), *(watched.pid for watched in self._watched)])
 
     def run(self) -> list[str]:
-        """What grew."""
+        """Runs the load. Returns everything that grew."""
         start = time.monotonic()
         for client in self._clients:
             client.start()
@@ -303,7 +311,7 @@ class Soak:
         return grown + self._left + self._tally.wrong
 
     def _sample(self, hours: float) -> bool:
-        """Whether every process is still there."""
+        """True if every process is still there."""
         for watched in self._watched:
             try:
                 watched.samples.append((hours, figures(watched.pid)))
@@ -313,7 +321,7 @@ class Soak:
         return True
 
     def _rest(self) -> None:
-        """Nothing is asked for a moment: then nothing may run, wait or hold slots."""
+        """Pause all clients. Then nothing may run, wait or hold slots."""
         self._resting.set()
         deadline = time.monotonic() + PATIENCE
         self._held = {"": 1.0}

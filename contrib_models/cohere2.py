@@ -73,7 +73,7 @@ def read_config(hf: Mapping[str, Any]) -> Cohere2Config:
     fields = read_dense(given, "Cohere2ForCausalLM", defaults=DEFAULTS, partial_rotary=False)
     window, every = hf.get("sliding_window", 4096), int(hf.get("sliding_window_pattern", 4))
     if window is None:
-        raise ConfigError("Cohere2ForCausalLM without a sliding_window is not known; its windowed layers alone turn")
+        raise ConfigError("Cohere2ForCausalLM without a sliding_window is not known; only windowed layers have rope")
     layers = range(1, fields["num_layers"] + 1)
     types = hf.get("layer_types") or ["sliding_attention" if i % every else "full_attention" for i in layers]
     groups = fields["kv_groups"] = windowed_groups(fields["kv_groups"][0], types, window)

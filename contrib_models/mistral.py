@@ -59,7 +59,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 
 def read_config(hf: Mapping[str, Any]) -> MistralConfig:
-    """Reads config.json. A missing window is 4096, as in transformers. A null means that there is no window."""
+    """Reads config.json. A missing window is 4096, as in transformers. A null means full attention."""
     if (activation := hf.get("hidden_act", "silu")) != "silu":
         raise ConfigError(f"MistralForCausalLM with hidden_act {activation!r} is not known; its MLP uses silu")
     window = hf.get("sliding_window", 4096)

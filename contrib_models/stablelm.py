@@ -1,4 +1,4 @@
-"""StableLmForCausalLM: LayerNorm and rope on part of each head. The config may add norms of q and k or a parallel
+"""StableLmForCausalLM: LayerNorm, and rope on a part of each head. The config may add norms of q and k or a parallel
 MLP."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def register_models() -> Iterable[ModelSpec]:
 
 @hookimpl
 def register_kv_layouts() -> Iterable[KVLayoutSpec]:
-    """`mla-latent`, one row per token for all heads."""
+    """`mla-latent`: one row per token for all heads."""
     yield KVLayoutSpec(
         name="mla-latent",
         make="llmcore_deepseek.layout:LatentLayout",

@@ -46,7 +46,7 @@ class Pre:
     whole: bool = False
     """A word that is a token is not merged."""
     begins: bool = False
-    """The default for texts that begin with the first token, if the file does not say."""
+    """Texts begin with the first token, unless the file says otherwise."""
 
 
 PRE: Mapping[str, Pre] = {

@@ -95,7 +95,7 @@ class _Closing:
 
     def _put_in_place(self) -> None:
         """Copy a definition to its uses if it is used once, or is small and refers to nothing. llguidance accepts an
-        optional property that nothing fits, but not a definition that nothing fits."""
+        optional property that nothing fits. It does not accept such a definition."""
         for name, uses in self._uses.items():
             made = self._made[name]
             text = json.dumps(made) if len(uses) > 1 else ""

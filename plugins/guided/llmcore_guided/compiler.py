@@ -40,7 +40,8 @@ CHEAP_SECONDS = 0.02
 makes their masks wait for each other, and its limit of states applies to all of them together."""
 
 TRIED_TOKENS, TRIED_SECONDS = 16, 0.1
-"""Tokens and seconds that each of two trial answers takes at compile time. They find most exceeded limits early."""
+"""Limits of two trial answers at compile time: tokens of each, and seconds of both. They find most exceeded limits
+early."""
 
 
 @dataclass(frozen=True)

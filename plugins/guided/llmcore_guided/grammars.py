@@ -68,8 +68,8 @@ def wanted(args: Mapping[str, Any]) -> Wanted:
     - `json`: a schema, as an object or as text; `json_object`: true for any object
     - `regex`; `choice`: a list of texts; `grammar`: Lark, or GBNF (EBNF with ::=)
     - `lark`: a grammar that a parser of tool calls wrote. `tags` maps a rule to the text of a tag; the grammar may use
-      this
-      rule and `before_RULE`, text up to and with the tag. `schemas` maps a rule to {"schema", "strict", "of": owner}.
+      this rule and `before_RULE`, text up to and with the tag. `schemas` maps a rule to {"schema", "strict", "of":
+      owner}.
 
     The others:
     - `strict`: a keyword of the schema that cannot be enforced is an error

@@ -1,6 +1,6 @@
 """The rest of a regular expression after some text, with a key by which masks can be kept.
 
-llguidance walks the vocabulary for every mask (1 ms if most of it is allowed) and does not tell a matcher's state. The
+For every mask llguidance walks the vocabulary (1 ms if most of it is allowed). It does not tell a matcher's state. The
 tokens that may come next depend only on the rest of the expression: its Brzozowski derivatives (J. ACM 11, 1964) by
 the characters so far. Counts are cut to the numbers that one token can tell apart (`Node.key`), so "three to sixty
 words" has a dozen states instead of sixty. Only expressions that are surely read as llguidance reads them are

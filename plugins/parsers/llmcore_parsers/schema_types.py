@@ -43,7 +43,7 @@ def _parsed(text: str) -> Any:
 
 
 def _refuse_constant(text: str) -> object:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _type_of(value: object) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What the Qwen families share: which layers see a window, the pre-norm block, and the decoder around it."""
+"""The common part of the Qwen families: which layers have a window, the pre-norm block, and the decoder around it."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class QwenConfig(DenseConfig):
-    """`windows`: per layer, the tokens a query sees including itself, None for all. Layers with a window are a KV
-    group, layers without are another.
-    """
+    """`windows`: for each layer, the number of tokens that a query sees, itself included; None: all. Layers with a
+    window are one KV group, and the other layers are another."""
 
     windows: tuple[int | None, ...]
 
     def attention(self, index: int) -> AttnSpec:
-        """What layer `index` wants."""
+        """Returns the attention of layer `index`."""
         return AttnSpec(
             **self.sizes, value_size=self.head_size, scale=self.head_size**-0.5, window=self.windows[index]
         )
 
     def group(self, index: int) -> str:
-        """The KV group of layer `index`."""
+        """Returns the KV group of layer `index`."""
         return "full" if self.windows[index] is None else "window"
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Heads and their size, as QKVLinear takes them."""
+        """Returns the heads and their size, as QKVLinear takes them."""
         return {"heads": self.heads, "kv_heads": self.kv_heads, "key_size": self.head_size}
 
 
 def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """The fields of a QwenConfig from config.json. Raises ConfigError for what is not known or contradicts itself."""
+    """Returns the fields of a QwenConfig from config.json. Raises ConfigError for unsupported or contradictory
+    values."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"{architecture} with hidden_act {activation!r} is not known; its MLP uses silu")
     fields = read_dense({**DEFAULTS, **hf}, architecture, partial_rotary=False)
@@ -74,7 +74,7 @@ def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
 
 
 class Block(Layer):
-    """norm, attention, norm, MLP; the residual stream runs beside the hidden states."""
+    """norm, attention, norm, MLP. The residual stream runs beside the hidden states."""
 
     def __init__(self, build: Build, config: DenseConfig, attention: Attention, mlp: nn.Module) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Block(Layer):
 def decoder(
     build: Build, config: DenseConfig, block: Callable[[int], nn.Module], head: nn.Module | None = None
 ) -> Decoder:
-    """The whole model around `block(i)`, its layer i. `head`: None for a language model's."""
+    """Returns the whole model. `block(i)` makes layer i. `head`: None for a language model's."""
     embedding = Embedding(build, config.vocab_size, config.hidden_size)
     if head is None:
         weight = embedding.weight if config.tied else None

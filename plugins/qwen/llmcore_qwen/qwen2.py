@@ -1,4 +1,4 @@
-"""Qwen2ForCausalLM: a Llama block with biases on q, k and v alone, and a sliding window on some of its layers."""
+"""Qwen2ForCausalLM: a Llama block with biases on q, k and v only, and a sliding window on some of its layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcore_qwen.common import Block, QwenConfig, decoder, read_qwen
 
 
 def read_config(hf: Mapping[str, Any]) -> QwenConfig:
-    """From config.json."""
+    """Reads config.json."""
     return QwenConfig(**read_qwen(hf, "Qwen2ForCausalLM"))
 
 
@@ -23,7 +23,7 @@ def weights(config: QwenConfig) -> WeightMap:
 
 
 def attention(build: Build, config: QwenConfig, rope: Rope, index: int, *, bias: bool = True) -> Attention:
-    """Of layer `index`. `bias`: on q, k and v."""
+    """Returns the attention of layer `index`. `bias`: of q, k and v."""
     hidden = config.hidden_size
     return Attention(
         build,
@@ -42,7 +42,7 @@ def build(config: QwenConfig, build: Build) -> Decoder:
 
 
 def with_head(config: QwenConfig, build: Build, head: nn.Module | None = None) -> Decoder:
-    """The whole model. `head`: None for a language model's."""
+    """Returns the whole model. `head`: None for a language model's."""
     rope = Rope(build, config.rope)
 
     def block(index: int) -> Block:

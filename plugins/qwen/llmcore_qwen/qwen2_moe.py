@@ -27,14 +27,14 @@ DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2MoeConfig(SparseConfig):
-    """`qkv_bias`: on q, k and v; `shared_inner`: width of the expert that every token sees."""
+    """`qkv_bias`: q, k and v have biases. `shared_inner`: width of the expert that every token sees."""
 
     qkv_bias: bool
     shared_inner: int
 
 
 def read_config(hf: Mapping[str, Any]) -> Qwen2MoeConfig:
-    """From config.json; without layer_types, every other layer up to max_window_layers has the window."""
+    """Reads config.json. Without layer_types, every other layer up to max_window_layers has the window."""
     given = {**DEFAULTS, **hf}
     if given.get("use_sliding_window") and not given.get("layer_types"):
         first = int(given.get("max_window_layers", 28))
@@ -48,7 +48,7 @@ def read_config(hf: Mapping[str, Any]) -> Qwen2MoeConfig:
 
 
 class SharedMoE(MoE):
-    """A mixture of experts, and one more expert by how much its own gate opens."""
+    """A mixture of experts, and one more expert that every token sees, scaled by its own gate."""
 
     def __init__(self, build: Build, config: Qwen2MoeConfig) -> None:
         super().__init__(build, config.hidden_size, config.expert_inner, config.route)
@@ -56,7 +56,7 @@ class SharedMoE(MoE):
         self.shared_expert_gate = Linear(build, config.hidden_size, 1)
 
     def extra(self, x: torch.Tensor, step: Bucketed) -> torch.Tensor:
-        """[T, size]."""
+        """Returns the output of the expert that every token sees, [T, size]."""
         return self.shared_expert_gate(x, step).sigmoid() * self.shared_expert(x, step)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Qwen3ForCausalLM: q and k are normed head by head before rope; heads are as wide as the config says."""
+"""Qwen3ForCausalLM: q and k are normed head by head before rope. The config gives the head size."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmcore_qwen.common import Block, QwenConfig, decoder, read_qwen
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(QwenConfig):
-    """`attention_bias`: on all four linears of attention."""
+    """`attention_bias`: all four linears of attention have biases."""
 
     attention_bias: bool
 
 
 def read_config(hf: Mapping[str, Any]) -> Qwen3Config:
-    """From config.json; heads that it does not size have 128 elements, as in transformers."""
+    """Reads config.json. The default head size is 128, as in transformers."""
     fields = read_qwen({"head_dim": 128, **hf}, "Qwen3ForCausalLM")
     return Qwen3Config(**fields, attention_bias=bool(hf.get("attention_bias", False)))
 
@@ -31,7 +31,7 @@ def weights(config: Qwen3Config) -> WeightMap:
 
 
 def attention(build: Build, config: Qwen3Config, rope: Rope, index: int) -> Attention:
-    """Of layer `index`."""
+    """Returns the attention of layer `index`."""
     hidden, size, bias = config.hidden_size, config.head_size, config.attention_bias
     return Attention(
         build,

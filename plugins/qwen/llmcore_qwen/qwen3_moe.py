@@ -25,11 +25,11 @@ DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(SparseConfig, qwen3.Qwen3Config):
-    """Attention as in Qwen3, MLPs as in every sparse Qwen."""
+    """Attention as in Qwen3, and MLPs as in every sparse Qwen."""
 
 
 def read_config(hf: Mapping[str, Any]) -> Qwen3MoeConfig:
-    """From config.json; a window, where it is used, is on all layers."""
+    """Reads config.json. If a window is used, all layers have it."""
     windowed = hf.get("use_sliding_window") and hf.get("sliding_window", 4096) is not None
     kinds = [SLIDING if windowed else FULL] * int(hf["num_hidden_layers"])
     given = {**DEFAULTS, **hf, "layer_types": kinds}

@@ -1,4 +1,4 @@
-"""What the sparse Qwen families share: which layers are mixtures of experts, and how their routers choose."""
+"""The common part of the sparse Qwen families: which layers are mixtures of experts, and how their routers choose."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from llmcore_qwen.common import QwenConfig, read_qwen
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(QwenConfig):
-    """`route`: how experts are chosen; `expert_inner`: width of one of them; `sparse`: per layer, whether it is a
-    mixture of experts. The others have an MLP of width `inner`.
-    """
+    """`route`: how experts are chosen. `expert_inner`: width of one expert. `sparse`: for each layer, True if it is a
+    mixture of experts. The other layers have an MLP of width `inner`."""
 
     route: RouteSpec
     expert_inner: int
@@ -24,9 +23,9 @@ class SparseConfig(QwenConfig):
 
 
 def read_sparse(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """The fields of a SparseConfig from config.json. Raises ConfigError as `read_qwen` does."""
+    """Returns the fields of a SparseConfig from config.json. Raises ConfigError as `read_qwen` does."""
     fields = read_qwen(hf, architecture)
-    # transformers saves it under either name
+    # transformers saves the number under either name
     experts = int(hf["num_local_experts"] if "num_local_experts" in hf else hf["num_experts"])
     every, dense = int(hf.get("decoder_sparse_step", 1)), frozenset(hf.get("mlp_only_layers") or ())
     layers = range(fields["num_layers"])

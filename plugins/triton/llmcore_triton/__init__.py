@@ -11,17 +11,17 @@ from llmcore_triton.specs import moe as moe_specs
 from llmcore_triton.specs import rows as rows_specs
 from llmcore_triton.specs import sampling as sampling_specs
 
-# the names of the modules themselves belong to the kernels: importing llmcore_triton.linear binds `linear` here
+# `llmcore_triton.linear` is the kernels' module, and importing it here would bind the name `linear`
 
 
 @hookimpl
 def register_kernels() -> Iterable[KernelSpec]:
-    """By what they do."""
+    """The kernels, by kind of op."""
     for part in (attention_specs, linear_specs, mla_specs, moe_specs, rows_specs, sampling_specs):
         yield from part.kernels()
 
 
 @hookimpl
 def register_modes() -> Iterable[ModeSpec]:
-    """The seeds' names for ways to decode."""
+    """The modes for decoding, under LightLLM's names."""
     yield from attention_specs.modes()

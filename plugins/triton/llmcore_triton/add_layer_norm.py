@@ -16,13 +16,13 @@ __all__ = ["candidates", "make", "make_with"]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     launch, rows = launcher(context, config, ADD=True, INNER=1, OWN=False)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [T, size] -> (normed sum, sum), which are x and residual."""
+        """x, residual [T, size] -> (normed sum, sum). The results are x and residual, changed in place."""
         n, stride = x.shape[0], x.stride(0)
         tensors = (x, residual, weight, weight if bias is None else bias, x)
         variant = launch.but(BIAS=bias is not None)
@@ -33,5 +33,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

@@ -17,7 +17,7 @@ __all__ = ["candidates", "make", "make_with"]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     width = size(context, "size")
     block, pdl = power(width), overlaps(context)
     rows = max(1, SHORT // block)
@@ -28,7 +28,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [T, size] -> (normed sum, sum), which are x and residual."""
+        """x, residual [T, size] -> (normed sum, sum). The results are x and residual, changed in place."""
         n, stride = x.shape[0], x.stride(0)
         grid = ((n + rows - 1) // rows,)
         launch(grid, x, residual, weight, x, n, stride, 0, residual.stride(0), stride, eps)
@@ -38,5 +38,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

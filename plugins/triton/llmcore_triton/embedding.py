@@ -1,4 +1,4 @@
-"""embedding: a program per token and block of columns copies its part of a row."""
+"""embedding: one program for each token and block of columns copies its part of a row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _rows_of(ids, table, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.c
 
 
 def make(context: OpContext) -> Op:
-    """The kernel; it has no choices worth measuring, a step needs it once."""
+    """The kernel. It has no choices worth measuring: a step needs it once."""
     width, pdl = size(context, "size"), overlaps(context)
     block = min(power(width), BLOCK_COLUMNS)
     blocks = -(-width // block)

@@ -1,7 +1,7 @@
-"""Compiled kernels, entered without what Triton's launcher does anew for every launch.
+"""Enters compiled kernels without the work that Triton's launcher repeats for every launch.
 
-Triton asks the driver about each tensor's address, encodes each TMA descriptor again and walks through all arguments
-to put it in. Here addresses are numbers, and a descriptor that is launched again (of weights) is encoded once.
+Triton asks the driver about each tensor's address, encodes each TMA descriptor again, and walks through all arguments
+to insert it. Here addresses are numbers, and a descriptor that is launched again (a weight's) is encoded only once.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 _KNOWN = "3.6."
-"""The Triton whose launcher this enters; any other is called as it wants to be."""
+"""The version of Triton whose launcher this code enters. Any other version is called through its public launcher."""
 
 _PARTS = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
 
 Launch = Callable[[tuple[int, ...], Sequence[Any], list[Any]], None]
-"""((x, y, z, stream), arguments, the same with addresses in place of tensors, which it may change)."""
+"""((x, y, z, stream), arguments, the same with addresses in place of tensors). The function may change the last
+list."""
 
 
 class Box(TensorDescriptor):  # type: ignore[misc]
-    """What TMA reads boxes of, for makers that have checked alignment themselves: Triton checks it all again."""
+    """A TMA descriptor whose maker has checked alignment already. Triton's own class checks it again."""
 
     def __post_init__(self) -> None:
-        """No checks."""
+        """Checks nothing."""
 
 
 def launch_of(compiled: Any, boxes: tuple[int, ...], constants: tuple[Any, ...]) -> Launch:
-    """How to launch a compiled kernel; `boxes`: which arguments are descriptors."""
+    """Returns a function that launches a compiled kernel. `boxes`: places of the arguments that are descriptors."""
     found = _entry(compiled.run, bool(boxes))
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     if found is None:
@@ -42,7 +43,7 @@ def launch_of(compiled: Any, boxes: tuple[int, ...], constants: tuple[Any, ...])
         return usual
     enter, encodings = found
     head = (function, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, None, None, None)
-    # from the last on: each descriptor takes more than one place
+    # in reverse order: each descriptor is replaced by more than one argument
     described = tuple(zip(boxes, encodings, strict=True))[::-1]
 
     def direct(where: tuple[int, ...], arguments: Sequence[Any], numbers: list[Any]) -> None:
@@ -54,7 +55,8 @@ def launch_of(compiled: Any, boxes: tuple[int, ...], constants: tuple[Any, ...])
 
 
 def _entry(run: Any, boxes: bool) -> tuple[Callable[..., None], Sequence[Any]] | None:
-    """The function in C, and how it wants descriptors to be encoded; None where this is not the launcher we know."""
+    """Returns the C function, and how it wants descriptors to be encoded. None: this is not the launcher that we
+    know."""
     if not triton.__version__.startswith(_KNOWN) or not all(hasattr(run, part) for part in _PARTS):
         return None
     if run.global_scratch_size or run.profile_scratch_size:
@@ -68,7 +70,7 @@ def _entry(run: Any, boxes: bool) -> tuple[Callable[..., None], Sequence[Any]] |
 
 
 def _encoded(box: TensorDescriptor, how: Any, kernel: object) -> list[Any]:
-    """What `kernel` takes for a descriptor, which keeps it: what it describes does not change."""
+    """Returns the arguments by which `kernel` takes a descriptor. The box keeps them, since it never changes."""
     kept: dict[object, list[Any]] = vars(box).setdefault("encoded", {})
     found = kept.get(kernel)
     if found is None:

@@ -1,4 +1,4 @@
-"""gelu_and_mul: a program per token and block of columns (see silu_and_mul); rounds once."""
+"""gelu_and_mul: one program for each token and block of columns (see silu_and_mul). It rounds once."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _gated(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.cons
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     return gated(_gated, context, config)
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

@@ -1,4 +1,4 @@
-"""gelu_tanh: a program per token and block of columns; rounds once."""
+"""gelu_tanh: one program for each token and block of columns. It rounds once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["candidates", "default", "make", "make_with"]
 
 @triton.jit
 def gelu(x):  # type: ignore[no-untyped-def]
-    """Of f32. (1 + tanh(u)) / 2 is sigmoid(2 u), which neither overflows nor cancels where u is far below zero."""
+    """gelu of f32. (1 + tanh(u)) / 2 is sigmoid(2 u), which neither overflows nor cancels for u far below zero."""
     TWICE: tl.constexpr = 1.5957691216057308  # 2 sqrt(2 / pi)
     return x / (1.0 + tl.exp(-TWICE * x * (1.0 + 0.044715 * x * x)))
 
@@ -37,7 +37,7 @@ def _bent(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.const
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     width, pdl, block = size(context, "size"), overlaps(context), config["block"]
     blocks = -(-width // block)
     fixed = {"SIZE": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl, "num_warps": config["num_warps"]}
@@ -53,5 +53,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

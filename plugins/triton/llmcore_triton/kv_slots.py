@@ -1,4 +1,4 @@
-"""kv_slots: a thread per token."""
+"""kv_slots: one thread per token."""
 
 from __future__ import annotations
 

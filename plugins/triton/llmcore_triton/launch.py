@@ -1,12 +1,12 @@
-"""What every kernel needs to be launched: where it runs, and how it overlaps with the one before it.
+"""Launching kernels: where they run, and how a kernel overlaps with the one before it.
 
-With programmatic dependent launch a kernel may start while the one before it in the stream is finishing. Up to
-`wait` it may only read what no kernel writes (weights); after it, everything the kernels before have written is
-there. `release` lets the next kernel start; it changes nothing about what that one may read.
+With programmatic dependent launch a kernel may start before the previous one in the stream has finished. Before `wait`
+it may only read data that no kernel writes (weights). After `wait` it sees all writes of the kernels before it.
+`release` lets the next kernel start. It does not change what that kernel may read.
 
-Kernels here release after they have waited. So one that starts early finds all that was written before the kernel
-just ahead of it began: what is known to be as old (a step's lengths and lists) is read before `wait`, past the L1
-cache.
+Kernels here release after their `wait`. So a kernel that starts early sees everything that was written before the
+kernel just ahead of it began. Data that is known to be that old (a step's lengths and lists) is read before `wait`,
+bypassing the L1 cache.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from llmcore_triton.entry import Launch, launch_of
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether kernels run in Triton's interpreter, on CPU tensors."""
+"""True if kernels run in Triton's interpreter, on CPU tensors."""
 
 HOPPER = 90
 
 
 def overlaps(context: OpContext) -> bool:
-    """Whether the device can start a kernel before its predecessor has ended (the constexpr PDL of kernels)."""
+    """True if the device can start a kernel before the previous one has ended (the constexpr PDL of kernels)."""
     return not INTERPRETED and (context.device.capability or 0) >= HOPPER
 
 
 def place(context: OpContext) -> torch.device:
-    """Where a kernel made for `context` finds its tensors."""
+    """Returns the device of the tensors of a kernel made for `context`."""
     return torch.device("cpu" if INTERPRETED else context.device.type)
 
 
 class Bound:
     """A kernel with its compile-time arguments and options: ``bound(grid, *runtime_arguments)`` launches it.
 
-    Triton's own launch examines and looks up every argument anew, which costs more than the GPU needs for a small
-    kernel. What it compiles depends on the types of arguments, on whether addresses are multiples of 16 bytes, and on
-    integers (unless `do_not_specialize`); this looks up the compiled kernel by just that. Runtime arguments come first
-    in a kernel's signature, compile-time ones last.
+    Triton's own launch examines every argument again, which takes longer than the GPU needs for a small kernel. A
+    compiled kernel depends on the types of arguments, on whether addresses are multiples of 16 bytes, and on integers
+    (unless `do_not_specialize`). This class looks up the compiled kernel by these alone. A kernel's signature has
+    runtime arguments first and compile-time ones last.
     """
 
     def __init__(self, kernel: Any, **fixed: Any) -> None:
@@ -61,7 +61,7 @@ class Bound:
             self._names = [p.name for p in kernel.params[first:]]
 
     def but(self, **more: Any) -> Bound:
-        """The same kernel with further compile-time arguments."""
+        """Returns the same kernel with further compile-time arguments."""
         key = tuple(more.items())
         found = self._variants.get(key)
         if found is None:
@@ -69,7 +69,7 @@ class Bound:
         return found
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any) -> None:
-        """Enqueue it on the current stream."""
+        """Enqueue the kernel on the current stream."""
         if INTERPRETED:
             self._kernel[grid](*arguments, **self._fixed)
             return
@@ -93,15 +93,15 @@ class Bound:
         launch((*grid, *_ONES[len(grid)], _stream(_device())), arguments, numbers)
 
     def _compile(self, form: _Form, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> Launch:
-        """The first launch, by Triton; the next of its kind need only its compiled kernel."""
+        """Lets Triton do the first launch. Later launches of the same form reuse its compiled kernel."""
         compiled = self._kernel[grid](*arguments, **self._fixed)
         return launch_of(compiled, form.boxes, tuple(self._fixed[name] for name in self._names))
 
 
 class _Form:
-    """Arguments of the same types: where there are tensors, descriptors and numbers, and what was compiled for them.
+    """Arguments of the same types: the places of tensors, descriptors and numbers, and what was compiled for them.
 
-    `numbers`: takes those that Triton compiles for; of the ones at `plain` only the size counts.
+    `numbers` picks the numbers that Triton compiles for. For those at `plain` only the size counts.
     """
 
     def __init__(self, types: tuple[type, ...], plain: tuple[bool, ...]) -> None:
@@ -115,10 +115,10 @@ class _Form:
 
 
 def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Takes what is at `places`."""
+    """Returns a function that picks the arguments at `places`."""
     if len(places) > 1:
         return itemgetter(*places)
-    # itemgetter of one place would give no tuple
+    # itemgetter with a single place would not return a tuple
     return lambda arguments: tuple([arguments[place] for place in places])
 
 
@@ -138,7 +138,7 @@ def _stream(device: int) -> int:
 
 @triton.jit
 def wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Until the kernels before this one have ended and their writes are visible."""
+    """Wait until the kernels before this one have ended and their writes are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 

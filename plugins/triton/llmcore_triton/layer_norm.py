@@ -1,4 +1,4 @@
-"""layer_norm: each row in one program, which keeps it in registers between mean, variance and product."""
+"""layer_norm: one program per row. It keeps the row in registers for mean, variance and product."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def norm_rows(  # type: ignore[no-untyped-def]
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows of x, [n_rows / INNER, INNER, SIZE]; with ADD first added to those of residual, which take the sum.
+    """Norms the rows of x, [n_rows / INNER, INNER, SIZE]. With ADD, residual += x first, and the sum is normed.
 
     OWN: each of the INNER rows has a weight and a bias of its own.
     """
@@ -56,13 +56,13 @@ def norm_rows(  # type: ignore[no-untyped-def]
     value = tl.load(x + starts[:, None] + columns[None, :], mask=keep, other=0.0)
     if ADD:
         sums = residual + (rows * residual_stride)[:, None] + columns[None, :]
-        # rounded to the residual's type before it is normed, as the op says
+        # the op rounds to the residual's type before it norms
         value = (tl.load(sums, mask=keep, other=0.0).to(tl.float32) + value.to(tl.float32)).to(value.dtype)
         tl.store(sums, value, mask=keep)
     wide = value.to(tl.float32)
-    # a plain division is off by an ulp or two, which a row of one number and a small eps make a thousand times as much
+    # a plain division is off by an ulp or two; a row of one number and a small eps make that a thousand times as large
     mean = tl.div_rn(tl.sum(wide, axis=1), tl.full([ROWS], SIZE, tl.float32))
-    # not as the mean of squares less the square of the mean, which cancels for rows far from zero
+    # not the mean of squares minus the square of the mean: that cancels for rows far from zero
     wide = tl.where(inside[None, :], wide - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
     normed = wide * scale[:, None] * gain
@@ -72,7 +72,7 @@ def norm_rows(  # type: ignore[no-untyped-def]
 
 
 def launcher(context: OpContext, config: Mapping[str, Any], **more: Any) -> tuple[Bound, int]:
-    """The kernel, and how many rows a program of it takes."""
+    """Returns the kernel, and the rows per program."""
     width, pdl = size(context, "size"), overlaps(context)
     block = power(width)
     rows = max(1, SHORT // block)
@@ -81,7 +81,8 @@ def launcher(context: OpContext, config: Mapping[str, Any], **more: Any) -> tupl
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`, for x of two or three dimensions; others are made two."""
+    """The kernel in the configuration `config`. It takes x of two or three dimensions; any other x is reshaped to
+    two."""
     width = size(context, "size")
     launch, rows = launcher(context, config, ADD=False)
 
@@ -104,5 +105,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

@@ -1,7 +1,7 @@
-"""linear and linear_silu_and_mul, kernel small_rows: weights once through the tensor cores for up to 64 tokens.
+"""linear and linear_silu_and_mul, kernel small_rows: reads weights once, with tensor cores, for up to 64 tokens.
 
-A call's work is cut into equal shares for a fixed number of programs, whatever the shape, or into whole tiles (see
-linear_kernels). What is added up across programs is added in one order, so equal calls give equal bits.
+The work of a call is cut into equal shares for a fixed number of programs, or into whole tiles (see linear_kernels).
+Sums across programs have a fixed order, so equal calls give equal bits.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ DEFAULT: dict[str, Any] = {
     **{"block_n": 64, "block_k": 128, "warps": 4, "stages": 8, "per_processor": 2},
     **{"tma": False, "early": ""},
 }
-"""`stages`: tiles on their way at most, fewer where shared memory ends. `per_processor`: programs on each
-multiprocessor; 0 gives every tile one program. `tma`: tiles come by the tensor memory accelerator, where alignment
-allows. `early`: each program loads one step's weights before `wait`, into "registers" or "shared" memory; "": none."""
+"""The configuration beside tile sizes and warps:
+- `stages`: tiles in flight at most. There are fewer if shared memory ends.
+- `per_processor`: programs on each multiprocessor. 0 gives every tile one program.
+- `tma`: tiles come by the tensor memory accelerator, where alignment allows.
+- `early`: each program loads one step's weights before `wait`, into "registers" or "shared" memory. "": none."""
 
 PADDED = (16, 32, 64)
 """Token counts that kernels are compiled for."""
@@ -46,23 +48,24 @@ _LEAST = 16
 """The smallest side of a tile in `tl.dot`."""
 
 _IN_FLIGHT = 24 * 1024
-"""Bytes of weights on their way to each multiprocessor without which memory is not kept busy."""
+"""The least bytes of weights in flight to each multiprocessor that keep memory busy."""
 
 _RESIDENT = 2
-"""Programs that share a multiprocessor's memory where every tile has one, and not all fit at once with it whole."""
+"""Programs that share a multiprocessor's memory if every tile has a program and not all fit at once with a whole one
+each."""
 
 _BARRIERS = 1024
-"""Bytes of shared memory, at most, in which TMA says what has arrived."""
+"""Upper bound of the bytes of shared memory for TMA's barriers."""
 
 _F32_BLOCK_K = 32
-"""f32 has no tensor cores that round as it should; longer blocks only make more instructions."""
+"""f32 does not use tensor cores, which round differently. Longer blocks would only mean more instructions."""
 
 
 class Plan(NamedTuple):
     """One shape's launch: positional arguments by name, and the kernel with its compile-time ones.
 
-    `boxes`: the tiles of x and weight that TMA is to read, None where it is not; `weights`: their descriptors by
-    address, made once because weights stay where they are.
+    `boxes`: the tiles of x and weight that TMA reads, or None. `weights`: their descriptors by address. They are made
+    once, because weights do not move.
     """
 
     programs: int
@@ -83,13 +86,13 @@ class SmallRows:
         self._gated = context.op == GATED
         self._plans: dict[tuple[int, int, int], Plan] = {}
         sizes = known_sizes(context)
-        # all buffers are made here: a call may be captured into a graph, and must not own memory
+        # all buffers are made here: a call may be captured into a CUDA graph, and must not own memory
         for padded in PADDED if sizes is not None else ():
             rows = (1 + self._gated) * sizes.outputs if sizes else 0
             self._plan(rows, sizes.inputs if sizes else 0, padded)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
+        """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that if the op is gated."""
         tokens = x.shape[0]
         if tokens > PADDED[-1]:
             return by_torch(x, weight, bias, self._gated)
@@ -151,11 +154,11 @@ class SmallRows:
 def _descriptors(
     x: torch.Tensor, weight: torch.Tensor, plan: Plan
 ) -> tuple[TensorDescriptor, TensorDescriptor] | tuple[None, None]:
-    """x and weight as what TMA reads boxes of; None where it cannot, or is not to."""
+    """Returns TMA descriptors of x and weight, or None if TMA cannot or should not read them."""
     if plan.boxes is None:
         return None, None
     tokens, inputs = x.shape
-    # one row's stride may be anything
+    # the stride of a single row may be anything
     stride = x.stride(0) if tokens > 1 else inputs
     element = x.element_size()
     place, address = x.data_ptr(), weight.data_ptr()
@@ -169,19 +172,19 @@ def _descriptors(
 
 
 def takes_tma(context: OpContext, config: Mapping[str, Any]) -> bool:
-    """Whether tiles are to come by TMA, which takes half types here."""
+    """True if tiles should come by TMA, which needs half types here."""
     return bool(config["tma"]) and (context.device.capability or 0) >= HOPPER and element_bytes(context) == 2
 
 
 def resident(context: OpContext, config: Mapping[str, Any], sizes: Sizes) -> int:
-    """Programs that share a multiprocessor's memory."""
+    """Returns the number of programs that share a multiprocessor's memory."""
     if config["per_processor"]:
         return int(config["per_processor"])
     return 1 if -(-sizes.outputs // config["block_n"]) <= processors(context) else _RESIDENT
 
 
 def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded: int) -> tuple[int, int, int]:
-    """(block_n, block_k, stages) of a configuration, cut down to the shape and to the shared memory there is."""
+    """Returns (block_n, block_k, stages) of a configuration, reduced to the shape and to the shared memory."""
     gated, element = context.op == GATED, element_bytes(context)
     block_n = max(min(config["block_n"], power_of_two(sizes.outputs)), _LEAST)
     block_k = max(min(config["block_k"], power_of_two(sizes.inputs)), _LEAST)
@@ -189,7 +192,7 @@ def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded:
         block_k = min(block_k, _F32_BLOCK_K)
     room = shared_bytes(context, resident(context, config, sizes))
     if config["per_processor"]:
-        # a tile that ends while others are on their way: its results move to another arrangement of threads
+        # a tile that ends while others are in flight: its results move between threads through shared memory
         room -= block_n * padded * 4
     if takes_tma(context, config):
         room -= _BARRIERS
@@ -206,19 +209,19 @@ def tile_of(context: OpContext, config: Mapping[str, Any], sizes: Sizes, padded:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> SmallRows:
-    """The op with one configuration."""
+    """The op in the configuration `config`."""
     return SmallRows(context, {**DEFAULT, **config})
 
 
 def make(context: OpContext) -> SmallRows:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     return make_with(context, tuned.choose(KERNEL, context, default(context)))
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """For shapes that nobody has measured: what did best in most of those that were.
+    """Returns the configuration for shapes that have not been measured: the best one for most measured shapes.
 
-    Where tiles of the whole depth would leave half of the processors idle, the work is cut evenly instead.
+    If tiles of the whole depth would leave half of the multiprocessors idle, the work is cut evenly instead.
     """
     if context.device.capability != HOPPER:
         return DEFAULT
@@ -248,7 +251,7 @@ _OTHERS: tuple[tuple[bool, str, _Tiles], ...] = (
 )
 
 _TILE_BYTES = 16 * 1024
-"""Weights of a step; smaller steps only cost more instructions where memory for larger ones is there."""
+"""Bytes of weights per step. If memory has room for this size, smaller steps only cost more instructions."""
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
@@ -266,7 +269,8 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def _worthwhile(context: OpContext, config: Mapping[str, Any], least: int) -> bool:
-    """Whether it fits as it stands and keeps memory and processors busy; `least` bytes of weights in a step."""
+    """True if a configuration fits unchanged and keeps memory and multiprocessors busy. `least`: bytes of weights per
+    step."""
     padded = PADDED[-1] if context.bucket >= 2 else PADDED[0]
     sizes = known_sizes(context) or Sizes(4096, 4096)
     try:
@@ -277,7 +281,7 @@ def _worthwhile(context: OpContext, config: Mapping[str, Any], least: int) -> bo
     step = rows * block_k * element_bytes(context)
     if block_n != config["block_n"] or block_k != config["block_k"] or stages < 3 or step < least:
         return False
-    # two accumulators of 128 rows are what registers hold; fewer rows than tokens would read x more than weights
+    # registers hold two accumulators of 128 rows; with fewer rows than tokens, x is read more often than weights
     if rows > 256 or padded > block_n or resident(context, config, sizes) * (stages - 1) * step < _IN_FLIGHT:
         return False
     return bool(config["per_processor"]) or 2 * -(-sizes.outputs // block_n) > processors(context)

@@ -1,4 +1,4 @@
-"""linear, kernel cublas: torch's own, so that what was measured decides between it and ours."""
+"""linear, kernel cublas: torch's own, so that measurements decide between it and our kernels."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from llmcore_triton import tuned
 KERNEL = "cublas"
 
 GAP = 0.7
-"""Microseconds that a kernel after this one starts late: none overlaps with cuBLAS, ours overlap with each other. The
-gaps beside cuBLAS in a profiled decode step of 256 rows on an H200 were 0.5 to 0.8 on average."""
+"""Microseconds by which the next kernel starts later, since cuBLAS does not overlap with others and our kernels do.
+The gaps beside cuBLAS in a profiled decode step of 256 rows on an H200 were 0.5 to 0.8 on average."""
 
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 ALIGNED = 8
-"""Half numbers in 16 bytes: other counts of outputs, and rows of results that start elsewhere, cost cuBLAS its fast
-kernels. A head of 49,155 outputs takes it 458 us on an H200 for 64 rows, where reading its weight takes 95."""
+"""Half numbers in 16 bytes. If outputs or the start of rows are not multiples of it, cuBLAS cannot use its fast
+kernels. A head of 49,155 outputs takes 458 us on an H200 for 64 rows, while reading its weight takes 95 us."""
 
 
 def make(context: OpContext) -> Linear:
-    """One function serves nearly every shape."""
+    """Returns one function that serves nearly every shape."""
     outputs = context.shape.get("outputs")
     if context.dtype == "f32" or not isinstance(outputs, int) or outputs < ALIGNED or outputs % ALIGNED == 0:
         return F.linear
@@ -35,7 +35,7 @@ def make(context: OpContext) -> Linear:
 
 
 def _in_two(border: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """F.linear, the outputs from `border` on by themselves; the result is a part of wider, aligned rows."""
+    """F.linear in two parts, split at output `border`. The result is a view into wider, aligned rows."""
     y = x.new_empty(x.shape[0], border + ALIGNED)[:, : len(weight)]
     for part in (slice(0, border), slice(border, len(weight))):
         if bias is None:
@@ -46,16 +46,16 @@ def _in_two(border: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Linear:
-    """The same: torch chooses by itself."""
+    """The same as `make`: torch chooses the configuration."""
     return make(context)
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """The one there is."""
+    """The only configuration."""
     yield {}
 
 
 def cost(context: OpContext) -> float | None:
-    """Measured microseconds, and those that only its neighbours feel."""
+    """Measured microseconds, and those by which it delays the next kernel."""
     measured = tuned.microseconds(KERNEL, context)
     return measured if measured is None else measured + GAP

@@ -1,8 +1,8 @@
-"""linear, kernel fixed: a row's bits depend on nothing but the row.
+"""linear, kernel fixed: the bits of a row depend on that row alone.
 
-Every token count takes tiles of one size, one number of warps and one order over the inputs, so each output is the
-same sum in the same order, whichever tile its row is in. How many tiles are on their way changes no sum, so `stages`
-is free: few tokens want as much on its way as fits, many want two programs per multiprocessor.
+Every token count uses tiles of one size, one number of warps and one order over the inputs. So each output is the same
+sum in the same order, whichever tile its row is in. `stages`, the number of tiles in flight, changes no sum and is
+free: few tokens want as many as fit, and many tokens want two programs per multiprocessor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tiles_of_one_size(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, outputs] = x weight^T. GROUP token tiles share weights that the L2 cache then still holds."""
+    """out [tokens, outputs] = x weight^T. GROUP tiles of tokens use the same weights while the L2 cache holds them."""
     program = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(tokens, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
     group = program // (GROUP * tiles_n)
@@ -54,7 +54,7 @@ def tiles_of_one_size(  # type: ignore[no-untyped-def]
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     lines = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_K)
-    # what lies outside is read from the last row or line, and not written
+    # places outside read the last row or line, and are not written
     from_x = x + tl.minimum(rows, tokens - 1).to(tl.int64)[:, None] * x_stride + columns[None, :]
     from_w = weight + tl.minimum(lines, outputs - 1).to(tl.int64)[:, None] * inputs + columns[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
@@ -111,12 +111,12 @@ def _default(context: OpContext) -> dict[str, Any]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Fixed:
-    """The op with one configuration; none changes a bit of the results."""
+    """The op in the configuration `config`, none of which changes a bit of the results."""
     return Fixed(context, {**_default(context), **config})
 
 
 def make(context: OpContext) -> Fixed:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     return make_with(context, tuned.choose(KERNEL, context, _default(context)))
 
 

@@ -1,10 +1,10 @@
 """linear_silu_and_mul, kernel many_rows: gate, up and their activation in one launch for more than 64 tokens.
 
-Apart, gate and up go to memory and come back: 0.9 GB for 8,192 tokens of Llama-3.1-8B, 5 % of the op's time. Here
-they stay in registers. A step's weights are eight rows of the gate, the same eight of up, the next eight of the gate
-and so on, a box that TMA cuts out of the weight as it is. Of every eight columns of a product a thread holds the same
-two (PTX ISA, wgmma.mma_async.m64nNk16, layout of D), so one multiplication serves both, and each gate is where its up
-is.
+As separate ops, gate and up would go to memory and back: 0.9 GB for 8,192 tokens of Llama-3.1-8B, 5 % of the op's
+time. Here they stay in registers. The weights of a step alternate: eight rows of the gate, the same eight of up, and
+so on. TMA cuts such a box out of the weight as it is. Of every eight columns of a product a thread holds the same two
+(PTX ISA, wgmma.mma_async.m64nNk16, layout of D). So one multiplication serves both, and a thread that has a gate also
+has its up.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from llmcore_triton.linear_shapes import TMA_ALIGNED, known_sizes, processors
 KERNEL = "many_rows"
 
 DEFAULT: dict[str, Any] = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 16}
-"""`block_m` tokens by `block_n` results by `block_k` inputs are a step; `group` tiles of tokens take turns over the
-same weights before the next ones come, so that both are in the L2 cache."""
+"""A step is `block_m` tokens by `block_n` results by `block_k` inputs. `group` tiles of tokens use the same weights
+before the next weights come, so that both stay in the L2 cache."""
 
 TOGETHER = 8
-"""Neighbouring columns of a product that one row of four threads holds: rows of the gate, and of up, in turn."""
+"""Neighbouring columns of a product that one row of four threads holds. Rows of the gate and of up alternate in groups
+of this size."""
 
 WANTED: Mapping[int, float] = {3: 0.8, 4: 0.9}
-"""By token bucket: the least share of a launch's multiplications that is for tokens there are; the rest fills up
-tiles of `block_m`, and the last of the rounds in which processors take tiles. With less, cuBLAS and silu_and_mul were
-faster for most numbers of tokens (docs/performance.md). Up to 256 tokens the weights have to be read in any case, so
-idle processors cost less."""
+"""By token bucket: the least useful share of a launch's multiplications. The rest pads tiles of `block_m`, or belongs
+to idle multiprocessors in the last round. Below it, cuBLAS and silu_and_mul were faster for most numbers of tokens
+(docs/performance.md). Up to 256 tokens the weights have to be read in any case, so idle multiprocessors cost less."""
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -48,7 +48,7 @@ def many_rows(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, TOGETHER: tl.constexpr,
     PROGRAMS: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, outputs] = silu(x gate^T) * (x up^T); program i takes tiles i, i + PROGRAMS, and so on.
+    """out [tokens, outputs] = silu(x gate^T) * (x up^T). Program i takes tiles i, i + PROGRAMS, and so on.
 
     Descriptors: x [tokens, inputs], weight [outputs / TOGETHER, 2, TOGETHER, inputs], out [tokens, outputs].
     """
@@ -62,7 +62,7 @@ def many_rows(  # type: ignore[no-untyped-def]
         row, column = (first + turn % beside) * BLOCK_M, turn // beside * BLOCK_N
         both = tl.zeros([BLOCK_M, 2 * BLOCK_N], dtype=tl.float32)
         for k in range(0, tl.cdiv(inputs, BLOCK_K)):
-            # beyond the ends of x and weight there are zeros
+            # loads beyond the ends of x and weight give zeros
             w = weight.load([column // TOGETHER, 0, 0, k * BLOCK_K]).reshape(2 * BLOCK_N, BLOCK_K)
             both = tl.dot(x.load([row, k * BLOCK_K]), w.T, both)
         gate, up = both.reshape(BLOCK_M, BLOCK_N // TOGETHER, 2, TOGETHER).permute(0, 1, 3, 2).split()
@@ -75,9 +75,9 @@ def many_rows(  # type: ignore[no-untyped-def]
 
 
 class ManyRows:
-    """The op, bound to a device, sizes and a configuration. What tiles do not fit goes to cuBLAS and silu_and_mul,
-    but for the first call: a start may have no step that they fit, and requests should not wait for a compiler.
-    """
+    """The op, bound to a device, sizes and a configuration. Calls that do not fit the tiles go to cuBLAS and
+    silu_and_mul. The first call does not: it compiles the kernel at the start, so that no request waits for the
+    compiler."""
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         sizes = known_sizes(context)
@@ -119,12 +119,12 @@ class ManyRows:
         return -(-tokens // self._block_m) * -(-self._size // self._block_n)
 
     def wanted(self, tokens: int) -> float:
-        """The share of a launch's multiplications whose results are results of the op."""
+        """Returns the share of a launch's multiplications that contribute to the op's results."""
         rounds = -(-self._tiles(tokens) // self._programs)
         return tokens * self._size / (rounds * self._programs * self._block_m * self._block_n)
 
     def _box_of(self, weight: torch.Tensor) -> TensorDescriptor:
-        """Gate and up in turn; made once, because weights stay where they are."""
+        """Returns the descriptor that alternates gate and up. It is made once, because weights do not move."""
         address = weight.data_ptr()
         found = self._weights.get(address)
         if found is None:
@@ -139,18 +139,18 @@ class ManyRows:
 
 
 def _aligned(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether TMA can read x and weight as they lie; rows of x may lie apart."""
+    """True if TMA can read x and weight in place. Rows of x need not be adjacent."""
     apart = x.stride(0) * x.element_size()
     return not (x.data_ptr() | weight.data_ptr() | apart) % TMA_ALIGNED and x.stride(0) >= x.shape[1]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> ManyRows:
-    """The op with one configuration."""
+    """The op in the configuration `config`."""
     return ManyRows(context, {**DEFAULT, **config})
 
 
 def make(context: OpContext) -> ManyRows:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 

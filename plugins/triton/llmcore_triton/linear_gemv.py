@@ -1,4 +1,4 @@
-"""linear and linear_silu_and_mul, kernel gemv: one token at a time, on the multiprocessors' ordinary arithmetic."""
+"""linear and linear_silu_and_mul, kernel gemv: one token at a time, without tensor cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KERNEL = "gemv"
 DEFAULT = {"block_n": 2, "block_k": 1024, "warps": 2}
 
 MOST = 16
-"""More tokens than this go to torch: each reads all weights again."""
+"""More tokens than this go to torch, because each token reads all weights again."""
 
 
 class Gemv:
@@ -30,7 +30,7 @@ class Gemv:
         self._launch = Bound(gemv, GATED=self._gated, PDL=overlap, num_warps=config["warps"], launch_pdl=overlap)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that where the op is gated."""
+        """x [T, inputs], weight [outputs, inputs] -> [T, outputs], or half of that if the op is gated."""
         tokens, (rows, inputs) = x.shape[0], weight.shape
         if tokens > MOST:
             return by_torch(x, weight, bias, self._gated)
@@ -51,17 +51,17 @@ class Gemv:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Gemv:
-    """The op with one configuration."""
+    """The op in the configuration `config`."""
     return Gemv(context, {**DEFAULT, **config})
 
 
 def make(context: OpContext) -> Gemv:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     return make_with(context, tuned.choose(KERNEL, context, DEFAULT))
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Configurations worth timing: 8 to 64 weights per thread and step, which keeps them in registers."""
+    """Configurations worth timing: 8 to 64 weights per thread and step, which fit into registers."""
     for warps in (2, 4, 8):
         for block_k in (512, 1024, 2048):
             for block_n in (1, 2, 4, 8):

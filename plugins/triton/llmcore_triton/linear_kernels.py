@@ -1,7 +1,7 @@
-"""What the kernels for few tokens run on the GPU: weights stream once, activations come from the L2 cache.
+"""The GPU kernels for few tokens. Weights are read once, and activations come from the L2 cache.
 
-A weight is [outputs, inputs], inputs contiguous. GATED: it holds twice as many rows, first those of the gate, then as
-many of up, and the result is silu(gate) * up.
+A weight is [outputs, inputs], inputs contiguous. GATED: it has twice as many rows, first the gate's and then up's, and
+the result is silu(gate) * up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def touch(  # type: ignore[no-untyped-def]
     weight, first, last, k_steps, outputs, inputs,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, DEPTH: tl.constexpr, SECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Bring the first DEPTH weight tiles into the L2 cache; SECTOR: elements that travel together."""
+    """Prefetch the first DEPTH weight tiles into the L2 cache. SECTOR: elements that memory transfers together."""
     rows = tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_K // SECTOR) * SECTOR
     for ahead in tl.static_range(DEPTH):
@@ -31,7 +31,7 @@ def touch(  # type: ignore[no-untyped-def]
         column = step % k_steps * BLOCK_K
         mask = (step < last) & (row + rows < outputs)[:, None] & (column + columns < inputs)[None, :]
         tile = weight + row.to(tl.int64) * inputs + column + (rows * inputs)[:, None] + columns[None, :]
-        # volatile, because nobody uses what is loaded
+        # volatile, because the loaded values are not used
         tl.load(tile, mask=mask, volatile=True)
         if GATED:
             tl.load(tile + outputs.to(tl.int64) * inputs, mask=mask, volatile=True)
@@ -58,17 +58,18 @@ def _store(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _arrive(arrivals, head, tail, k_steps, steps):  # type: ignore[no-untyped-def]
-    """Say that this program's parts of its first and last tile, `head` and `tail`, are written.
+    """Report that this program's parts of its first and last tile, `head` and `tail`, are written.
 
-    Returns for either whether all others' are; False where no other has one, and for `head` where it is `tail`.
+    Returns for each of the two whether all other parts are written. It is False if no other program has a part, and
+    for `head` if it is also `tail`.
     """
     which = tl.arange(0, 2)
     begin = tl.where(which == 0, head, tail) * k_steps
     others = (begin + k_steps - 1) // steps - begin // steps
     shared = (others > 0) & ((which == 1) | (head < tail))
-    # all threads have written before one of them says so
+    # all threads write before one of them reports it
     tl.debug_barrier()
-    # both at once: each takes as long as fetching from memory does
+    # both at once: each takes as long as a load from memory
     before = tl.atomic_add(arrivals + begin // k_steps, 1, mask=shared, sem="acq_rel", scope="gpu")
     complete = (shared & (before == others)).to(tl.int32)
     return tl.sum(tl.where(which == 0, complete, 0)) > 0, tl.sum(tl.where(which == 1, complete, 0)) > 0
@@ -79,18 +80,18 @@ def _sum_parts(  # type: ignore[no-untyped-def]
     out, bias, partials, arrivals, tile, tokens, outputs, k_steps, steps,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Add all parts of a shared tile, in their order, and write it."""
+    """Adds all parts of a shared tile in their order, and writes it."""
     begin = tile * k_steps
-    # the next launch finds the counter as this one did
+    # reset the counter for the next launch
     tl.store(arrivals + tile, 0)
     places = tl.arange(0, BLOCK_N)[:, None] * TOKENS + tl.arange(0, TOKENS)[None, :]
     acc = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, TOKENS], dtype=tl.float32)
-    # two, because most tiles have two parts, which are then fetched at the same time
+    # by two, because most tiles have two parts, which are then loaded at the same time
     for program in tl.range(begin // steps, (begin + k_steps - 1) // steps + 1, loop_unroll_factor=2):
         slot = 2 * program + (program * steps < begin).to(tl.int32)
         part = partials + slot.to(tl.int64) * ((1 + GATED) * BLOCK_N * TOKENS) + places
-        # past the L1 cache, which does not see what other processors write
+        # bypass the L1 cache, which does not see other multiprocessors' writes
         acc += tl.load(part, cache_modifier=".cg")
         if GATED:
             up += tl.load(part + BLOCK_N * TOKENS, cache_modifier=".cg")
@@ -123,14 +124,16 @@ def small_rows(  # type: ignore[no-untyped-def]
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SHARED: tl.constexpr, ONE: tl.constexpr, EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, outputs] = x [tokens, inputs] weight^T for at most TOKENS tokens; weights are the rows of the MMA.
+    """out [tokens, outputs] = x [tokens, inputs] weight^T for at most TOKENS tokens. Weights are the rows of the MMA.
 
-    The steps, BLOCK_K inputs of BLOCK_N outputs each, are numbered through all tiles, and every program takes `steps`
-    consecutive ones (Stream-K, arXiv:2301.03598): all are equally long, whatever the shape. ONE: `steps` is one tile.
-    SHARED: tiles may begin in one program and end in another; then each writes its part (f32) into one of its two
-    slots in `partials`. `x_tiles`, `w_tiles`: tensor descriptors of x in [TOKENS, BLOCK_K] and weight in [BLOCK_N,
-    BLOCK_K], or None. EARLY: the weights of the last step are loaded before `wait` and kept in "registers" or
-    "shared" memory, so that memory is busy while the kernel before this one ends; "": they are not.
+    The steps, BLOCK_K inputs of BLOCK_N outputs each, are numbered through all tiles. Every program takes `steps`
+    consecutive ones (Stream-K, arXiv:2301.03598), so all programs are equally long.
+    - ONE: `steps` is one tile.
+    - SHARED: a tile may begin in one program and end in another. Each then writes its part (f32) into one of its two
+      slots in `partials`.
+    - `x_tiles`, `w_tiles`: tensor descriptors of x in [TOKENS, BLOCK_K] and weight in [BLOCK_N, BLOCK_K], or None.
+    - EARLY: the weights of the last step are loaded before `wait` and kept in "registers" or "shared" memory, which
+      keeps memory busy while the previous kernel ends. "": they are not.
     """
     k_steps = tl.cdiv(inputs, BLOCK_K)
     first = tl.program_id(0) * steps
@@ -139,7 +142,7 @@ def small_rows(  # type: ignore[no-untyped-def]
         w_last, v_last = _pair(weight, w_tiles if EARLY == "shared" else None, last, k_steps, outputs, inputs,
                                BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)  # fmt: skip
     if EARLY == "registers":
-        # tl.dot's operands go to shared memory where they are loaded, unless they are something else there
+        # tl.dot would move loaded operands to shared memory; a cast in between keeps them in registers
         w_last, v_last = _as_bits(w_last), _as_bits(v_last)
     wait(PDL)
     release(PDL)
@@ -150,8 +153,8 @@ def small_rows(  # type: ignore[no-untyped-def]
     for step in range(first, last + (EARLY == "")):
         xt = tl.trans(_tokens(x, x_tiles, step % k_steps, tokens, inputs, x_stride, TOKENS, BLOCK_K, EVEN_K))
         w, v = _pair(weight, w_tiles, step, k_steps, outputs, inputs, BLOCK_N, BLOCK_K, GATED, EVEN_N, EVEN_K)
-        # not where a tile ends: what the tensor cores add to must not change in a branch, or ptxas makes each of their
-        # instructions wait for the one before
+        # not at the end of a tile: if the tensor cores' accumulator changed in a branch, ptxas would make each of
+        # their instructions wait for the one before
         goes_on = step % k_steps != 0
         acc, up = tl.where(goes_on, acc, 0.0), tl.where(goes_on, up, 0.0)
         acc = tl.dot(w, xt, acc, input_precision="ieee")
@@ -185,7 +188,7 @@ def small_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _as_bits(tile):  # type: ignore[no-untyped-def]
-    """A tile as integers, which stay in registers until they are cast back for tl.dot."""
+    """Returns a tile as integers. They stay in registers until they are cast back for tl.dot."""
     return tile.to(tl.core.get_int_dtype(bitwidth=tile.dtype.primitive_bitwidth, signed=True), bitcast=True)
 
 
@@ -193,7 +196,7 @@ def _as_bits(tile):  # type: ignore[no-untyped-def]
 def _tokens(  # type: ignore[no-untyped-def]
     x, tiles, k, tokens, inputs, x_stride, TOKENS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Step k of x, [TOKENS, BLOCK_K]; what lies outside is zero."""
+    """Returns step k of x, [TOKENS, BLOCK_K], with zeros outside."""
     if tiles is not None:
         return tiles.load([0, k * BLOCK_K])
     lines, columns = tl.arange(0, TOKENS), tl.arange(0, BLOCK_K)
@@ -208,11 +211,11 @@ def _pair(  # type: ignore[no-untyped-def]
     weight, tiles, step, k_steps, outputs, inputs,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """The weights of a step, [BLOCK_N, BLOCK_K], and where GATED those of up, else the same again."""
+    """Returns a step's weights, [BLOCK_N, BLOCK_K], and those of up if GATED, else the same again."""
     tile = step // k_steps
     k = step - tile * k_steps
     if tiles is not None:
-        # zero outside of the weight; past the gate's last row there are rows of up, whose results nobody stores
+        # zeros outside the weight; behind the gate's last row come rows of up, whose results are not stored
         w = tiles.load([tile * BLOCK_N, k * BLOCK_K])
         v = w
         if GATED:
@@ -233,7 +236,7 @@ def _weights(  # type: ignore[no-untyped-def]
     place, tile, k, outputs, inputs,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """A tile of weights; what lies outside is zero."""
+    """Returns a tile of weights, with zeros outside."""
     if EVEN_N and EVEN_K:
         return tl.load(place, eviction_policy="evict_first")
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N) < outputs
@@ -247,9 +250,9 @@ def gemv(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [T, outputs] = x weight^T without tensor cores: BLOCK_N outputs of token program_id(1) per program.
+    """out [T, outputs] = x weight^T without tensor cores. Each program has BLOCK_N outputs of token program_id(1).
 
-    The next BLOCK_K inputs' weights are on their way while these are multiplied; the first set out before `wait`.
+    The next BLOCK_K inputs' weights load while these are multiplied. The first load starts before `wait`.
     """
     tile, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows, columns = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)

@@ -1,4 +1,4 @@
-"""qk_norm_rope_kv_write in one pass: rope_kv_write's kernel, which norms each head before it turns it."""
+"""qk_norm_rope_kv_write in one pass: rope_kv_write's kernel, which also norms each head before rope."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["candidates", "make", "make_with"]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     fixed, blocks = fixed_parts(context, config, norm=True)
     launch = Bound(rotate_and_store, **fixed)
 
@@ -42,5 +42,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

@@ -1,4 +1,4 @@
-"""rms_norm: each row in one program, which keeps it in registers between the sum and the product."""
+"""rms_norm: one program per row. It keeps the row in registers between the sum and the product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import choose, power, size, small, warps
 
 SHORT = 1024
-"""Elements that a program takes at least, in several rows where one has fewer."""
+"""The least elements of a program. It takes several rows if one has fewer."""
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -37,7 +37,7 @@ def norm_rows(  # type: ignore[no-untyped-def]
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows of x, [n_rows / INNER, INNER, SIZE]; with ADD first added to those of residual, which take the sum."""
+    """Norms the rows of x, [n_rows / INNER, INNER, SIZE]. With ADD, residual += x first, and the sum is normed."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -49,7 +49,7 @@ def norm_rows(  # type: ignore[no-untyped-def]
     value = tl.load(x + starts[:, None] + columns[None, :], mask=keep, other=0.0)
     if ADD:
         sums = residual + (rows * residual_stride)[:, None] + columns[None, :]
-        # rounded to the residual's type before it is normed, as the op says
+        # the op rounds to the residual's type before it norms
         value = (tl.load(sums, mask=keep, other=0.0).to(tl.float32) + value.to(tl.float32)).to(value.dtype)
         tl.store(sums, value, mask=keep)
     wide = value.to(tl.float32)
@@ -59,7 +59,7 @@ def norm_rows(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
-    """Two loads per thread, or one where a step has few rows."""
+    """The default: two loads per thread, or one if a step has few rows."""
     block = power(size(context, "size"))
     return {"num_warps": warps(context, max(block, SHORT), 1 if small(context) else 2)}
 
@@ -72,7 +72,8 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`, for x of two or three dimensions; others are made two."""
+    """The kernel in the configuration `config`. It takes x of two or three dimensions; any other x is reshaped to
+    two."""
     width = size(context, "size")
     block, pdl = power(width), overlaps(context)
     rows = max(1, SHORT // block)
@@ -97,5 +98,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

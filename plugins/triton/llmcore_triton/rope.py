@@ -1,4 +1,4 @@
-"""rope: a program per token and block of heads."""
+"""rope: one program for each token and block of heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmcore_triton.rows import choose, power, size, small, warps
 
 @triton.jit
 def turned(first, second, cos, sin, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of heads [heads, half], by cos and sin [half] of their angles."""
+    """Rotates both halves of heads [heads, half], by cos and sin [half] of their angles."""
     left, right = first.to(tl.float32), second.to(tl.float32)
     c, s = cos[None, :], sin[None, :]
     return (left * c - right * s).to(DTYPE), (right * c + left * s).to(DTYPE)
@@ -49,7 +49,7 @@ def _rotated(  # type: ignore[no-untyped-def]
     target = out + token * (HEADS * SIZE) + heads[:, None] * SIZE
     wait(PDL)
     release(PDL)
-    # each angle is there twice: the first half of cos, and of sin the second, which is not negated
+    # both hold each angle twice: read the first half of cos, and the second half of sin, which is not negated
     c = tl.load(cos + token * ROTATED + pairs, mask=turning, other=0.0)
     s = tl.load(sin + token * ROTATED + ROTATED // 2 + pairs, mask=turning, other=0.0)
     first = tl.load(source + pairs[None, :], mask=keep, other=0.0)
@@ -64,12 +64,12 @@ def _rotated(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
-    """Few heads per program where there are few tokens."""
+    """The default: few heads per program if there are few tokens."""
     return block_of_heads(context, 4 if small(context) else 16)
 
 
 def block_of_heads(context: OpContext, heads: int) -> dict[str, Any]:
-    """A program for this many heads, with one load of each half per thread."""
+    """Returns the configuration with this many heads per program, and one load of each half per thread."""
     return {"heads": heads, "num_warps": warps(context, heads * power(size(context, "size")) // 2, 1)}
 
 
@@ -80,7 +80,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     heads, width, rotated = (size(context, name) for name in ("heads", "size", "rotated"))
     pdl = overlaps(context)
     blocks = -(-heads // config["heads"])
@@ -108,5 +108,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

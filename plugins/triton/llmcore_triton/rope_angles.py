@@ -1,4 +1,4 @@
-"""rope_angles: a program per few tokens. Triton's sine reduces far angles exactly, unlike the hardware's own."""
+"""rope_angles: one program for a few tokens. Triton's sine reduces large angles exactly, unlike the hardware's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import power, size
 
 TOKENS = 2
-"""Tokens per program: a step needs the angles once, soon."""
+"""Tokens per program. It is small because a step needs the angles soon, and only once."""
 
 
 @triton.jit(do_not_specialize=["n_tokens"], do_not_specialize_on_alignment=["positions"])
@@ -45,7 +45,7 @@ def _angles(  # type: ignore[no-untyped-def]
 
 
 def make(context: OpContext) -> Op:
-    """The kernel; it has no choices worth measuring, a step needs it once."""
+    """The kernel. It has no choices worth measuring: a step needs it once."""
     rotated, pdl = size(context, "rotated"), overlaps(context)
     half = rotated // 2
     fixed = {"HALF": half, "BLOCK": power(half), "TOKENS": TOKENS, "PDL": pdl, "launch_pdl": pdl, "num_warps": 2}

@@ -1,7 +1,7 @@
-"""rope_kv_write in one pass: queries and keys turn in place, keys and values also go to the pool.
+"""rope_kv_write in one pass: rotates queries and keys in place, and also stores keys and values in the pool.
 
-With NORM the same kernel is qk_norm_rope_kv_write. A program takes one token and a block of heads: of queries and keys
-beside each other, or of values.
+With NORM the same kernel is qk_norm_rope_kv_write. A program takes one token and a block of heads: either of queries
+and keys, or of values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmcore_triton.rows import choose, power, size, small
 
 @triton.jit
 def _gains(q_weight, k_weight, columns, inside, is_query):  # type: ignore[no-untyped-def]
-    """The norms' weights of a block of heads at `columns`, [heads, columns] f32."""
+    """Returns the norms' weights of a block of heads at `columns`, [heads, columns] f32."""
     q = tl.load(q_weight + columns, mask=inside, other=0.0).to(tl.float32)
     k = tl.load(k_weight + columns, mask=inside, other=0.0).to(tl.float32)
     return tl.where(is_query[:, None], q[None, :], k[None, :])
@@ -63,7 +63,7 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (token, block): the first QK_BLOCKS blocks are of queries and keys, the others of values."""
+    """Program (token, block). The first QK_BLOCKS blocks are queries and keys, and the others are values."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     if block < QK_BLOCKS:
@@ -84,7 +84,7 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
         wait(PDL)
         release(PDL)
         slot = tl.load(slots + token).to(tl.int64)
-        # each angle is there twice: the first half of cos, and of sin the second, which is not negated
+        # both hold each angle twice: read the first half of cos, and the second half of sin, which is not negated
         c = tl.load(cos + token * ROTATED + pairs, mask=turning, other=0.0)
         s = tl.load(sin + token * ROTATED + ROTATED // 2 + pairs, mask=turning, other=0.0)
         first = tl.load(source + pairs[None, :], mask=keep, other=0.0)
@@ -96,7 +96,7 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
             if ROTATED < SIZE:
                 squares += _squares(rest)
             scale = tl.rsqrt(squares / SIZE + eps)[:, None]
-            # a norm rounds its result before rope takes it
+            # a norm rounds its result before rope
             first = (first.to(tl.float32) * scale * gain_first).to(first.dtype)
             second = (second.to(tl.float32) * scale * gain_second).to(second.dtype)
             if ROTATED < SIZE:
@@ -125,7 +125,7 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
-    """Few heads per program where there are few tokens."""
+    """The default: few heads per program if there are few tokens."""
     return block_of_heads(context, 4 if small(context) else 16)
 
 
@@ -136,7 +136,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def fixed_parts(context: OpContext, config: Mapping[str, Any], *, norm: bool) -> tuple[dict[str, Any], int]:
-    """The constants of the kernel but those of values, and the blocks of heads it needs per token."""
+    """Returns the kernel's constants except those of values, and the blocks of heads per token."""
     heads, kv_heads, width, rotated = (size(context, name) for name in ("heads", "kv_heads", "size", "rotated"))
     pdl, block = overlaps(context), config["heads"]
     qk_blocks = -(-(heads + kv_heads) // block)
@@ -158,7 +158,7 @@ def fixed_parts(context: OpContext, config: Mapping[str, Any], *, norm: bool) ->
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     fixed, blocks = fixed_parts(context, config, norm=False)
     launch = Bound(rotate_and_store, **fixed)
 
@@ -181,5 +181,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

@@ -1,7 +1,7 @@
-"""What the row-wise kernels have in common.
+"""The part that the row-wise kernels share.
 
-Their grids have the tokens along the axis that may be long. They `release` right after `wait`: the next kernel is
-often a matrix product, which reads its weights meanwhile.
+The grid's long axis has the tokens. The kernels `release` right after `wait`: the next kernel is often a matrix
+product, which meanwhile loads its weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ELEMENT: Mapping[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 def size(context: OpContext, name: str) -> int:
-    """A whole number of the context's shape, which the spec has checked to be there."""
+    """Returns a whole number of the context's shape. The spec has checked that it is there."""
     value = context.shape[name]
     if not isinstance(value, int):
         raise TypeError(f"{context.op}: shape[{name!r}] is {value!r}, not a whole number")
@@ -32,21 +32,23 @@ def size(context: OpContext, name: str) -> int:
 
 
 def choose(context: OpContext, default: Mapping[str, Any]) -> dict[str, Any]:
-    """The launch configuration: what was measured for this bucket, or `default` where all buckets must agree."""
+    """Returns the launch configuration: the one measured for this bucket, or `default` if all buckets must agree."""
     return dict(default) if context.deterministic else tuned.choose(NAME, context, default)
 
 
 def small(context: OpContext) -> bool:
-    """Whether the time to start and to wait for memory counts more than the bytes. Never where all buckets agree."""
+    """True if the time to start and to wait for memory exceeds the time to move the bytes. False if all buckets must
+    agree."""
     return not context.deterministic and context.bucket <= 2
 
 
 def power(number: int) -> int:
-    """The smallest power of two that is not below `number`."""
+    """Returns the smallest power of two that is not below `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def warps(context: OpContext, elements: int, vectors: int) -> int:
-    """Warps (1 to 16) in which every thread has `vectors` loads of `elements` elements, a power of two."""
+    """Returns the warps (1 to 16) such that each thread has `vectors` loads of `elements` elements. It is a power of
+    two."""
     per_warp = WARP * vectors * VECTOR // ELEMENT[context.dtype]
     return min(max(elements // per_warp, 1), 16)

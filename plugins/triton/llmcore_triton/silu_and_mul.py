@@ -1,4 +1,4 @@
-"""silu_and_mul: a program per token and block of columns; rounds once."""
+"""silu_and_mul: one program for each token and block of columns. It rounds once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _gated(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.cons
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
-    """Blocks that give few tokens many programs."""
+    """The default: blocks that give few tokens many programs."""
     block = min(power(size(context, "size")), 1024 if small(context) else 2048)
     return {"block": block, "num_warps": warps(context, block, 1)}
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Blocks of half a row to 4,096 columns, one or two loads per thread."""
+    """Blocks from half a row to 4,096 columns, one or two loads per thread."""
     for block in (256, 512, 1024, 2048, 4096):
         if block <= power(size(context, "size")):
             for vectors in (1, 2):
@@ -44,12 +44,12 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     return gated(_gated, context, config)
 
 
 def gated(kernel: Any, context: OpContext, config: Mapping[str, Any]) -> Op:
-    """`kernel`, which has the arguments of `_gated`, in `config`."""
+    """Returns `kernel`, which has the arguments of `_gated`, in the configuration `config`."""
     width, pdl = size(context, "size"), overlaps(context)
     block = config["block"]
     blocks = -(-width // block)
@@ -67,5 +67,5 @@ def gated(kernel: Any, context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

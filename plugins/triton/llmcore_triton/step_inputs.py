@@ -1,4 +1,4 @@
-"""step_inputs: a thread per token, and per row."""
+"""step_inputs: one thread per token, and one per row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""step_outputs: a thread per row, and per sample.
+"""step_outputs: one thread per row, and one per sample.
 
-Programs need no order between them: requests are distinct, so nobody reads what another writes. Only filling rows and
-samples share a request; there every row writes what it read, and whatever length a sample reads, it writes none beyond
-the history's.
+Programs need no order, because requests are distinct: no program reads what another writes. Only filling rows and
+samples share a request. There every row writes back what it read. Whatever length a sample reads there, it never
+writes a length beyond the history.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _outputs(  # type: ignore[no-untyped-def]
     token = tl.load(tokens + index, mask=is_sample, other=0)
     done = tl.load(computed + mine, mask=is_row, other=0)
     at = tl.minimum(tl.load(lengths + sampled, mask=is_sample, other=0), length - 1)
-    # filling samples of one request all read its length before any of this program's changes it
+    # all filling samples of a request read its length before this program changes it
     tl.debug_barrier()
     tl.store(computed + mine, done + new, mask=is_row)
     fine = tl.load(finite + index, mask=is_sample, other=0) != 0

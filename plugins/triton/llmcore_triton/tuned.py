@@ -1,10 +1,10 @@
-"""What was measured on GPUs: launch configurations and times, read from `tuned/*.json`. No torch, no triton.
+"""Measurements of kernels on GPUs: launch configurations and times, read from `tuned/*.json`. No torch, no triton.
 
-A file is one GPU's: ``{"gpu": "NVIDIA H200", "capability": 90, "entries": [entry, ...]}``. An entry is the best of one
-kernel for one op, dtype, shape and token bucket: ``{"op": "linear", "kernel": "small_rows", "dtype": "bf16",
-"bucket": 0, "shape": {"inputs": 4096, ...}, "us": 9.8, "config": {"block_n": 64, ...}}``; `config` is {} for a
-kernel without choices. `benchmarks/tune.py` writes them. A GPU without a file of its own takes a sibling's, of the
-same compute capability.
+A file is for one GPU: ``{"gpu": "NVIDIA H200", "capability": 90, "entries": [entry, ...]}``. An entry is the best
+configuration of one kernel for one op, dtype, shape and token bucket: ``{"op": "linear", "kernel": "small_rows",
+"dtype": "bf16", "bucket": 0, "shape": {"inputs": 4096, ...}, "us": 9.8, "config": {"block_n": 64, ...}}``. `config` is
+{} for a kernel without choices. `benchmarks/tune.py` writes the files. A GPU without a file uses that of another GPU
+with the same compute capability.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ _FOLDER = Path(__file__).with_name("tuned")
 
 
 def choose(kernel: str, context: OpContext, default: Mapping[str, Any]) -> dict[str, Any]:
-    """The launch configuration of `kernel` for `context`: what was measured, over `default`."""
+    """Returns the launch configuration of `kernel` for `context`: the measured one, over `default`."""
     entry = find(kernel, context)
     return {**default, **(entry["config"] if entry else {})}
 
 
 def microseconds(kernel: str, context: OpContext) -> float | None:
-    """What `kernel` takes for `context`, None where nobody measured it."""
+    """Returns the measured microseconds of `kernel` for `context`, or None."""
     entry = find(kernel, context)
     return float(entry["us"]) if entry else None
 
 
 def fastest(context: OpContext) -> float | None:
-    """What the fastest of the op's measured kernels takes for `context`."""
+    """Returns the microseconds of the op's fastest measured kernel for `context`, or None."""
     return _least(context.device, _key(context.op, "", context.dtype, context.bucket, context.shape))
 
 
 def fastest_of_any_shape(context: OpContext) -> float | None:
-    """What they take for the shape that takes least: as little as `context` may take where nobody measured it."""
+    """Returns the least microseconds of any measured shape: a lower bound for a `context` that has not been
+    measured."""
     return _least(context.device, _key(context.op, "", context.dtype, context.bucket, {})[:-1])
 
 
 def _least(device: DeviceInfo, key: tuple[object, ...]) -> float | None:
-    """The least time of entries whose key is `key`, whatever the kernel, as far as `key` goes."""
+    """Returns the least time of entries that match `key` as far as it goes, for any kernel."""
     times = [
         float(entry["us"])
         for other, entry in _table(device).items()
@@ -55,7 +56,7 @@ def _least(device: DeviceInfo, key: tuple[object, ...]) -> float | None:
 
 
 def find(kernel: str, context: OpContext) -> Entry | None:
-    """The entry of `kernel` for `context`."""
+    """Returns the entry of `kernel` for `context`, or None."""
     table = _table(context.device)
     return table.get(_key(context.op, kernel, context.dtype, context.bucket, context.shape))
 

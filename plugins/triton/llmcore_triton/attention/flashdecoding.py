@@ -1,4 +1,4 @@
-"""attn.gqa.decode: the KV of long rows split over programs, one query head per program, without matrix products."""
+"""attn.gqa.decode: splits the KV of long rows over programs, one query head per program, without matrix products."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class PerHead(Listed):
         self._kernel = Bound(per_head, **compiled)
 
     def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
-        """A group's heads next to each other: they read the same KV."""
+        """The heads of a group are adjacent programs: they read the same KV."""
         grid = (self.spec.heads, rows if items is None else items)
         self._kernel.but(LISTED=items is not None, LSE=lse)(grid, *arguments)
 
 
 def make(context: OpContext) -> PerHead:
-    """An AttentionKernel; `context.shape` is an AttnSpec."""
+    """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     return make_with(context, tuned.choose(KERNEL, context, vars(_default(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> PerHead:
-    """With this Config, as a mapping."""
+    """The kernel with this Config, given as a mapping."""
     return PerHead(context, Config(**config))
 
 

@@ -1,4 +1,4 @@
-"""Attention of one query token and one query head at a time, by reductions: no matrix products."""
+"""Attention of one query token and one query head per program, by reductions instead of matrix products."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def per_head(  # type: ignore[no-untyped-def]
     LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (query head, item); without a list (LISTED) item is the row."""
+    """Program (query head, item). Without a list (LISTED) the item is the row."""
     head = tl.program_id(0)
     row = tl.program_id(1)
     place = 0

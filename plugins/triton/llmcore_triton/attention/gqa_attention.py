@@ -1,4 +1,4 @@
-"""attn.gqa.decode: one program per row and KV head, the head's query heads together; nothing to plan or to merge."""
+"""attn.gqa.decode: one program for each row and KV head, with all its query heads. It needs no plan and no merge."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ KERNEL = "gqa_attention"
 
 
 def make(context: OpContext) -> Whole:
-    """An AttentionKernel; `context.shape` is an AttnSpec."""
+    """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     return make_with(context, tuned.choose(KERNEL, context, vars(usual(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Whole:
-    """With this Config, as a mapping."""
+    """The kernel with this Config, given as a mapping."""
     return Whole(context, Config(**config))
 
 

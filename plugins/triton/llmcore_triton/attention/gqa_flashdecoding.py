@@ -1,4 +1,4 @@
-"""attn.gqa.decode: the KV of long rows split over programs, the query heads of a KV head together."""
+"""attn.gqa.decode: splits the KV of long rows over programs, each with all query heads of a KV head."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ KERNEL = "gqa_flashdecoding"
 
 
 def make(context: OpContext) -> Grouped:
-    """An AttentionKernel; `context.shape` is an AttnSpec."""
+    """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     return make_with(context, tuned.choose(KERNEL, context, vars(usual(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Grouped:
-    """With this Config, as a mapping."""
+    """The kernel with this Config, given as a mapping."""
     return Grouped(context, Config(**config), decode=True)
 
 

@@ -1,4 +1,4 @@
-"""AttentionKernels whose programs take the query heads of a KV head together."""
+"""AttentionKernels whose programs process all query heads of a KV head together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmcore_triton.launch import Bound
 class Grouped(Listed):
     """Tiles of `config.block_m` rows (more for larger groups): query tokens x the heads of a group.
 
-    With `decode`, rows have one query token, and a tile has one.
+    With `decode`, each row has one query token, and so has each tile.
     """
 
     def __init__(self, context: OpContext, config: Config, *, decode: bool, fixed: int | None = None) -> None:
@@ -44,21 +44,21 @@ class Grouped(Listed):
         self._kernel = Bound(grouped, **compiled)
 
     def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
-        """KV heads next to each other: a token's are one piece of memory."""
+        """KV heads are adjacent programs: the KV of a token is one piece of memory."""
         grid = (self.spec.kv_heads, rows if items is None else items)
         self._kernel.but(LISTED=items is not None, LSE=lse)(grid, *arguments)
 
 
 class Whole(Grouped):
-    """Each row and KV head is one program's, whatever its length."""
+    """One program for each row and KV head, whatever the row's length."""
 
     def __init__(self, context: OpContext, config: Config) -> None:
         super().__init__(context, config, decode=True)
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Nothing is split."""
+        """Reserves nothing: no row is split."""
         self._scratch = reserve(self.device, 1)
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """Nothing to upload."""
+        """Uploads nothing."""
         return "1"

@@ -1,4 +1,4 @@
-"""Attention with the query heads of a KV head in one tile, so that KV is read once for all of them."""
+"""Attention with all query heads of a KV head in one tile, so that a program reads their KV once."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def grouped(  # type: ignore[no-untyped-def]
     LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (KV head, item); without a list (LISTED) item is the row, of one query token.
+    """Program (KV head, item). Without a list (LISTED) the item is the row, which has one query token.
 
-    A tile's M rows are TOKENS query tokens x HEADS_PADDED heads (GROUP of them real), the rest padding. With FIXED,
-    the tokens of a chunk: each chunk is computed by itself and they are folded in order, so that the bits of a result
-    depend neither on the tile it is in nor on how many programs worked on it.
+    The M rows of a tile are TOKENS query tokens x HEADS_PADDED heads (GROUP real ones, the rest padding). FIXED:
+    tokens of a chunk, or 0. With it each chunk is computed by itself and chunks are folded in order. The bits of a
+    result then depend neither on its tile nor on the number of programs.
     """
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
@@ -123,7 +123,7 @@ def grouped(  # type: ignore[no-untyped-def]
         if (from_token > first) | (to_token < end):
             # one chunk of several
             if FIXED > 0:
-                # the fold of one chunk is that chunk, to the bit
+                # folding a single chunk returns it bit for bit
                 y = acc
             to = (at + own).to(tl.int64) * (KV_HEADS * GROUP) + heads
             tl.store(partial + to[:, None] * V_SIZE + v_at[None, :], y, mask=inside)

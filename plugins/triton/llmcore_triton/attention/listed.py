@@ -1,4 +1,4 @@
-"""What the attention kernels have in common on the host: they plan a list of items, run it, and merge its parts."""
+"""The host part that the attention kernels share: they plan a list of items, run it, and merge the partial results."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from llmcore_triton.attention.work import Planner
 Meta = Mapping[str, torch.Tensor]
 
 _WHOLE, _SPLIT, _FIRSTS = "items", "split_items", "split_firsts"
-"""Names of the uploaded list, the second where some items have partial results to merge, and of where these begin."""
+"""Names of the uploads: the list, the list if some items have partial results to merge, and where these begin."""
 
 BLOCKS = ((64, 4, 5), (32, 4, 5), (64, 4, 3), (64, 8, 5), (32, 4, 7), (128, 4, 3), (32, 2, 5), (128, 8, 5))
-"""`block_n`, `warps` and `stages` worth timing where KV is read once for a group, the likely ones first."""
+"""Values of `block_n`, `warps` and `stages` worth timing if KV is read once for a group. Likely ones come first."""
 
 _SHARED = {True: 72 << 10, False: 48 << 10}
-"""Bytes of shared memory for KV in flight, on Hopper (three programs per processor) and before."""
+"""Bytes of shared memory for KV in flight, on Hopper (three programs per multiprocessor) and before."""
 
 _MERGED = 128
-"""Columns of partial results that a program of a row's merge takes: a vector for each thread of a warp."""
+"""Columns of partial results per program of a row's merge: one vector for each thread of a warp."""
 
 _CHUNKS = ((64, 4), (32, 2), (8, 1))
-"""Token bucket (the last for larger ones too) -> chunks of a row that its merge reads at once, and its warps: few rows
-are in many chunks and wait for memory, many are in few and wait for room.
-"""
+"""Token bucket (the last also for larger ones) -> chunks of a row that its merge reads at once, and its warps. Few
+rows have many chunks each and wait for memory. Many rows have few chunks each and need multiprocessors."""
 
 _MOST_SHARED = 200 << 10
-"""Bytes that a program may take on Hopper at all, with some left for what else the compiler keeps there."""
+"""Bytes of shared memory that a program may take on Hopper at most. The compiler needs some of the rest."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How an attention kernel is launched.
-
-    `block_n`: KV tokens of an inner step. `stages`: depth of the compiler's pipeline; slots are read one level before
-    the KV in them, so 2n + 1 keeps the KV of n inner steps in flight. `per_processor`: programs that the work is cut
-    into, per multiprocessor. `least`: tokens of a chunk worth a program. `block_m`: rows of a tile.
-    """
+    """The launch configuration of an attention kernel."""
 
     block_n: int = 64
+    """KV tokens of an inner step."""
     warps: int = 4
     stages: int = 5
+    """Depth of the compiler's pipeline. Slots are read one level before their KV, so 2n + 1 keeps the KV of n inner
+    steps in flight."""
     per_processor: int = 3
+    """Programs per multiprocessor that the work is cut into."""
     least: int = 128
+    """The least tokens of a chunk that are worth a program."""
     block_m: int = 16
+    """Rows of a tile."""
 
 
 def fitting(context: OpContext, config: Config) -> Config:
-    """`config` with as many stages, then as large a block as shared memory has room for."""
+    """Reduces first `config`'s stages and then its block until they fit into shared memory."""
     room = _SHARED[(context.device.capability or 0) >= launch.HOPPER]
     while in_flight(context, config.block_n, config.stages) > room and config.block_n > 16:
         changed = {"stages": config.stages - 2} if config.stages > 3 else {"block_n": config.block_n // 2}
@@ -67,36 +67,36 @@ def fitting(context: OpContext, config: Config) -> Config:
 
 
 def usual(context: OpContext, **changed: Any) -> Config:
-    """The Config of a kernel of matrix products that nobody measured."""
-    # exact f32 products have no tensor cores, and their operands are in registers
+    """Returns the Config of a kernel with matrix products that has not been measured."""
+    # exact f32 products do not use tensor cores, and their operands are in registers
     config = Config(block_n=16) if context.dtype == "f32" else Config(**changed)
     return fitting(context, config)
 
 
 def timed(context: OpContext, blocks: Iterable[tuple[int, int, int]]) -> Iterator[Config]:
-    """Configs of these (block_n, warps, stages) that a Hopper has room for."""
+    """Yields Configs of these (block_n, warps, stages) that fit into a Hopper's shared memory."""
     for block_n, warps, stages in blocks:
         if in_flight(context, block_n, stages) <= _MOST_SHARED:
             yield Config(block_n=block_n, warps=warps, stages=stages)
 
 
 def in_flight(context: OpContext, block_n: int, stages: int) -> int:
-    """Bytes of a program's KV in shared memory."""
+    """Returns the bytes of a program's KV in shared memory."""
     return max((stages - 1) // 2, 1) * block_n * token_bytes(context)
 
 
 def token_bytes(context: OpContext) -> int:
-    """Bytes of a KV head's key and value of one token, padded as in a tile."""
+    """Returns the bytes of one token's key and value of one KV head, padded as in a tile."""
     spec = spec_of(context)
     padded: int = next_power_of_2(spec.key_size) + next_power_of_2(spec.value_size)
     return padded * DTYPES[context.dtype].itemsize
 
 
 class Listed(ABC):
-    """An AttentionKernel over the token layout whose programs take items from a list.
+    """An AttentionKernel over the token layout. Its programs take items from a list.
 
-    `tokens`: query tokens of a tile, None where every row has one. `programs`: programs per item. `fixed`: tokens of a
-    chunk where results may not depend on how the work was cut.
+    `tokens`: query tokens of a tile, None if every row has one. `programs`: programs per item. `fixed`: tokens of a
+    chunk if results must not depend on how the work is cut, else None.
     """
 
     def __init__(
@@ -136,15 +136,15 @@ class Listed(ABC):
 
     @abstractmethod
     def launch(self, arguments: tuple[Any, ...], items: int | None, rows: int, lse: bool) -> None:
-        """Enqueue the kernel over `items` items, None where each row is one."""
+        """Enqueue the kernel over `items` items. None: each row is one item."""
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Room for partial results, shared with the model's other kernels."""
+        """Reserve memory for partial results, shared with the model's other kernels."""
         room = self.planner.reserve(limits)
         self._scratch = reserve(self.device, room * self.spec.heads * (self.spec.value_size + 1))
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """See protocols.AttentionKernel. The key is the list's size, with a + where there is something to merge."""
+        """See protocols.AttentionKernel. The key is the list's size, with a + if partial results must be merged."""
         work = self.planner.plan(rows)
         if work is None:
             return "1"
@@ -169,7 +169,7 @@ class Listed(ABC):
         partial, room = self._scratch.buffer(), self.planner.room
         split = meta.get(_SPLIT)
         items = meta.get(_WHOLE) if split is None else split
-        # latent rows are one pool
+        # latent rows have one pool for keys and values
         keys, values = kv[0], kv[-1]
         kv_len, q_start = meta["kv_len"], meta["q_start"]
         summed = partial if lse is None else lse
@@ -191,7 +191,7 @@ class Listed(ABC):
 
 
 def sizes(spec: AttnSpec, granule: int) -> dict[str, Any]:
-    """What a kernel is compiled for, whatever its tiles."""
+    """Returns the sizes that a kernel is compiled for, except its tiles."""
     return {
         "K_SIZE": spec.key_size,
         "V_SIZE": spec.value_size,

@@ -1,7 +1,7 @@
-"""Putting together what several programs computed of one tile of queries, each from a chunk of its KV.
+"""Merges the partial results of one tile of queries. Each was computed from a chunk of the tile's KV.
 
-Partial results are f32, normalized, [room, heads, value_size], and behind them their log2-sum-exp2 [room, heads]. A
-tile's chunks follow each other, each with the tile's query tokens.
+Partial results are f32, normalized, [room, heads, value_size]. Their log2-sum-exp2 [room, heads] follow. The chunks of
+a tile are adjacent, and each has all query tokens of the tile.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def merge_row(  # type: ignore[no-untyped-def]
     LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows of one query token: program (block of values, head, row); `firsts` says where the row's parts begin.
+    """Merges rows of one query token. Program (block of values, head, row). `firsts`: where each row's parts begin.
 
-    BLOCK_C chunks are read at a time. What the step's first kernels and uploads wrote is read before `wait`: the
-    attention kernel ahead lets this one start after its own `wait`.
+    BLOCK_C chunks are read at a time. Data of the step's first kernels and uploads is read before `wait`: the
+    attention kernel just ahead releases this one only after its own `wait`.
     """
     head, row = tl.program_id(1), tl.program_id(2)
-    # past the L1 cache: what the step before left there is old
+    # bypass the L1 cache, which may hold the previous step's data
     at = tl.load(firsts + row, cache_modifier=".cg").to(tl.int64)
     chunk = tl.load(items, cache_modifier=".cg")
     length = tl.load(kv_len + row, cache_modifier=".cg")
@@ -102,9 +102,9 @@ def merge_tile(  # type: ignore[no-untyped-def]
     LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Tiles of several query tokens: program (head, item) merges a tile and head, in the order of the chunks.
+    """Merges tiles of several query tokens. Program (head, item) merges one tile and head, in the order of the chunks.
 
-    Item is the tile's first. AHEAD chunks are read at a time: the order is the point, waiting for each is not.
+    The item is the tile's first one. AHEAD chunks are loaded at a time: the sum needs the order, the loads do not.
     """
     wait(PDL)
     release(PDL)

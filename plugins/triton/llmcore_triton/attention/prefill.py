@@ -1,8 +1,8 @@
-"""attn.gqa.prefill: FlashAttention over rows of any number of query tokens; a cached prefix is read from its slots.
+"""attn.gqa.prefill: FlashAttention over rows of any number of query tokens. It reads a cached prefix from its slots.
 
-The step's own keys and values are read where the projection left them, by the tensor memory accelerator (TMA) where
-there is one. Tiles of queries come from the host, which knows how many new tokens each row has; how long rows are is
-read on the device.
+It reads the step's own keys and values where the projection left them, by the tensor memory accelerator (TMA) if the
+GPU has one. The host cuts queries into tiles, since it knows the number of new tokens of each row. The device reads
+the rows' lengths.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ from llmcore_triton.entry import Box
 KERNEL = "flash"
 
 Config = Mapping[str, Any]
-"""`block_m`: queries of a tile, tokens times heads; `block_n`: keys of a block; `warps`; `stages` of the pipeline;
-`pack`: whether a tile holds all heads of a KV head, else one; `tma`: whether new keys come by TMA; `small`: whether
-steps too short to fill the device with tiles of `block_m` are cut into SMALL ones."""
+"""The keys of a launch configuration:
+- `block_m`: queries of a tile, tokens times heads
+- `block_n`: keys of a block
+- `warps`, and `stages` of the pipeline
+- `pack`: a tile holds all heads of a KV head, else one
+- `tma`: new keys come by TMA
+- `small`: steps too short to fill the device with tiles of `block_m` are cut into SMALL ones"""
 
 SMALL: Config = {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2}
 FILLED = 2
-"""Programs per multiprocessor from which on a step is long enough for large tiles."""
+"""A step with this many programs per multiprocessor is long enough for large tiles."""
 
 ALIGNED = 16
-"""Bytes to which TMA wants addresses and row strides."""
+"""Alignment in bytes that TMA requires of addresses and row strides."""
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """One way to run the kernel: what of it is fixed. `kernels`: without lse and with it."""
+    """One way to run the kernel, with its fixed arguments. `kernels`: without lse and with it."""
 
     name: str
     tokens: int
@@ -48,14 +52,14 @@ class _Launch:
 
 
 class Prefill:
-    """An AttentionKernel for the token layout. `config` says how it is launched."""
+    """An AttentionKernel for the token layout. `config` is its launch configuration."""
 
     def __init__(self, context: OpContext, config: Config) -> None:
         spec, self._granule = spec_of(context), context.granule
         self._spec, self._pdl = spec, launch.overlaps(context)
         self._processors = context.device.processors
         self._sizes = _padded(spec.key_size), _padded(spec.value_size)
-        # TMA loads whole boxes: half types whose heads need no padding.
+        # TMA loads whole boxes, so it needs half types and heads without padding.
         self._tma = bool(config["tma"]) and context.dtype != "f32" and self._sizes == (spec.key_size, spec.value_size)
         shapes = [config, {**config, **SMALL}] if config["small"] else [config]
         self._launches = [self._launch(shape) for shape in shapes]
@@ -96,10 +100,10 @@ class Prefill:
         )
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Nothing to take."""
+        """Reserves nothing."""
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """Cut the rows into tiles; their number changes with the lengths, so no graph holds this step."""
+        """Cut the rows into tiles. Their number depends on the lengths, so no CUDA graph can hold this step."""
         chosen = self._launches[0]
         if len(self._launches) > 1:
             programs = count_tiles(rows.n_query, chosen.tokens) * chosen.programs
@@ -118,7 +122,7 @@ class Prefill:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See protocols.AttentionKernel. Rows of q, k_new and v_new may be strided; their heads are contiguous."""
+        """See protocols.AttentionKernel. Rows of q, k_new and v_new may be strided. Their heads are contiguous."""
         assert v_new is not None, "attn.gqa.prefill needs values"
         shape = next(each for each in self._launches if each.name in meta)
         tiles, table = meta[shape.name], meta["table"]
@@ -151,7 +155,7 @@ class Prefill:
         return out
 
     def _boxes(self, k: torch.Tensor, v: torch.Tensor, block_n: int) -> tuple[Box, Box] | tuple[None, None]:
-        """k and v [T, KV heads, size] as what TMA reads boxes of; None where it cannot."""
+        """Returns TMA descriptors of k and v [T, KV heads, size], or None if TMA cannot read them."""
         k_stride, v_stride = k.stride(0), v.stride(0)
         bytes_apart = (k_stride | v_stride) * k.element_size()
         if not self._tma or (bytes_apart | k.data_ptr() | v.data_ptr()) % ALIGNED:
@@ -165,12 +169,12 @@ class Prefill:
 
 
 def _padded(size: int) -> int:
-    """A head as blocks hold it: a power of two that matrix units take."""
+    """Returns the size of a head in a block: a power of two that tensor cores take."""
     return max(16, int(triton.next_power_of_2(size)))
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """A configuration that fits the device's shared memory and registers."""
+    """Returns a configuration that fits the device's shared memory and registers."""
     spec: AttnSpec = spec_of(context)
     wide = max(_padded(spec.key_size), _padded(spec.value_size)) > 128
     hopper = context.device.capability == launch.HOPPER
@@ -185,7 +189,7 @@ def default(context: OpContext) -> dict[str, Any]:
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Configurations worth timing on Hopper, heads of up to 128."""
+    """Configurations worth timing on Hopper, for heads of up to 128 elements."""
     base = default(context)
     yield base
     if context.dtype == "f32" or base["block_n"] != 64:
@@ -197,12 +201,12 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Config) -> Prefill:
-    """The kernel launched as `config` says."""
+    """The kernel in the configuration `config`."""
     return Prefill(context, config)
 
 
 def make(context: OpContext) -> Prefill:
-    """`context.shape` is an AttnSpec."""
+    """The kernel. `context.shape` is an AttnSpec."""
     return make_with(context, tuned.choose(KERNEL, context, default(context)))
 
 

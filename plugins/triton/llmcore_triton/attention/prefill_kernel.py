@@ -1,9 +1,9 @@
-"""The kernel of attn.gqa.prefill: a tile of queries of one row and one KV head, over all keys it sees.
+"""The kernel of attn.gqa.prefill: a tile of queries of one row and one KV head, over all keys that the tile sees.
 
-Keys come in blocks of BLOCK_N at multiples of BLOCK_N, wherever the row's cached prefix ends, so that a query's
-result does not depend on how its prompt was cut. Blocks that hold a cached token, and the block in which the row
-ends, are gathered from the slots; all others are this step's own and contiguous in k_new and v_new.
-Softmax is the streaming one of FlashAttention-2 (https://arxiv.org/abs/2307.08691), in powers of two.
+Blocks of BLOCK_N keys begin at multiples of BLOCK_N, wherever the row's cached prefix ends. So a query's result does
+not depend on how its prompt was cut. Blocks with a cached token, and the block in which the row ends, are gathered
+from the slots. All others are this step's own and contiguous in k_new and v_new. Softmax is the streaming one of
+FlashAttention-2 (https://arxiv.org/abs/2307.08691), in powers of two.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def _fold(  # type: ignore[no-untyped-def]
     acc, total, top, q, k, v, block, edge, q_position, length, scale,
     CAP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys [BLOCK_N, K] and values into the running (acc, total, top), scores in powers of two.
+    """Folds one block of keys [BLOCK_N, K] and values into the running (acc, total, top). Scores are in powers of two.
 
-    Only where `edge` is set has the block keys that not all queries see.
+    Only with `edge` may the block have keys that some queries do not see.
     """
     BLOCK_N: tl.constexpr = k.shape[0]
     s = tl.dot(q, k.T, input_precision="ieee")
@@ -44,7 +44,7 @@ def _fold(  # type: ignore[no-untyped-def]
     now = tl.maximum(top, tl.max(s, 1) * factor)
     if WINDOW is None:
         base = now
-    else:  # a query may see nothing of its first blocks
+    else:  # a query may see none of its first blocks
         base = tl.where(now == float("-inf"), 0.0, now)
     p = tl.exp2(s * factor - base[:, None])
     shrink = tl.exp2(top - base)
@@ -63,10 +63,10 @@ def flash(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     LSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program: one entry of `tiles` (row, tile of the row), then PACK heads of one KV head; heads change fastest.
+    """Program: one entry of `tiles` (row, tile of the row), then PACK heads of one KV head. Heads change fastest.
 
-    A tile is BLOCK_M // PACK tokens times PACK heads. `k_tiles`, `v_tiles`: tensor descriptors of k_new and v_new
-    as [T, KV_HEADS * size] in blocks of [BLOCK_N, size], or None. Strides are in elements.
+    A tile is BLOCK_M // PACK tokens times PACK heads. `k_tiles`, `v_tiles`: tensor descriptors of k_new and v_new as
+    [T, KV_HEADS * size] in blocks of [BLOCK_N, size], or None. Strides are in elements.
     """
     TOKENS: tl.constexpr = BLOCK_M // PACK
     PARTS: tl.constexpr = HEADS // PACK
@@ -93,7 +93,7 @@ def flash(  # type: ignore[no-untyped-def]
     q_position = start + at
 
     last = tl.minimum(start + first + TOKENS, length)  # the first position that no query of the tile sees
-    low, whole_from = 0, 0  # blocks: the first that is seen, and the first that the window does not cut
+    low, whole_from = 0, 0  # blocks: the first that the tile sees, and the first that the window does not cut
     if CAUSAL:
         whole_to = (start + first + 1) // BLOCK_N
     else:
@@ -112,7 +112,8 @@ def flash(  # type: ignore[no-untyped-def]
     acc = tl.zeros((BLOCK_M, PAD_V), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    # Twice: what is cached and what is new, then the block in which the row ends. One gathering loop serves both.
+    # Two rounds: the cached blocks and then the new ones, then the block in which the row ends. One loop gathers for
+    # both.
     for half in tl.range(0, 2, num_stages=1):
         gather_from = tl.where(half == 0, low, own_to)
         gather_to = tl.where(half == 0, own_from, end)

@@ -1,4 +1,4 @@
-"""How a prefill step is cut into tiles, on the host and without torch."""
+"""Cuts a prefill step into tiles, on the host and without torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Int32 = NDArray[np.int32]
 
 
 def count_tiles(n_query: Int32, tokens: int) -> int:
-    """How many tiles of `tokens` query tokens the rows are cut into; a tile belongs to one row."""
+    """Returns the number of tiles of `tokens` query tokens. A tile belongs to one row."""
     return int((-(-n_query // tokens)).sum())
 
 
 def tiles_of(rows: AttnRows, tokens: int, window: int | None = None) -> Int32:
-    """[2 * tiles] int32: (row, tile of the row) of every tile, those with most keys first.
+    """Returns (row, tile of the row) of every tile, [2 * tiles] int32. Tiles with most keys come first.
 
-    The device starts programs in order: with the longest first, none is left to run alone at the end.
+    The device starts programs in order. With the longest first, none runs alone at the end.
     """
     counts = -(-rows.n_query // tokens)
     row = np.repeat(np.arange(counts.size, dtype=np.int32), counts)

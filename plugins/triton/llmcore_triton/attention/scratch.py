@@ -1,7 +1,7 @@
-"""Room for partial results, one buffer per device for all kernels of a model: a step's kernels run one after another.
+"""Memory for partial results. All kernels of a model share one buffer per device, because they run one after another.
 
-A buffer that has been used may be part of a captured graph, so it is never replaced: kernels that ask for more after
-that share a new one, and the old one lives as long as those that use it.
+A buffer in use may be part of a captured CUDA graph, so it is never replaced. A kernel that then needs a larger one
+gets a new buffer, which later kernels share. The old one lives as long as its kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 class Scratch:
-    """f32 numbers that any kernel may overwrite."""
+    """A buffer of f32 numbers that any kernel may overwrite."""
 
     def __init__(self, device: torch.device) -> None:
         self._buffer = torch.empty(0, dtype=torch.float32, device=device)
@@ -22,12 +22,12 @@ class Scratch:
         return self._buffer.numel()
 
     def grow(self, numbers: int) -> None:
-        """Hold at least so many."""
+        """Make room for at least `numbers` numbers."""
         if numbers > len(self):
             self._buffer = torch.empty(numbers, dtype=torch.float32, device=self._buffer.device)
 
     def buffer(self) -> torch.Tensor:
-        """The buffer, from now on the same one."""
+        """Returns the buffer, which does not change from now on."""
         self.used = True
         return self._buffer
 
@@ -36,7 +36,7 @@ _CURRENT: WeakValueDictionary[torch.device, Scratch] = WeakValueDictionary()
 
 
 def reserve(device: torch.device, numbers: int) -> Scratch:
-    """A Scratch of at least so many numbers, shared as far as possible."""
+    """Returns a Scratch of at least `numbers` numbers, shared if possible."""
     scratch = _CURRENT.get(device)
     if scratch is None or (scratch.used and numbers > len(scratch)):
         scratch = _CURRENT[device] = Scratch(device)

@@ -1,4 +1,4 @@
-"""What the attention kernels have in common on the device: which KV a tile sees, and the loop over it.
+"""The device part that the attention kernels share: which KV a tile sees, and the loop over it.
 
 Scores are kept in units of log2, so that exponentials are the hardware's exp2.
 """
@@ -14,7 +14,8 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def reach(length, n_query, tile, TOKENS: tl.constexpr, WINDOW: tl.constexpr, align):  # type: ignore[no-untyped-def]
-    """(first, last): KV tokens that the queries of a row's tile see, without last; first is a multiple of align."""
+    """Returns (first, last) of the KV tokens that the queries of a row's tile see, without last. first is a multiple
+    of align."""
     query = length - n_query + tile * TOKENS
     last = tl.minimum(query + TOKENS, length)
     first = query * 0
@@ -25,13 +26,13 @@ def reach(length, n_query, tile, TOKENS: tl.constexpr, WINDOW: tl.constexpr, ali
 
 @triton.jit
 def row_of(row, request, q_start, kv_len):  # type: ignore[no-untyped-def]
-    """(tokens, first query token, query tokens, row of the table) of a row; of some row where it is -1.
+    """Returns (tokens, first query token, query tokens, row of the table) of a row. For row -1 it is some row's.
 
-    To be called before `wait`, as the list of items may be read: the step wrote all of it before the kernel ahead
-    began, and that one lets this one start only after its own `wait`.
+    Call it before `wait`. The step wrote all these arrays before the kernel just ahead began, and that kernel releases
+    this one only after its own `wait`.
     """
     row = tl.maximum(row, 0)
-    # past the L1 cache: what the step before left there is old
+    # bypass the L1 cache, which may hold the previous step's data
     token = tl.load(q_start + row, cache_modifier=".cg")
     n_query = tl.load(q_start + row + 1, cache_modifier=".cg") - token
     length = tl.load(kv_len + row, cache_modifier=".cg")
@@ -40,7 +41,7 @@ def row_of(row, request, q_start, kv_len):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def slots_of(places, token, there, GRANULE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """int64 slots of tokens of the row whose table starts at `places`."""
+    """Returns the int64 slots of tokens of the row whose table starts at `places`."""
     slot = tl.load(places + token // GRANULE, mask=there, other=0).to(tl.int64)
     if GRANULE > 1:
         slot = slot * GRANULE + token % GRANULE
@@ -49,7 +50,7 @@ def slots_of(places, token, there, GRANULE: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def capped(scores, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scaled and soft-capped scores, in units of log2."""
+    """Returns scaled and soft-capped scores, in units of log2."""
     if SOFT_CAP > 0:
         # cap * tanh(score / cap)
         scaled = (SOFT_CAP * LOG2_E) * (1.0 - 2.0 / (1.0 + tl.exp(scores * (2.0 * SCALE / SOFT_CAP))))
@@ -80,10 +81,11 @@ def attend(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Queries q [M, >= K_SIZE, zero beyond] at positions `query` [M] over KV tokens first to last of one KV head.
+    """Attention of queries q [M, >= K_SIZE, zero beyond] at positions `query` [M] over KV tokens first to last of a KV
+    head.
 
-    Returns the largest score m [M], the sum l [M] of exp2(score - m), and acc [M, BLOCK_V], the values weighted so;
-    a row that sees nothing has -inf, 0 and 0. Without CAUSAL all queries see up to `last`.
+    Returns the largest score m [M], the sum l [M] of exp2(score - m), and acc [M, BLOCK_V], the values with these
+    weights. A row that sees nothing has -inf, 0 and 0. Without CAUSAL all queries see up to `last`.
     """
     M: tl.constexpr = q.shape[0]
     BLOCK_K: tl.constexpr = q.shape[1]
@@ -118,7 +120,7 @@ def attend(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def inside_of(there, at, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where a [tokens, sizes] block may be read."""
+    """Returns the mask of a [tokens, sizes] block."""
     if at.shape[0] == SIZE:
         inside = there[:, None]
     else:
@@ -128,16 +130,16 @@ def inside_of(there, at, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def normalized(m, l, acc):  # type: ignore[no-untyped-def] # noqa: E741
-    """(result, log2-sum-exp2) of what `attend` returns; 0 and -inf where nothing was seen."""
+    """Returns (result, log2-sum-exp2) from the results of `attend`: 0 and -inf for rows that saw nothing."""
     some = tl.where(l > 0, l, 1.0)
     return acc / some[:, None], tl.where(l > 0, m + tl.log2(some), float("-inf"))
 
 
 @triton.jit
 def fold(m, l, acc, part, part_lse):  # type: ignore[no-untyped-def] # noqa: E741
-    """Add one chunk's `normalized` result to those before it; a chunk of which nothing is seen changes no bit.
+    """Adds one chunk's `normalized` result to those before it. A chunk of which nothing is seen changes no bit.
 
-    Multiplications and additions are fused explicitly, so that every kernel that folds rounds alike.
+    Multiplications and additions are fused explicitly, so that every kernel that folds rounds in the same way.
     """
     highest = tl.maximum(m, part_lse)
     base = tl.where(highest == float("-inf"), 0.0, highest)

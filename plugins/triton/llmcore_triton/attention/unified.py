@@ -1,7 +1,8 @@
 """attn.gqa.mixed: rows of any number of query tokens in one launch; with `deterministic` also decode and prefill.
 
-There each chunk of KV is computed by itself, at multiples of a fixed length, in tiles of fixed sizes, and chunks are
-folded in order: a token's result has the same bits in a decode row, in a chunk of its prompt, and behind a prefix hit.
+With `deterministic` each chunk of KV is computed by itself, at multiples of a fixed length, in tiles of fixed sizes.
+Chunks are folded in order. So a token's result has the same bits in a decode row, in a chunk of its prompt, and behind
+a prefix hit.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from llmcore_triton.attention.listed import Config, timed, usual
 KERNEL = "unified"
 
 CHUNK = 512
-"""Tokens of a chunk under `deterministic`."""
+"""Tokens per chunk under `deterministic`."""
 
 LEAST = 512
-"""Tokens of a chunk at least: merging tiles of several query tokens costs more than shorter chunks save. A prompt of
-512 tokens (heads as in Llama-3.1-8B, one H200) takes 24 us in chunks of 128 and 17 whole."""
+"""The least tokens of a chunk. Shorter chunks save less than it costs to merge tiles of several query tokens. A prompt
+of 512 tokens (heads as in Llama-3.1-8B, one H200) takes 24 us in chunks of 128, and 17 us whole."""
 
 
 def make(context: OpContext) -> Grouped:
-    """An AttentionKernel; `context.shape` is an AttnSpec."""
+    """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     config = vars(_default(context))
-    # what was measured in one bucket must not make its bits differ from another's
+    # the buckets must agree bit for bit, so no bucket uses a measured configuration of its own
     chosen = config if context.deterministic else tuned.choose(KERNEL, context, config)
     return make_with(context, {**chosen, "least": max(chosen["least"], LEAST)})
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Grouped:
-    """With this Config, as a mapping."""
+    """The kernel with this Config, given as a mapping."""
     return Grouped(context, Config(**config), decode=False, fixed=CHUNK if context.deterministic else None)
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Configs worth timing; none where results may not depend on them."""
+    """Configs worth timing. There are none if results must not depend on them."""
     if context.deterministic:
         return
     for block_m, warps, stages in ((16, 4, 5), (32, 4, 5), (64, 4, 3), (64, 4, 5), (128, 8, 3), (128, 8, 5)):
@@ -51,6 +52,6 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 def _default(context: OpContext) -> Config:
     wide = max(spec_of(context).key_size, spec_of(context).value_size) > 128
-    # folding holds a second accumulator in registers: smaller steps, more of them in flight
+    # folding holds a second accumulator in registers, so steps are smaller, and more of them are in flight
     block_n, stages = (32, 5) if context.deterministic else (64, 3)
     return usual(context, block_m=64, block_n=block_n, stages=stages, warps=8 if wide else 4)

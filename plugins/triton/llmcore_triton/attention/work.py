@@ -1,8 +1,8 @@
-"""The list of what an attention launch does: which piece of which row's KV each program reads. Numpy only.
+"""The list of an attention launch's work: which part of which row's KV each program reads. Numpy only.
 
-A row's query tokens are cut into tiles of `tokens`, and the KV that a tile sees into chunks; a tile and a chunk are an
-item. The list is made from upper bounds of the lengths. On the device, where the true ones are, an item past a row's
-end does nothing, and a tile whose KV is one chunk needs no merging.
+A row's query tokens are cut into tiles of `tokens`, and the KV that a tile sees into chunks. A tile and a chunk are an
+item. The host makes the list from upper bounds of the lengths; the device has the true ones. An item past a row's end
+does nothing, and a tile whose KV is one chunk is not merged.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 
 FIELDS = 4
-"""int32 numbers of an item: its row (-1: none), its tile in the row, its chunk in the tile (-1: all of them), and
-where its partial results go, counted in query tokens."""
+"""int32 numbers of an item: its row (-1: none), its tile in the row, its chunk in the tile (-1: all of them), and the
+place of its partial results, counted in query tokens."""
 
 _UNEVEN = 1.25
-"""The longest tile may take this much more than a program's share of the step before the KV is split, and than the
-mean before the longest come first."""
+"""KV is split if the longest tile exceeds a program's share of the step by more than this factor. The longest tiles
+come first if one exceeds the mean by more than this factor."""
 
 
 @dataclass(frozen=True)
 class Work:
     """`items` [(size + 1) * FIELDS]: first (tokens per chunk, -1, -1, -1), then the items.
 
-    `split`: whether some tile has partial results to merge. `firsts`: where each tile's begin, counted in query
-    tokens, -1 where it has none.
+    `split`: some tile has partial results to merge. `firsts`: where each tile's partial results begin, counted in
+    query tokens; -1 if it has none.
     """
 
     items: Int32
@@ -40,7 +40,7 @@ class Work:
 
 
 class Tiles(NamedTuple):
-    """One entry per tile: its row, its place in the row, its query tokens, and most KV tokens that it reads."""
+    """One entry per tile: its row, its place in the row, its query tokens, and the most KV tokens that it may read."""
 
     row: Int32
     place: Int32
@@ -50,29 +50,30 @@ class Tiles(NamedTuple):
 
 @dataclass
 class Planner:
-    """Cuts the rows of a step into about `items` items of equal size.
-
-    `block`: KV tokens of a kernel's inner step, what chunks are multiples of. `least`: tokens of a chunk that are
-    worth a program. `tokens`: query tokens of a tile, None where every row has one. `window`: tokens a query sees
-    (None: all). `room`: query tokens' worth of partial results that there is place for. With `fixed`, chunks are that
-    long, at multiples of it, and a tile's are either an item each or all in one: a result must not depend on which.
-    """
+    """Cuts the rows of a step into about `items` items of equal size."""
 
     items: int
     block: int
+    """KV tokens of a kernel's inner step. Chunks are multiples of it."""
     least: int
+    """The least tokens of a chunk that are worth a program."""
     tokens: int | None = None
+    """Query tokens of a tile, None if every row has one."""
     window: int | None = None
+    """Tokens that a query sees, None for all."""
     fixed: int | None = None
+    """Tokens of a chunk if chunks are fixed. Chunks then begin at its multiples, and each is an item, or all of a
+    tile's are one item. Results must not depend on which."""
     room: int = 0
+    """Query tokens for which there is memory for partial results."""
 
     def reserve(self, limits: AttnLimits) -> int:
-        """`room` for steps within `limits`, at least what it was."""
+        """Set `room` for steps within `limits`. It never shrinks."""
         self.room = max(self.room, 2 * limits.rows + 2 * self.items * (self.tokens or 1))
         return self.room
 
     def plan(self, rows: AttnRows) -> Work | None:
-        """The items of a step, None where each row is one item and they are in the rows' order."""
+        """Returns the items of a step. None: each row is one item, in the rows' order."""
         tiles = self._tiles(rows)
         if self.fixed is not None:
             chunk = self.fixed
@@ -84,7 +85,7 @@ class Planner:
             if self.tokens is None and not uneven:
                 return None
             if uneven:
-                # a long one that begins last would run alone at the end
+                # a long tile that begins last would run alone at the end
                 order = np.argsort(-tiles.span, kind="stable")
                 tiles, count = Tiles(*(column[order] for column in tiles)), count[order]
         return _listed(tiles, count, chunk, self._size(int(count.sum()), len(rows.kv_len)))
@@ -102,17 +103,18 @@ class Planner:
             tokens = np.minimum(left, self.tokens)
             span = length[row] - left + tokens
         if self.window is not None:
-            # reading starts at a border of blocks (of chunks where these are fixed) up to one short of it too early
+            # reading starts at a multiple of the block (of the chunk if fixed), so up to one token less than that too
+            # early
             span = np.minimum(span, self.window + (self.tokens or 1) + (self.fixed or self.block) - 2)
         return Tiles(row, place, tokens, span)
 
     def _even(self, tiles: Tiles) -> tuple[int, Int32]:
-        """Tokens per chunk, and each tile's chunks."""
+        """Returns the tokens per chunk, and the chunks of each tile."""
         span = tiles.span
         longest, fair = int(span.max(initial=1)), self._fair(span)
         if longest <= max(2 * self.least, _UNEVEN * float(span.sum()) / self.items):
             return self._blocks(longest), np.minimum(span, 1)
-        # Few tiles are all cut alike: items beyond what runs at once would be a second round of a few.
+        # Few tiles are all cut alike: more items than run at once would mean a second, nearly empty round.
         most = self.items if 2 * len(span) <= self.items else len(span) + self.items * longest
         pieces = -(-longest // self._blocks(max(fair, self.least)))
         while True:
@@ -123,7 +125,7 @@ class Planner:
             pieces -= 1
 
     def _fixed(self, tiles: Tiles, chunk: int) -> tuple[Int32, NDArray[np.bool_]]:
-        """Each tile's items, and which tiles are one item whatever their chunks."""
+        """Returns the items of each tile, and which tiles are one item whatever their chunks."""
         span = tiles.span
         count = -(-span // chunk)
         long = max(2 * self._fair(span), chunk)
@@ -133,7 +135,8 @@ class Planner:
         return np.where(whole, np.minimum(count, 1), count), whole
 
     def _fair(self, span: Int32) -> float:
-        """KV tokens of an item: with many tiles about two of theirs, so that no long one is left at the end."""
+        """Returns the KV tokens of an item. With many tiles it is about two tiles' mean, so that no long one is left
+        at the end."""
         return float(span.sum()) / max(self.items, len(span) / 2)
 
     @staticmethod
@@ -144,7 +147,8 @@ class Planner:
         return max(-int(-tokens // self.block), 1) * self.block
 
     def _size(self, items: int, rows: int) -> int:
-        """Few sizes, because a graph is captured for each; the items past the last do nothing."""
+        """Rounds up to one of few sizes, because a CUDA graph is captured for each. The items past the last do
+        nothing."""
         if self.tokens is None:
             return max(-(-items // self.items), 1) * self.items if items > rows else rows
         size = self.items
@@ -157,7 +161,7 @@ def _listed(tiles: Tiles, count: Int32, chunk: int, size: int, whole: NDArray[np
     used = int(count.sum())
     tile = np.repeat(np.arange(len(count), dtype=np.int32), count)
     place = np.arange(used, dtype=np.int32) - (np.cumsum(count, dtype=np.int32) - count)[tile]
-    # Only tiles that are split take room for partial results.
+    # Only tiles that are split need memory for partial results.
     takes = np.where(count > 1, count * tiles.tokens, 0)
     begin = np.cumsum(takes, dtype=np.int32) - takes
     at = begin[tile] + place * tiles.tokens[tile]

@@ -1,4 +1,4 @@
-"""attn.mla.decode: the latent rows of long requests split over programs, all query heads of a token in one tile."""
+"""attn.mla.decode: splits the latent rows of long requests over programs. A tile has all query heads of a token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KERNEL = "mla_flashdecoding"
 
 
 def make(context: OpContext) -> Latents:
-    """An AttentionKernel; `context.shape` is an AttnSpec."""
+    """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     return make_with(context, tuned.choose(KERNEL, context, vars(_default(context))))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Latents:
-    """With this Config, as a mapping."""
+    """The kernel with this Config, given as a mapping."""
     return Latents(context, Config(**config), decode=True)
 
 
@@ -45,5 +45,5 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def _default(context: OpContext) -> Config:
-    # tiles of one token are read again for each tile of its heads, mostly from the L2 cache
+    # a token's row is read again for each tile of its heads, mostly from the L2 cache
     return wide(context) if spec_of(context).heads > 2 * NARROW else narrow(context)

@@ -1,7 +1,7 @@
-"""head_linear, kernel per_head: every head's matrix is read once where there are few tokens.
+"""head_linear, kernel per_head: reads every head's matrix once if there are few tokens.
 
-A program takes a block of one head's outputs. Where a block's weights fit into registers they are on their way before
-the kernel ahead has ended: its results are only waited for when they are needed.
+A program takes a block of one head's outputs. If a block's weights fit into registers, they load before the kernel
+ahead has ended. The program waits for that kernel's results only when it needs them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def per_head(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr,
     BESIDE: tl.constexpr, PAD_BESIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs, head, tile of tokens). ONE: a block has all inputs; EVEN: blocks have no rest.
+    """Program (block of outputs, head, tile of tokens). ONE: a block has all inputs. EVEN: blocks need no masks.
 
     BESIDE: elements that are copied behind each head's outputs.
     """
@@ -125,7 +125,7 @@ def _padded(size: int) -> int:
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """About one program per multiprocessor where there are few tokens, square tiles where there are many."""
+    """Returns about one program per multiprocessor for few tokens, and square tiles for many."""
     if context.dtype == "f32":
         return {"block_m": 16, "block_n": 32, "block_k": 32, "warps": 4, "stages": 2}
     if context.deterministic:
@@ -143,11 +143,11 @@ def default(context: OpContext) -> dict[str, Any]:
 
 
 _IN_REGISTERS = 16 << 10
-"""Bytes of weights that four warps hold."""
+"""Bytes of weights that the registers of four warps hold."""
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Configurations worth timing; none where all buckets must agree."""
+    """Configurations worth timing. There are none if all buckets must agree."""
     if context.deterministic:
         return
     base = default(context)
@@ -169,12 +169,12 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Config) -> PerHead:
-    """The op with one configuration."""
+    """The op in the configuration `config`."""
     return PerHead(context, config)
 
 
 def make(context: OpContext) -> PerHead:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     config = default(context)
     return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))
 

@@ -28,21 +28,21 @@ def run(x: torch.Tensor, weight: torch.Tensor, beside: torch.Tensor | None = Non
 
 
 def make(context: OpContext) -> Op:
-    """One function serves every shape."""
+    """Returns one function that serves every shape."""
     return run
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The same: torch chooses by itself."""
+    """The same as `make`: torch chooses the configuration."""
     return run
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """The one there is."""
+    """The only configuration."""
     yield {}
 
 
 def cost(context: OpContext) -> float | None:
-    """Measured microseconds, and those that only its neighbours feel."""
+    """Measured microseconds, and those by which it delays the next kernel."""
     measured = tuned.microseconds(KERNEL, context)
     return measured if measured is None else measured + GAP

@@ -1,6 +1,6 @@
-"""Attention over latent rows: all query heads see one row per token, which is their key and, in its first part, value.
+"""Attention over latent rows: all query heads see one row per token. It is the key, and its first part is the value.
 
-A block of rows is read once: its latent part [N, latent] is an operand of the scores and of the weighted sum, its
+A block of rows is read once. Its latent part [N, latent] is an operand of the scores and of the weighted sum, and its
 rotated part [N, rotated] only of the scores.
 """
 
@@ -19,9 +19,10 @@ def attend_latent(  # type: ignore[no-untyped-def]
     SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, CAUSAL: tl.constexpr, GRANULE: tl.constexpr,
     LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Queries in two parts, [M, >= LATENT] and [M, >= ROTATED], zero beyond, over KV tokens first to last.
+    """Attention of queries in two parts, [M, >= LATENT] and [M, >= ROTATED], zero beyond, over KV tokens first to
+    last.
 
-    Returns what `tile.attend` does. Without CAUSAL all queries see up to `last`.
+    Returns the same as `tile.attend`. Without CAUSAL all queries see up to `last`.
     """
     M: tl.constexpr = q_latent.shape[0]
     BLOCK_L: tl.constexpr = q_latent.shape[1]
@@ -69,10 +70,10 @@ def over_latents(  # type: ignore[no-untyped-def]
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, LISTED: tl.constexpr,
     FIXED: tl.constexpr, LSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of heads, item); without a list (LISTED) item is the row, of one query token.
+    """Program (tile of heads, item). Without a list (LISTED) the item is the row, which has one query token.
 
-    A tile's M rows are TOKENS query tokens x HEADS_PADDED heads. FIXED as in `attention.grouped_kernel`: the tokens of
-    a chunk that is computed by itself, so that bits depend neither on the tile nor on how the work was cut.
+    The M rows of a tile are TOKENS query tokens x HEADS_PADDED heads. FIXED is that of `attention.grouped_kernel`:
+    tokens of a chunk that is computed by itself. Bits then depend neither on the tile nor on how the work was cut.
     """
     row = tl.program_id(1)
     tile = 0
@@ -134,7 +135,7 @@ def over_latents(  # type: ignore[no-untyped-def]
         if (from_token > first) | (to_token < end):
             # one chunk of several
             if FIXED > 0:
-                # the fold of one chunk is that chunk, to the bit
+                # folding a single chunk returns it bit for bit
                 y = acc
             to = (at + own).to(tl.int64) * HEADS + heads
             tl.store(partial + to[:, None] * LATENT + l_at[None, :], y, mask=inside)

@@ -1,7 +1,7 @@
-"""latent_rope_kv_write in one pass: a token's row is normed, turned and stored, its queries turn in place.
+"""latent_rope_kv_write in one pass: norms, rotates and stores a token's row, and rotates its queries in place.
 
-The first program of a token takes the row, the others a block of query heads each, of which they touch only the part
-that turns.
+The first program of a token takes the row. Each other one takes a block of query heads, and touches only their rotated
+part.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def norm_turn_and_store(  # type: ignore[no-untyped-def]
     BLOCK_HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (token, block): block 0 is the row's, the others are of query heads."""
+    """Program (token, block). Block 0 is the row, and the others are query heads."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pairs = tl.arange(0, HALF)
     turning = pairs < ROTATED // 2
-    # each angle is there twice: the first half of cos, and of sin the second, which is not negated
+    # both hold each angle twice: read the first half of cos, and the second half of sin, which is not negated
     cos += token * ROTATED + pairs
     sin += token * ROTATED + ROTATED // 2 + pairs
     if block == 0:
@@ -90,7 +90,7 @@ def norm_turn_and_store(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """Few heads per program where there are few tokens."""
+    """The default: few heads per program if there are few tokens."""
     return {"heads": 8, "num_warps": 2} if small(context) else {"heads": 16, "num_warps": 4}
 
 
@@ -101,7 +101,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     heads, latent, rotated = (size(context, name) for name in ("heads", "latent", "rotated"))
     pdl, block = overlaps(context), config["heads"]
     blocks = 1 + -(-heads // block)
@@ -139,5 +139,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

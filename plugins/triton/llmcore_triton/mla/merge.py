@@ -1,4 +1,4 @@
-"""attn.merge: attention over parts of the keys, joined by their lse; a program per token and block of heads."""
+"""attn.merge: joins attention over parts of the keys by their lse. One program for each token and block of heads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def joined(  # type: ignore[no-untyped-def]
     COUNT: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, block of heads). What has an lse of -inf is not read."""
+    """Program (token, block of heads). A part with an lse of -inf is not read."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     at = tl.arange(0, BLOCK)
@@ -53,7 +53,7 @@ def joined(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """Few heads per program where there are few tokens."""
+    """The default: few heads per program if there are few tokens."""
     return {"heads": 4, "num_warps": 2} if small(context) else {"heads": 16, "num_warps": 8}
 
 
@@ -64,7 +64,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     heads, width = size(context, "heads"), size(context, "value_size")
     pdl, block = overlaps(context), config["heads"]
     launch = Bound(
@@ -91,5 +91,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

@@ -1,5 +1,7 @@
-"""attn.mla.mixed and attn.mla.prefill, absorbed: rows of any number of query tokens in one launch; with
-`deterministic` also attn.mla.decode, as `attention.unified` does it: chunks of a fixed length, folded in order."""
+"""attn.mla.mixed and attn.mla.prefill, absorbed: rows of any number of query tokens in one launch.
+
+With `deterministic` also attn.mla.decode, as in `attention.unified`: chunks of a fixed length are folded in order.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,23 @@ from llmcore_triton.mla.latent import NARROW, WIDE, Latents, fitting, narrow, wi
 KERNEL = "mla_unified"
 
 CHUNK = 512
-"""Tokens of a chunk under `deterministic`."""
+"""Tokens per chunk under `deterministic`."""
 
 
 def make(context: OpContext) -> Latents:
-    """An AttentionKernel; `context.shape` is an AttnSpec."""
+    """Returns an AttentionKernel. `context.shape` is an AttnSpec."""
     config = vars(_default(context))
-    # what was measured in one bucket must not make its bits differ from another's
+    # the buckets must agree bit for bit, so no bucket uses a measured configuration of its own
     return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Latents:
-    """With this Config, as a mapping."""
+    """The kernel with this Config, given as a mapping."""
     return Latents(context, Config(**config), decode=False, fixed=CHUNK if context.deterministic else None)
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Configs worth timing; none where results may not depend on them."""
+    """Configs worth timing. There are none if results must not depend on them."""
     if context.deterministic:
         return
     for block_m, block_n, warps, stages, per_processor in (
@@ -47,5 +49,5 @@ def _default(context: OpContext) -> Config:
     if context.deterministic:
         # folding holds a second accumulator in registers
         return replace(narrow(context), warps=8)
-    # few tokens are most often single ones: a wide tile would be empty for the most part
+    # few tokens are most often single ones, and a wide tile would be mostly empty
     return wide(context) if context.bucket > 1 else narrow(context)

@@ -1,4 +1,4 @@
-"""attn.varlen: FlashAttention over keys and values that lie in tensors, for latent attention in its expanded form."""
+"""attn.varlen: FlashAttention over keys and values in tensors, for latent attention in its expanded form."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from llmcore_triton.mla.varlen_kernel import varlen
 KERNEL = "flash_varlen"
 
 Config = Mapping[str, Any]
-"""`block_m`: queries of a tile; `block_n`: keys of a block; `warps`; `stages` of the pipeline; `tma`: whether blocks
-come by the tensor memory accelerator where they can."""
+"""The keys of a launch configuration:
+- `block_m`: queries of a tile
+- `block_n`: keys of a block
+- `warps`, and `stages` of the pipeline
+- `tma`: blocks come by the tensor memory accelerator where they can"""
 
 _ALIGNED = 16
-"""Bytes to which TMA wants addresses and row strides."""
+"""Alignment in bytes that TMA requires of addresses and row strides."""
 
 _LEAST_SIDE = 16
 """The smallest side of a block in `tl.dot`."""
@@ -31,7 +34,7 @@ _MOST_SHARED = 222 << 10
 
 
 class Varlen:
-    """The op, bound to an AttnSpec. `config` says how it is launched."""
+    """The op, bound to an AttnSpec. `config` is its launch configuration."""
 
     def __init__(self, context: OpContext, config: Config) -> None:
         spec = spec_of(context)
@@ -39,7 +42,7 @@ class Varlen:
         self._block_m, self._block_n = config["block_m"], config["block_n"]
         self._parts = low, high = parts(spec.key_size)
         whole = low + high == spec.key_size and _padded(spec.value_size) == spec.value_size
-        # TMA loads whole boxes: half types whose parts need no padding
+        # TMA loads whole boxes, so it needs half types and parts without padding
         self._tma = bool(config["tma"]) and context.dtype != "f32" and whole
         pdl = launch.overlaps(context)
         self._launch = launch.Bound(
@@ -72,7 +75,7 @@ class Varlen:
         k_start: torch.Tensor,
         longest: tuple[int, int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See llmcore.ops.attn_varlen; tokens and heads of q, k and v may be strided."""
+        """See llmcore.ops.attn_varlen. Tokens and heads of q, k and v may be strided."""
         tokens, heads = q.shape[0], self._heads
         out = q.new_empty(tokens, heads, self._value)
         lse = q.new_empty((tokens, heads), dtype=torch.float32)
@@ -87,7 +90,7 @@ class Varlen:
         return out, lse
 
     def _boxes(self, k: torch.Tensor, v: torch.Tensor) -> tuple[Box | None, ...]:
-        """k's two parts and v as what TMA reads boxes of; None where it cannot."""
+        """Returns TMA descriptors of k's two parts and of v, or None if TMA cannot read them."""
         length, heads, key = k.shape
         (k_stride, k_head, _), (v_stride, v_head, _) = k.stride(), v.stride()
         bytes_apart = (k_stride | k_head | v_stride | v_head) * k.element_size()
@@ -108,7 +111,7 @@ def _padded(size: int) -> int:
 
 
 def parts(key: int) -> tuple[int, int]:
-    """`key` elements as two blocks that matrix units take, the second 0 where one is as good."""
+    """Returns `key` elements as two blocks that tensor cores take. The second is 0 if one block is as good."""
     whole = _padded(key)
     if whole <= max(key, _LEAST_SIDE):
         return whole, 0
@@ -118,12 +121,12 @@ def parts(key: int) -> tuple[int, int]:
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """A configuration that fits the device's shared memory and registers."""
+    """Returns a configuration that fits the device's shared memory and registers."""
     if context.dtype == "f32":
         return {"block_m": 32, "block_n": 32, "warps": 4, "stages": 1, "tma": False}
     if (context.device.capability or 0) != launch.HOPPER:
         return {"block_m": 64, "block_n": 32, "warps": 4, "stages": 2, "tma": False}
-    # two programs per multiprocessor: one's softmax runs beside the other's products
+    # two programs per multiprocessor: the softmax of one runs beside the products of the other
     return {"block_m": 64, "block_n": 64, "warps": 4, "stages": 2, "tma": True}
 
 
@@ -146,11 +149,11 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Config) -> Varlen:
-    """The kernel launched as `config` says."""
+    """The kernel in the configuration `config`."""
     return Varlen(context, config)
 
 
 def make(context: OpContext) -> Varlen:
-    """`context.shape` is an AttnSpec."""
+    """The kernel. `context.shape` is an AttnSpec."""
     config = default(context)
     return make_with(context, config if context.deterministic else tuned.choose(KERNEL, context, config))

@@ -1,8 +1,8 @@
-"""The kernel of attn.varlen: a tile of one row's queries and one head, over all keys it sees.
+"""The kernel of attn.varlen: a tile of one row's queries and one head, over all keys that the tile sees.
 
-A key is two parts, of a power of two elements each, so that 192 elements are 128 and 64 and not 256. Blocks of keys
-that all of a tile's queries see come by TMA where it can read them; the others, at the diagonal and at the row's end,
-are read under a mask: what follows a row is another's. Softmax is FlashAttention-2's (arXiv:2307.08691).
+A key has two parts, each a power of two in size: 192 elements are 128 and 64 instead of a padded 256. Blocks of keys
+that all queries of a tile see come by TMA if TMA can read them. The others, at the diagonal and at the row's end, are
+read under a mask, because the next row follows. Softmax is FlashAttention-2's (arXiv:2307.08691).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmcore_triton.launch import release, wait
 
 @triton.jit
 def _scores(q_low, q_high, k_low, k_high, HIGH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[M, N] products of keys in two parts; the second is none where HIGH is 0."""
+    """Returns [M, N] products of keys in two parts. If HIGH is 0, only the first part exists."""
     s = tl.dot(q_low, tl.trans(k_low), input_precision="ieee")
     if HIGH > 0:
         s = tl.dot(q_high, tl.trans(k_high), s, input_precision="ieee")
@@ -25,7 +25,8 @@ def _scores(q_low, q_high, k_low, k_high, HIGH: tl.constexpr):  # type: ignore[n
 
 @triton.jit
 def _folded(acc, total, top, s, v, FACTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block's scores [M, N], of which each query sees one at least by now, and values into the running softmax."""
+    """Folds a block's scores [M, N] and values into the running softmax. Each query has seen at least one key by
+    now."""
     now = tl.maximum(top, tl.max(s, 1) * FACTOR)
     p = tl.exp2(s * FACTOR - now[:, None])
     shrink = tl.exp2(top - now)
@@ -43,7 +44,7 @@ def varlen(  # type: ignore[no-untyped-def]
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program: the row's last tile first, because it sees most; heads change fastest, then rows.
+    """Program: a row's last tile comes first, because it sees most. Heads change fastest, then rows.
 
     LOW and HIGH: elements of a key's parts. `k_low_tiles` and so on: tensor descriptors of k and v as [L, width] in
     blocks of BLOCK_N tokens, or None. Strides of tokens and heads are in elements.
@@ -72,7 +73,7 @@ def varlen(  # type: ignore[no-untyped-def]
         q_high = tl.load(from_q + LOW + high_at[None, :], mask=inside_of(mine, high_at, HIGH), other=0.0)
     else:
         q_high = q_low
-    # where a query is among its row's keys, and how many keys the whole tile, and some of it, sees
+    # the queries' places among the row's keys, the keys that the whole tile sees, and the keys that some query sees
     position = length - n + first + m_at
     if CAUSAL:
         whole = tl.maximum(tl.minimum(length - n + first + 1, length), 0) // BLOCK_N

@@ -1,4 +1,4 @@
-"""moe.combine: a program per token and block of columns adds up the token's experts."""
+"""moe.combine: one program for each token and block of columns adds up the token's experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def _sum(  # type: ignore[no-untyped-def]
     y, weights, extra, out, extra_stride,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, EXTRA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [T, SIZE]: each token's TOP_K rows of y by their weights, in their order, and then its row of extra."""
+    """out [T, SIZE]: the sum of each token's TOP_K rows of y by their weights, in their order, and then its row of
+    extra."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keep = columns < SIZE
@@ -36,13 +37,13 @@ def _sum(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
-    """Blocks that give few tokens many programs."""
+    """The default: blocks that give few tokens many programs."""
     block = min(power(size(context, "size")), 512 if small(context) else 2048)
     return {"block": block, "num_warps": warps(context, block, 1)}
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Blocks of a part of a row to 4,096 columns, one or two loads per thread."""
+    """Blocks from a part of a row to 4,096 columns, one or two loads per thread."""
     for block in (256, 512, 1024, 2048, 4096):
         if block <= power(size(context, "size")):
             for vectors in (1, 2):
@@ -50,7 +51,7 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     width, pdl, block = size(context, "size"), overlaps(context), config["block"]
     launch = Bound(
         _sum,
@@ -75,5 +76,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

@@ -1,4 +1,4 @@
-"""moe.dispatch: a program per expert finds its pairs among all, in order."""
+"""moe.dispatch: one program per expert finds the expert's pairs among all, in order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llmcore_triton.linear_shapes import power_of_two
 from llmcore_triton.rows import choose, size
 
 MOST = 8192
-"""Pairs that a program looks at in one go."""
+"""Pairs that a program examines at a time."""
 
 
 @triton.jit(do_not_specialize=["count"])
 def _sort(  # type: ignore[no-untyped-def]
     chosen, pairs, starts, count, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, PDL: tl.constexpr
 ):
-    """pairs [count]: numbers of choices, by expert; starts [EXPERTS + 1]. Each expert's program reads all choices:
-    first to count those of experts before it, then for its own. ONE: they fit into one block, and are read once.
-    """
+    """pairs [count]: numbers of choices, by expert. starts [EXPERTS + 1]. Each expert's program reads all choices,
+    first to count those of the experts before it, then to find its own. ONE: they fit into one block, and are read
+    once."""
     expert = tl.program_id(0)
     numbers = tl.arange(0, BLOCK)
     wait(PDL)
@@ -51,21 +51,21 @@ def _sort(  # type: ignore[no-untyped-def]
 
 
 def default(context: OpContext) -> Mapping[str, Any]:
-    """Warps for long lists."""
+    """The default: more warps for long lists."""
     return {"num_warps": (1, 4, 4, 8, 16)[context.bucket], "block": MOST}
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Numbers of warps, and blocks where there are many."""
+    """Numbers of warps, and blocks if there are many pairs."""
     for warps in (1, 2, 4, 8) if context.bucket < 3 else (4, 8, 16):
         for block in (MOST,) if context.bucket < 4 else (2048, 4096, MOST):
             yield {"num_warps": warps, "block": block}
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
-    """The kernel in `config`."""
+    """The kernel in the configuration `config`."""
     experts, pdl = size(context, "experts"), overlaps(context)
-    # of the bucket and not of the step: a size of its own would be compiled while requests wait
+    # the bucket's limit, not the step's size: every size of its own would be compiled while requests wait
     _, last = TOKEN_BUCKETS[context.bucket]
     block = min(power_of_two(last * size(context, "top_k")), config["block"]) if last else config["block"]
     launch = Bound(_sort, EXPERTS=experts, PDL=pdl, launch_pdl=pdl, num_warps=config["num_warps"])
@@ -82,5 +82,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
 
 
 def make(context: OpContext) -> Op:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, choose(context, default(context)))

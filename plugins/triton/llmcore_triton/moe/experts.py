@@ -1,7 +1,7 @@
-"""moe.experts: two launches over tiles of the experts' pairs, gate and up with their activation, then down.
+"""moe.experts: two launches over tiles of the experts' pairs: gate and up with their activation, then down.
 
-How many tiles there are depends on the routes, which the host does not know: the grid is for the most there can be,
-and each program finds its expert by where the experts' pairs begin.
+The number of tiles depends on the routes, which the host does not know. The grid is for the largest number, and each
+program finds its expert from the places where the experts' pairs begin.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from llmcore_triton.rows import size
 from llmcore_triton.specs.moe import NAME
 
 LONG = 64
-"""Pairs of a tile from which on they are the rows of the matrix product, and come by TMA where they lie together."""
+"""Tiles of at least this many pairs are the rows of the matrix product, and come by TMA if they are adjacent."""
 
 _ALIGNED = 16
-"""Bytes to which TMA wants addresses and row strides."""
+"""Alignment in bytes that TMA requires of addresses and row strides."""
 
 _SPARE = 4096
 """Bytes of shared memory that a program needs beside its tiles, at most."""
@@ -35,7 +35,7 @@ _LAST_TOKENS = (1, 16, 64, 256)
 
 
 class Tile(NamedTuple):
-    """A launch: pairs, outputs (of gate and of up each) and inputs of a tile, warps, and tiles on their way."""
+    """A launch: pairs, outputs (of gate and of up each) and inputs of a tile, warps, and tiles in flight."""
 
     block_m: int
     block_n: int
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
 
 
 class Boxes:
-    """What TMA reads of weights, made once for each because they stay where they are."""
+    """TMA descriptors of weights. Each is made once, because weights do not move."""
 
     def __init__(self, context: OpContext, tile: Tile, tma: bool) -> None:
         self._box = [tile.block_n, tile.block_k]
@@ -53,7 +53,8 @@ class Boxes:
         self._made: dict[int, TensorDescriptor] = {}
 
     def __call__(self, weight: torch.Tensor) -> TensorDescriptor | None:
-        """All rows of weight [experts, rows, inputs]; None where TMA cannot read them, or is not to."""
+        """Returns the descriptor of all rows of weight [experts, rows, inputs]. None if TMA cannot or should not read
+        them."""
         if not self._takes:
             return None
         address, inputs = weight.data_ptr(), weight.shape[2]
@@ -65,7 +66,8 @@ class Boxes:
 
 
 class Half:
-    """One of the two launches. `gated`: gate and up, from tokens to sorted pairs; else down, to pairs' own places."""
+    """One of the two launches. `gated`: gate and up, from tokens to sorted pairs. Else down, to the pairs' own
+    places."""
 
     def __init__(self, context: OpContext, tile: Tile, tma: bool, gated: bool) -> None:
         self._tile, self._gated = tile, gated
@@ -92,7 +94,7 @@ class Half:
         """x [rows, inputs], weight [experts, outputs or twice as many, inputs] -> out [rows, outputs]."""
         pairs, (outputs, inputs) = len(tokens.pairs), (out.shape[1], x.shape[1])
         tile = self._tile
-        # every expert's last tile may hold but one pair
+        # the last tile of every expert may hold a single pair
         some = min(self._experts, pairs)
         tiles = some + (pairs - some) // tile.block_m
         even = inputs % tile.block_k == 0
@@ -105,7 +107,8 @@ class Half:
     def _boxes(
         self, x: torch.Tensor, weight: torch.Tensor
     ) -> tuple[TensorDescriptor | None, torch.Tensor, TensorDescriptor | None]:
-        """What TMA reads of x, the weight, and what TMA reads of it; None where it cannot, or is not to."""
+        """Returns the TMA box of x, the weight, and the weight's descriptor. The TMA values are None if TMA is not
+        used."""
         tile, found = self._tile, self._weights(weight)
         if found is None or self._gated or tile.block_m < LONG:
             return None, weight, found
@@ -132,8 +135,7 @@ class Experts:
 
     def __call__(self, tokens: Dispatched, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         """gate_up [experts, 2 inner, size], each expert's gate first, down [experts, size, inner] -> [N top_k, size]:
-        each pair's result at the pair's own place.
-        """
+        the result of each pair at the pair's own place."""
         x, pairs, (width, inner) = tokens.x, len(tokens.pairs), down.shape[1:]
         few = self._few is not None and pairs < LONG * self._experts
         first, second = self._few if few and self._few is not None else self._many
@@ -145,19 +147,19 @@ class Experts:
 
 
 def most_stages(context: OpContext, tile: Tile, gated: bool) -> int:
-    """Tiles on their way that shared memory has room for."""
+    """Returns the number of tiles in flight that shared memory has room for."""
     rows = tile.block_m + (1 + gated) * tile.block_n
     return max((shared_bytes(context) - _SPARE) // (rows * tile.block_k * element_bytes(context)), 1)
 
 
 def _tiles(context: OpContext, block_m: int) -> dict[str, Any]:
-    """Tiles of so many pairs, and as many outputs as registers and shared memory are good for."""
+    """Returns tiles of `block_m` pairs, and as many outputs as registers and shared memory allow."""
     hopper = context.device.capability == HOPPER
     if context.dtype == "f32":
         block_m = min(block_m, 32)
         gate_up, down = (block_m, 64, 32, 4, 2), (block_m, 64, 32, 4, 2)
     elif block_m < LONG:
-        # two programs on a multiprocessor, each with half of its memory
+        # two programs per multiprocessor, each with half of its memory
         deep = 128 if block_m == 16 else 64
         gate_up, down = (block_m, 64, deep, 4, 3 * 128 // deep), (block_m, 64, deep, 4, 5)
     elif not hopper:
@@ -170,7 +172,7 @@ def _tiles(context: OpContext, block_m: int) -> dict[str, Any]:
 
 
 def _usual(context: OpContext) -> int:
-    """Pairs of a tile that most experts of a step need but one of."""
+    """Returns the pairs of a tile such that most experts of a step need only one tile."""
     if context.deterministic:
         return LONG
     if context.bucket == len(_LAST_TOKENS):
@@ -180,7 +182,8 @@ def _usual(context: OpContext) -> int:
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """By how many pairs an expert has where all are as popular; one tile for all under `deterministic`."""
+    """Chooses by the pairs per expert if all experts are equally popular. Under `deterministic` there is one tile for
+    all."""
     return _tiles(context, _usual(context))
 
 
@@ -194,7 +197,7 @@ _DECODE = (
     ((128, 64, 8, 5), (64, 256, 4, 3)),
     ((32, 128, 4, 5), (32, 128, 4, 6)),
 )
-"""Tiles of gate_up and down without their pairs."""
+"""Tiles of gate_up and down, without their pairs."""
 
 _PREFILL = (
     ((64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
@@ -238,11 +241,11 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Experts:
-    """The op with one configuration."""
+    """The op in the configuration `config`."""
     return Experts(context, {**default(context), **config})
 
 
 def make(context: OpContext) -> Experts:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     base = default(context)
     return Experts(context, base if context.deterministic else tuned.choose(NAME, context, base))

@@ -1,7 +1,7 @@
-"""What the experts' linears run on the GPU: tiles of an expert's tokens by tiles of its weights.
+"""The GPU kernels of the experts' linears: tiles of an expert's tokens by tiles of its weights.
 
-Weights are [experts, rows, inputs], inputs contiguous. GATED: an expert's first half of rows is the gate's, then come
-as many of up, and the result is silu(gate) * up.
+Weights are [experts, rows, inputs], inputs contiguous. GATED: an expert has the gate's rows first and then as many of
+up, and the result is silu(gate) * up.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from llmcore_triton.launch import release, wait
 
 @triton.jit
 def silu_and_mul(gate, up):  # type: ignore[no-untyped-def]
-    """As the op of that name, in f32."""
+    """The op of that name, in f32."""
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
 def _find(starts, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Tile number `tile` of all experts' tiles of BLOCK_M pairs: (expert, first pair, the pair after the expert's last
-    one). The expert is PADDED where there are fewer tiles.
-    """
+    """Returns (expert, first pair, the pair after the expert's last one) of tile number `tile`, counted over all
+    experts' tiles of BLOCK_M pairs. The expert is PADDED if there are fewer tiles."""
     experts = tl.arange(0, PADDED)
     begin = tl.load(starts + experts, mask=experts < EXPERTS, other=0)
     end = tl.load(starts + 1 + experts, mask=experts < EXPERTS, other=0)
@@ -39,7 +38,7 @@ def _find(starts, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl
 def _weights(  # type: ignore[no-untyped-def]
     weight, tiles, row, lines, k, inputs, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Weights [lines, BLOCK_K] of the rows from `row` on. ONCE: nobody else reads them soon."""
+    """Returns weights [lines, BLOCK_K] of the rows from `row` on. ONCE: no other program reads them soon."""
     if tiles is not None:
         return tiles.load([row, k * BLOCK_K])
     columns = k * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -52,7 +51,7 @@ def _weights(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _product(w, xs, acc, SWAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """acc [tokens, outputs], or with SWAP [outputs, tokens], and w xs: the longer side comes first."""
+    """Adds w xs to acc [tokens, outputs], or with SWAP [outputs, tokens]. The longer side comes first."""
     if SWAP:
         acc = tl.dot(w, tl.trans(xs), acc, input_precision="ieee")
     else:
@@ -66,12 +65,11 @@ def _tile(  # type: ignore[no-untyped-def]
     GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N outputs of one expert, from `column` on, of `rows` of x (those from `first` on where TMA reads them):
-    [BLOCK_M, BLOCK_N], or with SWAP the other way round.
-    """
+    """BLOCK_N outputs of one expert, from `column` on, of `rows` of x, or of those from `first` on if TMA reads them.
+    Returns [BLOCK_M, BLOCK_N], or with SWAP the transpose."""
     ks = tl.arange(0, BLOCK_K)
     from_x = x + rows.to(tl.int64)[:, None] * x_stride + ks[None, :]
-    # what lies behind the last output is read from there
+    # lines behind the last output read the last one
     lines = tl.minimum(column + tl.arange(0, BLOCK_N), outputs - 1) - column
     row = expert * ((1 + GATED) * outputs) + column
     if SWAP:
@@ -98,7 +96,7 @@ def _tile(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _store(out, y, into, keep, column, outputs, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write a tile into rows `into` of out, those that `keep` says."""
+    """Write a tile into rows `into` of out, where `keep` is set."""
     columns = column + tl.arange(0, BLOCK_N)
     if SWAP:
         there = out + into.to(tl.int64)[None, :] * outputs + columns[:, None]
@@ -116,11 +114,11 @@ def grouped(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, EVEN_K: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of BLOCK_M pairs of one expert by BLOCK_N outputs; programs beyond the experts' tiles end at once.
+    """One tile of BLOCK_M pairs of one expert by BLOCK_N outputs. Programs beyond the experts' tiles end at once.
 
-    GATED: rows of x are tokens, and those of out are pairs sorted by expert; else it is x whose rows are sorted, and
-    rows of out are pairs at their own places. `x_tiles`, `w_tiles`: tensor descriptors of x in [BLOCK_M, BLOCK_K] and
-    of all weight rows in [BLOCK_N, BLOCK_K], or None.
+    GATED: rows of x are tokens, and rows of out are pairs sorted by expert. Else rows of x are sorted, and rows of out
+    are pairs at their own places. `x_tiles`, `w_tiles`: tensor descriptors of x in [BLOCK_M, BLOCK_K] and of all
+    weight rows in [BLOCK_N, BLOCK_K], or None.
     """
     tiles_n = tl.cdiv(outputs, BLOCK_N)
     column = tl.program_id(0) % tiles_n * BLOCK_N
@@ -129,7 +127,7 @@ def grouped(  # type: ignore[no-untyped-def]
     expert, first, last = _find(starts, tl.program_id(0) // tiles_n, EXPERTS, PADDED, BLOCK_M)
     if expert < EXPERTS:
         places = first + tl.arange(0, BLOCK_M)
-        # what lies behind the last pair is read from there, and not written
+        # rows behind the last pair read the last one, and are not written
         rows = tl.minimum(places, last - 1)
         if GATED:
             rows = tl.load(pairs + rows) // TOP_K
@@ -148,11 +146,13 @@ def unsorted(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, BY_PAIR: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `grouped` for at most BLOCK_M tokens, which one tile of every expert has room for: it needs no order.
+    """The same as `grouped` for at most BLOCK_M tokens. One tile of each expert has room for all of them, without an
+    order.
 
-    Rows of out, and of x where it is not GATED, are pairs at their own places. There are programs for each expert, or
-    BY_PAIR for each pair, of which those of an expert's first pair do the work. SHARED: the first programs have what
-    every token sees, `also_x` [tokens, also_inputs] by `also_weight`, into `also_out` [tokens, also_outputs].
+    Rows of out, and of x if not GATED, are pairs at their own places. There are programs for each expert, or with
+    BY_PAIR for each pair; those of an expert's first pair then do the work. SHARED: the first programs compute the
+    expert that every token sees, `also_x` [tokens, also_inputs] by `also_weight`, into `also_out` [tokens,
+    also_outputs].
     """
     program = tl.program_id(0)
     lines = tl.arange(0, BLOCK_M)
@@ -181,7 +181,7 @@ def unsorted(  # type: ignore[no-untyped-def]
     here = pairs >= 0
     first = tl.min(tl.where(here, pairs, BLOCK_M * TOP_K), axis=0)
     if first == tile if BY_PAIR else first < BLOCK_M * TOP_K:
-        # lines of tokens that chose others are read from the first, and not written
+        # lines of tokens that chose other experts read the first line, and are not written
         rows = tl.where(here, pairs, first)
         if GATED:
             rows = rows // TOP_K

@@ -1,8 +1,8 @@
-"""moe.fused for few tokens. One: route, gate and up, down with the weighted sum in it; no tensor cores, no order.
+"""moe.fused for few tokens. One token: route, gate and up, then down with the weighted sum, without tensor cores.
 
-Up to 16: route, gate and up, down, combine; a tile of an expert has room for all tokens, so nothing is sorted. What
-every token sees takes part in the same launches, as further programs and terms. More tokens go through the parts, as
-they do where this kernel is not chosen.
+Up to 16 tokens: route, gate and up, down, combine. A tile of an expert has room for all tokens, so nothing is sorted.
+Further programs and terms of the same launches compute the experts that every token sees. More tokens go through the
+separate ops, as they do if this kernel is not chosen.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from llmcore_triton.rows import size
 from llmcore_triton.specs.moe import NAME
 
 MOST = 16
-"""Tokens that one tile has room for."""
+"""Tokens that fit into one tile."""
 
 Shared = tuple[torch.Tensor, torch.Tensor]
-"""gate_up [2 width, size] and down [size, width] of what every token sees."""
+"""gate_up [2 width, size] and down [size, width] of the expert that every token sees."""
 
 _ROUTE = ("experts", "top_k", "scoring", "normalize", "scale", "groups", "top_groups", "group_score", "bias", "size")
 _PARTS = {
@@ -37,16 +37,16 @@ _PARTS = {
     "moe.experts": ("experts", "top_k", "size", "inner"),
     "moe.combine": ("top_k", "size"),
 }
-"""The sizes each part is asked for with."""
+"""The sizes in each part's context."""
 
 
 def part(context: OpContext, op: str) -> OpContext:
-    """What a part is made for; the context's own shape is that of moe.fused."""
+    """Returns the context of a part. The given context has the shape of moe.fused."""
     return replace(context, op=op, shape={name: context.shape[name] for name in _PARTS[op] if name in context.shape})
 
 
 class OneToken:
-    """Gate and up of its choices, and the weighted sum of their downs."""
+    """Gate and up of the token's choices, and the weighted sum of their downs."""
 
     def __init__(self, context: OpContext, config: Mapping[str, Any]) -> None:
         width, inner, self._top_k = (size(context, name) for name in ("size", "inner", "top_k"))
@@ -70,7 +70,8 @@ class OneToken:
         inputs: tuple[int, ...],
         **fixed: Any,
     ) -> tuple[Bound, int, tuple[int, ...]]:
-        """A launch in blocks of these outputs and inputs; outputs of a block, and each inputs' steps."""
+        """Returns a launch in blocks of these outputs and inputs, the outputs of a block, and the steps for each of
+        `inputs`."""
         overlap, (block_n, block_k, warps) = overlaps(context), block
         block_k = min(block_k, power_of_two(inputs[0]))
         launch = Bound(
@@ -136,9 +137,8 @@ class Unsorted:
         chosen: torch.Tensor,
         shared: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        """x [tokens or pairs, inputs], weight [experts, outputs or twice as many, inputs] -> out [pairs, outputs];
-        `shared`: an x, a weight and an out beside them, of the tokens.
-        """
+        """x [tokens or pairs, inputs], weight [experts, outputs or twice as many, inputs] -> out [pairs, outputs].
+        `shared`: x, weight and out of the expert that every token sees."""
         (pairs, outputs), inputs, tile = out.shape, x.shape[1], self._tile
         by_pair, even = pairs <= self._experts, inputs % tile.block_k == 0
         programs = (pairs if by_pair else self._experts) * -(-outputs // tile.block_n)
@@ -211,10 +211,11 @@ class Fused:
         extra: torch.Tensor | None = None,
         shared: Shared | None = None,
     ) -> torch.Tensor:
-        """x [T, size], router [experts, size], bias [experts] f32 or None, gate_up [experts, 2 inner, size], down
-        [experts, size, inner], extra [T, size] or None (added to the sum), shared (of a gated MLP, added too) or None
-        -> [T, size].
-        """
+        """Returns [T, size] from
+        - x [T, size], router [experts, size], bias [experts] f32 or None
+        - gate_up [experts, 2 inner, size], down [experts, size, inner]
+        - extra [T, size] or None, added to the sum
+        - shared, the weights of a gated MLP, or None; its result is added, too"""
         tokens = len(x)
         weights, chosen = self._route(x, router, bias)
         if tokens > MOST:
@@ -230,7 +231,7 @@ class Fused:
 
 
 def _one(context: OpContext) -> dict[str, Any]:
-    """A row or two of weights per program, as many loads on their way as threads have registers for."""
+    """A row or two of weights per program, with as many loads in flight as the threads have registers for."""
     return {"gate_up": [1, 1024, 2], "down": [2, 512, 4], "early": True}
 
 
@@ -240,9 +241,8 @@ def _few(context: OpContext) -> dict[str, Any]:
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """`gate_up` and `down`: outputs and inputs of a block, and warps, for one token; Tiles for more. `early`: whether
-    down's first block sets out while gate and up end.
-    """
+    """`gate_up` and `down`: outputs and inputs of a block, and warps, for one token; Tiles for more. `early`: down's
+    first block loads while gate and up end."""
     return _one(context) if context.bucket == 0 else _few(context)
 
 
@@ -267,10 +267,10 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Fused:
-    """The op with one configuration."""
+    """The op in the configuration `config`."""
     return Fused(context, {**default(context), **config})
 
 
 def make(context: OpContext) -> Fused:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     return Fused(context, tuned.choose(NAME, context, default(context)))

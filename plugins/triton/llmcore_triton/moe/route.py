@@ -16,7 +16,7 @@ from llmcore_triton.rows import size
 from llmcore_triton.specs.moe import NAME
 
 TILES = (1, 1, 4, 16)
-"""Token bucket -> tiles of 16 tokens that its inputs may be split for; larger steps have programs enough."""
+"""Token bucket -> tiles of 16 tokens whose inputs may be split. Larger steps have enough programs."""
 
 _TILE = 16
 _STAGES = 3
@@ -54,7 +54,7 @@ class Route:
             launch_pdl=overlap,
         )
         self._tiles = TILES[context.bucket] if config["splits"] > 1 and context.bucket < len(TILES) else 0
-        # made here: a call may be captured into a graph, and must not own memory
+        # made here: a call may be captured into a CUDA graph, and must not own memory
         where, parts = place(context), self._tiles * config["splits"] * _TILE * self._columns
         self._partials = buffer(where, torch.float32, power_of_two(parts))
         self._arrivals = buffer(where, torch.int32, power_of_two(max(TILES)))
@@ -70,7 +70,7 @@ class Route:
         split = -(-tokens // _TILE) <= self._tiles
         block_m = _TILE if split else self._config["block_m"]
         if split:
-            # programs without inputs leave zeros
+            # programs without inputs write zeros
             steps = -(-steps // self._config["splits"])
         splits = self._config["splits"] if split else 1
         self._launch.but(
@@ -88,7 +88,7 @@ class Route:
 
 
 def default(context: OpContext) -> dict[str, Any]:
-    """Few tokens have their inputs split over programs; under `deterministic` nobody's are."""
+    """The default splits the inputs of few tokens over programs. Under `deterministic` no inputs are split."""
     if context.deterministic:
         return {"block_m": _TILE, "block_k": 64 if context.dtype != "f32" else 32, "splits": 1, "warps": 4}
     splits = (16, 16, 8, 4, 1)[context.bucket]
@@ -116,11 +116,11 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Route:
-    """The op with one configuration."""
+    """The op in the configuration `config`."""
     return Route(context, {**default(context), **config})
 
 
 def make(context: OpContext) -> Route:
-    """The op with the configuration that was fastest, or the default."""
+    """The op in the fastest measured configuration, or in the default one."""
     base = default(context)
     return Route(context, base if context.deterministic else tuned.choose(NAME, context, base))

@@ -1,4 +1,4 @@
-"""What moe.route runs on the GPU: logits by matrix products, the best experts by repeated argmax."""
+"""The GPU kernel of moe.route: logits by matrix products, and the best experts by repeated argmax."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmcore_triton.launch import release, wait
 
 @triton.jit
 def _row_of(column, GROUP_SIZE: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The expert in a column, where each group of GROUP_SIZE experts has PADDED columns."""
+    """Returns the expert in a column. Each group of GROUP_SIZE experts has PADDED columns."""
     return column // PADDED * GROUP_SIZE + column % PADDED
 
 
@@ -18,13 +18,13 @@ def _row_of(column, GROUP_SIZE: tl.constexpr, PADDED: tl.constexpr):  # type: ig
 def _logits(  # type: ignore[no-untyped-def]
     acc, w, x, step, lines, tokens, inputs, x_stride, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """acc [rows, columns] and the products of one step's x with w [columns, BLOCK_K]."""
+    """Adds the products of one step's x with w [columns, BLOCK_K] to acc [rows, columns]."""
     ks = step * BLOCK_K + tl.arange(0, BLOCK_K)
     here = (lines < tokens)[:, None]
     if not EVEN_K:
         here = here & (ks < inputs)[None, :]
     xs = tl.load(x + lines.to(tl.int64)[:, None] * x_stride + ks[None, :], mask=here, other=0.0)
-    # a router in f32 sees the activations in f32
+    # a router in f32 gets the activations in f32
     if x.dtype.element_ty != w.dtype:
         xs, w = xs.to(tl.float32), w.to(tl.float32)
     return tl.dot(xs, tl.trans(w), acc, input_precision="ieee")
@@ -32,7 +32,7 @@ def _logits(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _router(weight, experts, real, step, inputs, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One step's weights [columns, BLOCK_K]; columns without an expert are zero."""
+    """Returns one step's weights [columns, BLOCK_K]. Columns without an expert are zero."""
     ks = step * BLOCK_K + tl.arange(0, BLOCK_K)
     here = real[:, None]
     if not EVEN_K:
@@ -45,7 +45,7 @@ def _in_groups(  # type: ignore[no-untyped-def]
     choice, ROWS: tl.constexpr, GROUPS_PADDED: tl.constexpr, PADDED: tl.constexpr,
     TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
 ):  # fmt: skip
-    """choice [ROWS, GROUPS_PADDED PADDED] with -inf outside the best groups."""
+    """Returns choice [ROWS, GROUPS_PADDED PADDED] with -inf outside the best groups."""
     grouped = tl.reshape(choice, [ROWS, GROUPS_PADDED, PADDED])
     score = tl.max(grouped, axis=2)
     if TOP2:
@@ -69,13 +69,14 @@ def _select(  # type: ignore[no-untyped-def]
     PADDED: tl.constexpr, TOP_K: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIGMOID: tl.constexpr,
     NORMALIZE: tl.constexpr, SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, TOP_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Scores, choices and weights of the tokens `lines` from their logits [ROWS, columns]."""
+    """Writes choices and weights of the tokens `lines` from their logits [ROWS, columns]."""
     columns = tl.arange(0, GROUPS_PADDED * PADDED)
     experts = _row_of(columns, GROUP_SIZE, PADDED)
     real = (columns < GROUPS * PADDED) & (columns % PADDED < GROUP_SIZE)
     logits = tl.where(real[None, :], logits, float("-inf"))
     if SIGMOID:
-        # near 1 a division that rounds otherwise than torch's would make equals of others, and order them otherwise
+        # near 1, a division that rounds differently from torch's would make different scores equal and change their
+        # order
         scores = tl.div_rn(1.0, 1.0 + tl.exp(-logits))
     else:
         powers = tl.exp(logits - tl.max(logits, axis=1)[:, None])
@@ -83,7 +84,7 @@ def _select(  # type: ignore[no-untyped-def]
     choice = scores
     if HAS_BIAS:
         choice += tl.load(bias + experts, mask=real, other=0.0)[None, :]
-    # experts of a row of NaN are some that there are
+    # a row of NaN still gets experts that exist
     choice = tl.where(real[None, :] & (choice == choice), choice, float("-inf"))
     if GROUPS > 1:
         choice = _in_groups(choice, ROWS, GROUPS_PADDED, PADDED, TOP_GROUPS, TOP2)
@@ -115,8 +116,8 @@ def route(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """weights and chosen [tokens, TOP_K] of BLOCK_M tokens.
 
-    SPLITS programs take `steps` steps of BLOCK_K inputs each; the last of them to end adds up what the others left in
-    `partials`, in one order, and selects. ROWS: tokens that it does so for.
+    SPLITS programs take `steps` steps of BLOCK_K inputs each. The last one to end adds up the others' `partials` in a
+    fixed order, and selects. ROWS: tokens that it does this for.
     """
     tile, split = tl.program_id(0), tl.program_id(1)
     width: tl.constexpr = GROUPS_PADDED * PADDED
@@ -136,17 +137,17 @@ def route(  # type: ignore[no-untyped-def]
         places = tl.arange(0, BLOCK_M)[:, None] * width + columns[None, :]
         part = partials + (tile * SPLITS + split).to(tl.int64) * (BLOCK_M * width)
         tl.store(part + places, acc, mask=(lines < tokens)[:, None])
-        # all threads have written before one of them says so
+        # all threads write before one of them reports it
         tl.debug_barrier()
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
-            # the next launch finds the counter as this one did
+            # reset the counter for the next launch
             tl.store(arrivals + tile, 0)
             some = tile * BLOCK_M + tl.arange(0, ROWS)
             there = tl.arange(0, ROWS)[:, None] * width + columns[None, :]
             logits = tl.zeros([ROWS, width], dtype=tl.float32)
             for other in tl.static_range(SPLITS):
                 left = partials + (tile * SPLITS + other).to(tl.int64) * (BLOCK_M * width)
-                # past the L1 cache, which does not see what other processors write
+                # bypass the L1 cache, which does not see other multiprocessors' writes
                 logits += tl.load(left + there, mask=(some < tokens)[:, None], other=0.0, cache_modifier=".cg")
             _select(logits, bias, weights, chosen, some, tokens,
                     ROWS, GROUPS, GROUP_SIZE, GROUPS_PADDED, PADDED, TOP_K, TOP_GROUPS, TOP2, SIGMOID,

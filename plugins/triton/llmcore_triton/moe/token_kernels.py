@@ -1,4 +1,4 @@
-"""What a mixture of experts runs on the GPU for one token: weights stream once, without tensor cores."""
+"""The GPU kernels of a mixture of experts for one token. Weights are read once, without tensor cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcore_triton.moe.experts_kernels import silu_and_mul
 
 @triton.jit
 def _rows(there, k, inside, inputs, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block of weights, from which nothing is read twice."""
+    """Returns a block of weights. Nothing is read twice."""
     columns = k * BLOCK_K + tl.arange(0, BLOCK_K)
     if EVEN:
         return tl.load(there + k * BLOCK_K, eviction_policy="evict_first")
@@ -23,9 +23,8 @@ def _rows(there, k, inside, inputs, BLOCK_K: tl.constexpr, EVEN: tl.constexpr): 
 def _vector(  # type: ignore[no-untyped-def]
     x, k, inputs, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A block of one token's row, BLOCK_N times the same: so it lies in registers as the weights do, and needs not
-    pass through shared memory. EARLY: past the L1 cache, where what the step before left is old.
-    """
+    """Returns a block of one token's row, repeated BLOCK_N times: it then has the weights' layout in registers, and
+    does not pass through shared memory. EARLY: bypass the L1 cache, which may hold the previous step's data."""
     columns = tl.broadcast_to((k * BLOCK_K + tl.arange(0, BLOCK_K))[None, :], [BLOCK_N, BLOCK_K])
     modifier: tl.constexpr = ".cg" if EARLY else ""
     if EVEN:
@@ -38,11 +37,11 @@ def _gate_up(  # type: ignore[no-untyped-def]
     x, there, up_there, inside, inputs,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of x [inputs]: BLOCK_N of each, whose weights are `there`."""
+    """Returns silu(gate) * up of x [inputs]: BLOCK_N outputs of each, whose weights are at `there`."""
     w, v = _rows(there, 0, inside, inputs, BLOCK_K, EVEN), _rows(up_there, 0, inside, inputs, BLOCK_K, EVEN)
     gate = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    # the next block is on its way while this one is multiplied; the last has no next one
+    # the next block loads while this one is multiplied; the last has no next one
     for k in range(1, tl.cdiv(inputs, BLOCK_K)):
         xs = _vector(x, k - 1, inputs, BLOCK_N, BLOCK_K, EVEN, EARLY)
         gate += w.to(tl.float32) * xs
@@ -60,12 +59,13 @@ def gate_up_of_token(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [TOP_K inner + width] = silu(gate) * up of x [inputs], by the choices' experts and then, if SHARED, by what
-    every token sees.
+    """out [TOP_K inner + width] = silu(gate) * up of x [inputs], by the chosen experts and then, if SHARED, by the
+    expert that every token sees.
 
-    A program has BLOCK_N of them. The first ones have those of `shared` and do not wait: they run while experts are
-    chosen. x was written by a kernel before the router's, which lets this one start after its own `wait`, and nobody
-    else knows `out` yet. The next kernel waits for all programs, and so for what the others of them wait for.
+    A program has BLOCK_N outputs. The first programs compute the shared expert. They do not wait, so they run while
+    experts are chosen. This is safe. x comes from a kernel before the router's, which releases this one after its own
+    `wait`, and no other kernel uses `out` yet. The next kernel waits for all programs, so also for what the others of
+    them wait for.
     """
     tile = tl.program_id(0)
     early = 0
@@ -97,9 +97,8 @@ def _down(  # type: ignore[no-untyped-def]
     acc, x, there, share, inside, inputs, w_first,
     STEPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, BLOCK_K] and the products of x [inputs] times `share` with STEPS blocks of weights that are
-    `there`. EARLY: `w_first` is the first one.
-    """
+    """Adds to acc [BLOCK_N, BLOCK_K] the products of x [inputs] times `share` with STEPS blocks of weights at `there`.
+    EARLY: `w_first` is the first block."""
     for k in tl.static_range(STEPS):
         if EARLY and k == 0:
             w = w_first
@@ -115,13 +114,14 @@ def down_of_token(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
     SHARED_STEPS: tl.constexpr, EVEN: tl.constexpr, EXTRA: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [outputs]: the sum over TOP_K choices of weights times x [choice, inputs] by the expert's down, of what
-    every token sees, x [TOP_K inputs :] of `width` by `shared`, and of extra.
+    """out [outputs]: the sum of three terms. First, over TOP_K choices: weights times x [choice, inputs] by the
+    expert's down. Second, x [TOP_K inputs :], `width` elements, by the `shared` expert that every token sees. Third,
+    extra.
 
-    A program has BLOCK_N outputs of all of them, STEPS blocks of inputs for each choice and SHARED_STEPS (0: nothing
-    is shared) for the other. EARLY: its first block of weights is loaded before `wait`; that of a choice is right only
-    behind `gate_up_of_token`: that kernel lets this one start after its own `wait`, so `chosen`, from the kernel
-    before it, has been written.
+    A program has BLOCK_N outputs of all of them. It takes STEPS blocks of inputs for each choice, and SHARED_STEPS
+    blocks (0: none exists) for the shared one. EARLY: it loads its first block of weights before `wait`. For a
+    choice's weights that is right only behind `gate_up_of_token`, which releases this one after its own `wait`, so the
+    kernel before it has written `chosen`.
     """
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = rows < outputs
@@ -132,7 +132,7 @@ def down_of_token(  # type: ignore[no-untyped-def]
         if SHARED_STEPS > 0:
             w_first = _rows(from_shared, 0, inside, width, BLOCK_K, EVEN)
         else:
-            # past the L1 cache: what the step before left there is old
+            # bypass the L1 cache, which may hold the previous step's data
             expert = tl.load(chosen, cache_modifier=".cg").to(tl.int64)
             w_first = _rows(weight + expert * outputs * inputs + offsets, 0, inside, inputs, BLOCK_K, EVEN)
     wait(PDL)

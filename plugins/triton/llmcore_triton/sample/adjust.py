@@ -1,5 +1,5 @@
-"""Penalties, rises and biases: scores [S, V] f32 from logits, in up to four launches beside the clearing of counts;
-and masks."""
+"""Penalties, rises, biases and masks: scores [S, V] f32 from logits, in up to four launches after counts are
+cleared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmcore_triton.sample.numbers import COLUMNS, exp
 BLOCK = 1024
 
 _REPEATED = tl.constexpr(1 << 30)
-"""Marks a token that repetition counts, above the number of times that presence and frequency do."""
+"""Marks a token that the repetition penalty counts. It is above any count of the presence and frequency penalties."""
 
 _COLUMNS = [
     *COLUMNS,
@@ -38,7 +38,7 @@ def _count(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Into counts [S, V] int32: how often a row's ids hold each token."""
+    """Counts into counts [S, V] int32 how often a row's ids contain each token."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wait(PDL)
@@ -158,7 +158,7 @@ def _mask(  # type: ignore[no-untyped-def]
 
 
 def masked(scores: Tensor, masks: Masks, pdl: bool) -> Tensor:
-    """Scores [S, V] f32, minus infinity where a row's mask does not allow a token."""
+    """Returns scores [S, V] f32 with minus infinity for the tokens that a row's mask forbids."""
     count, vocabulary = scores.shape
     out = torch.empty((count, vocabulary), dtype=torch.float32, device=scores.device)
     _mask[(-(-vocabulary // BLOCK), count)](
@@ -178,7 +178,7 @@ def masked(scores: Tensor, masks: Masks, pdl: bool) -> Tensor:
 
 
 def adjusted(logits: Tensor, adjust: Adjust, position: Tensor, pdl: bool) -> Tensor:
-    """Scores [S, V] f32 of logits [S, V] whose rows are at `position` [S]."""
+    """Returns scores [S, V] f32 of logits [S, V] whose rows are at `position` [S]."""
     count, vocabulary = logits.shape
     counts = torch.zeros((count, vocabulary), dtype=torch.int32, device=logits.device)
     scores = torch.empty((count, vocabulary), dtype=torch.float32, device=logits.device)
@@ -189,7 +189,7 @@ def adjusted(logits: Tensor, adjust: Adjust, position: Tensor, pdl: bool) -> Ten
         ids = (adjust.ids, adjust.ids.stride(0), longest)
         _count[(-(-longest // BLOCK), count)](*ids, adjust.length, *starts, counts, **fixed)
     penalties = (adjust.repetition, adjust.presence, adjust.frequency)
-    # products rounded before they are subtracted, as in the reference
+    # products are rounded before they are subtracted, as in the reference
     _penalize[(-(-vocabulary // BLOCK), count)](
         logits, logits.stride(0), counts, *penalties, scores, enable_fp_fusion=False, **fixed
     )

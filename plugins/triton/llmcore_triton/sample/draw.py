@@ -1,4 +1,5 @@
-"""The draw: a block of the vocabulary by its mass, then a token in it. Serves every variant but the greedy one."""
+"""The draw: first a block of the vocabulary by its mass, then a token in it. All variants but the greedy one use
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _weigh(  # type: ignore[no-untyped-def]
     CAPPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The best of a chunk's blocks: its noisy log mass and its index."""
+    """Writes the best of a chunk's blocks: its noisy log mass and its index."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     block = chunk * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
     at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -45,7 +46,7 @@ def _weigh(  # type: ignore[no-untyped-def]
     if FILTERED:
         floor = tl.load(floors + row)
     weight, heaviest = float("-inf"), chunk * (CHUNK // BLOCK)
-    # what a filter keeps is mostly in a few chunks
+    # the tokens that a filter keeps are mostly in a few chunks
     peak = tempered(tl.load(best + row * PARTS + chunk), tl.where(warm > 0, warm, 1.0))
     if (warm > 0) & (peak >= floor):
         score = tl.load(scores + row * stride + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
@@ -110,7 +111,7 @@ def _choose(  # type: ignore[no-untyped-def]
             score = tl.where(score <= tl.load(ceilings + row), score, float("-inf"))
         noisy = score + gumbel(tl.load(seed + row), tl.load(choice + row), tl.load(position + row), at, 0)
         token = tl.min(tl.where(noisy == tl.max(noisy, 0), at, VOCAB - 1), 0)
-    # rows that are not finite get some token of the vocabulary, too
+    # rows that are not finite also get some token of the vocabulary
     tl.store(tokens + row, tl.minimum(token, VOCAB - 1))
 
 
@@ -123,9 +124,8 @@ def draw(
     pdl: bool,
     ceilings: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(tokens [S] int32, finite [S]) of scores [S, V] whose peaks are `found`; `floors` and `ceilings` [S] f32: the
-    least and the greatest tempered score of a row that may be drawn.
-    """
+    """Returns (tokens [S] int32, finite [S]) of scores [S, V] whose peaks are `found`. `floors` and `ceilings` [S]
+    f32: the least and the greatest tempered score of a row that may be drawn."""
     count, vocabulary = scores.shape
     parts = found.best.shape[1]
     weights = torch.empty_like(found.best)

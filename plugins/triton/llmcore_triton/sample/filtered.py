@@ -13,7 +13,7 @@ from llmcore_triton.sample.peaks import peaks
 
 
 def make(context: OpContext) -> Sampler:
-    """The kernels; rows that do not filter draw what variant `temperature` draws."""
+    """The kernels. Rows that do not filter draw the same tokens as in variant `temperature`."""
     pdl = overlaps(context)
 
     def sample(logits: Tensor, rows: SampleRows) -> Sampled:

@@ -1,11 +1,12 @@
 """The least score of each row that top-k, top-p and min-p keep, found without sorting the vocabulary.
 
-`_survey` counts, per chunk, the tokens at some depths below the best, and sums their mass. The least depth that holds
-all that the filters can keep bounds the candidates; `_gather` writes them side by side, and `_select` finds the floor
-among them by bisection over the ordered bits of scores: the k-th best is the least score with fewer than k scores
-above it, and top-p's last the least with less than its share of mass above it. Where the candidates are too many, the
-bisection reads the whole row: slower, and as exact. Counts and depths are of scores before the temperature, whose
-order dividing by it keeps; masses are of tempered scores, summed in f64 as the reference does.
+`_survey` counts the tokens of each chunk at some depths below the best, and sums their mass. The least depth that
+holds everything that the filters can keep bounds the candidates. `_gather` writes them side by side. `_select` finds
+the floor among them by bisection over the ordered bits of scores. The k-th best is the least score with fewer than k
+scores above it. The last one of top-p is the least score with less than its share of mass above it. If there are too
+many candidates, the bisection reads the whole row, which is slower and as exact. Counts and depths are of scores
+before the temperature, since dividing by it keeps their order. Masses are of tempered scores, summed in f64 as in the
+reference.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from llmcore_triton.sample.numbers import COLUMNS, exp, rank, ranked, tempered
 from llmcore_triton.sample.peaks import CHUNK, Peaks, peak_of, width_of
 
 CANDIDATES = 8192
-"""Of a row, gathered."""
+"""Candidates of a row that are gathered."""
 
 TILE = 2048
 """Candidates read at once."""
@@ -30,18 +31,18 @@ DEPTHS = 8
 """Depths that are surveyed: 1, 1.5, 2, 3, 4, 6, 8 and 12 times the temperature below the best."""
 
 _ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""Low bits that are zero in all f32 equals of a type's numbers."""
+"""Low bits that are zero in the f32 form of all numbers of a type."""
 
 
 @triton.jit
 def depth_of(index):  # type: ignore[no-untyped-def]
-    """The surveyed depth of an index, in temperatures."""
+    """Returns the surveyed depth of an index, in temperatures."""
     return ((2 + (index & 1)) * (1 << (index >> 1))).to(tl.float32) * 0.5
 
 
 @triton.jit
 def _wanted(temperature, top_k, top_p, row, VOCAB: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(temperature, k or 0, p or 1) of a row, by which it is filtered."""
+    """Returns (temperature, k or 0, p or 1) of a row's filters."""
     warm = tl.load(temperature + row)
     k = tl.load(top_k + row)
     k = tl.where((k >= VOCAB) | (k < 0) | (warm <= 0), 0, k)
@@ -116,7 +117,7 @@ def _gather(  # type: ignore[no-untyped-def]
         count = tl.load(counts + from_here, mask=part[:, None] < PARTS, other=0)
         mass = tl.load(masses + from_here, mask=part[:, None] < PARTS, other=0.0)
         total = tl.sum(tl.load(totals + row * PARTS + part, mask=part < PARTS, other=0.0), 0)
-        # a little more than the share: the surveyed masses are sums of f32
+        # a little more than the share, because the surveyed masses are sums of f32
         share = (p * total).to(tl.float32) * 1.0001
         enough = (k > 0) & (tl.sum(count, 0) >= k) | (k == 0) & (tl.sum(mass, 0) >= share)
         depth = tl.min(tl.where(enough, index, DEPTHS), 0)
@@ -140,7 +141,7 @@ def _gather(  # type: ignore[no-untyped-def]
 def _beyond(  # type: ignore[no-untyped-def]
     source, size, than, high, warm, SHIFT: tl.constexpr, TILE: tl.constexpr, MASS: tl.constexpr
 ):
-    """How many of `size` scores rank above `than`, or their mass."""
+    """Returns the number of `size` scores that rank above `than`, or their mass."""
     if MASS:
         found = tl.zeros([TILE], tl.float64)
     else:
@@ -158,7 +159,7 @@ def _beyond(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _mass_from(source, size, floor, high, warm, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The mass of tempered scores from `floor` on."""
+    """Returns the mass of tempered scores from `floor` on."""
     found = tl.zeros([TILE], tl.float64)
     for start in range(0, size, TILE):
         at = start + tl.arange(0, TILE)
@@ -207,7 +208,7 @@ def _select(  # type: ignore[no-untyped-def]
         bottom = rank(tl.load(edges + row), SHIFT).to(tl.int64) - 1
         part = tl.arange(0, WIDTH)
         total = tl.sum(tl.load(totals + row * PARTS + part, mask=part < PARTS, other=0.0), 0)
-        # what holds at `least` and above does not hold at `below`
+        # the condition holds at `least` and above, and does not hold at `below`
         below, least = bottom, top
         if k > 0:
             while least - below > 1:
@@ -234,7 +235,8 @@ def _select(  # type: ignore[no-untyped-def]
 
 
 def floors(scores: Tensor, found: Peaks, rows: SampleRows, pdl: bool) -> Tensor:
-    """[S] f32: the least tempered score of each row that its filters keep; `found` are the peaks of `scores`."""
+    """Returns [S] f32: the least tempered score of each row that its filters keep. `found` are the peaks of
+    `scores`."""
     count, vocabulary = scores.shape
     parts, where = found.best.shape[1], scores.device
     counts = torch.empty((count, parts, DEPTHS), dtype=torch.int32, device=where)
@@ -245,7 +247,7 @@ def floors(scores: Tensor, found: Peaks, rows: SampleRows, pdl: bool) -> Tensor:
     edges = torch.empty(count, dtype=torch.float32, device=where)
     out = torch.empty(count, dtype=torch.float32, device=where)
     fixed = {"VOCAB": vocabulary, "PARTS": parts, "WIDTH": width_of(parts), "PDL": pdl, "launch_pdl": pdl}
-    # `_gather` must find exactly what `_survey` counted: no fused multiply-add in one of them only
+    # `_gather` must find exactly what `_survey` counted, so a fused multiply-add in only one of them would be wrong
     exact = {"enable_fp_fusion": False, "num_warps": 8}
     source = (scores, scores.stride(0), found.best, rows.temperature, rows.top_k, rows.top_p)
     _survey[(parts, count)](*source, counts, masses, totals, CHUNK=CHUNK, DEPTHS=DEPTHS, **fixed, **exact)

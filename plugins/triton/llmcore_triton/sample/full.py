@@ -1,4 +1,4 @@
-"""Variant `full`: penalties, biases and masks, then what `filtered` does, typical-p and log-probabilities after."""
+"""Variant `full`: penalties, biases and masks, then the filters of `filtered`, typical-p, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _report(  # type: ignore[no-untyped-def]
 
 
 def make(context: OpContext) -> Sampler:
-    """The kernels; rows that ask for nothing draw what they draw in every variant."""
+    """The kernels. Rows that ask for nothing draw the same tokens as in every variant."""
     pdl = overlaps(context)
 
     def sample(logits: Tensor, rows: SampleRows) -> Sampled:
@@ -70,7 +70,7 @@ def make(context: OpContext) -> Sampler:
 
 
 def _reported(logits: Tensor, raw: Peaks, tokens: Tensor, finite: Tensor, k: int, pdl: bool) -> Sampled:
-    """The outcome with log-probabilities of the raw logits."""
+    """Returns the outcome with log-probabilities of the raw logits."""
     count, parts = raw.best.shape
     logprobs, normalizers = torch.empty((2, count), dtype=torch.float32, device=logits.device).unbind(0)
     _report[(count,)](

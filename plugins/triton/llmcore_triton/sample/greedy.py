@@ -19,7 +19,7 @@ from llmcore_triton.sample.peaks import first_of, peaks, width_of
 KERNEL = "triton_greedy"
 
 _DEFAULTS = ({"chunk": 1024, "num_warps": 4}, {"chunk": 2048, "num_warps": 4}, {"chunk": 8192, "num_warps": 8})
-"""For one row, for few, and for many: programs enough for every processor."""
+"""For one row, for few, and for many. Each gives every multiprocessor programs."""
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _pick(  # type: ignore[no-untyped-def]
 
 
 def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Chunks from a hundred programs per row to one wave of a large batch."""
+    """Chunks that give from a hundred programs per row to one wave of a large batch."""
     for chunk in (512, 1024, 2048, 4096, 8192, 16384):
         for num_warps in (4, 8):
             yield {"chunk": chunk, "num_warps": num_warps}
@@ -46,7 +46,7 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Sampler:
     pdl, chunk, num_warps = overlaps(context), config["chunk"], config["num_warps"]
 
     def sample(logits: Tensor, rows: SampleRows) -> Sampled:
-        """logits [S, V]; of `rows` nothing is read."""
+        """logits [S, V]. `rows` is not read."""
         count, vocabulary = logits.shape
         found = peaks(logits, pdl, chunk=chunk, num_warps=num_warps)
         parts = found.best.shape[1]
@@ -70,5 +70,5 @@ def make_with(context: OpContext, config: Mapping[str, Any]) -> Sampler:
 
 
 def make(context: OpContext) -> Sampler:
-    """As measured, or the default."""
+    """The kernel in the measured configuration, or in the default one."""
     return make_with(context, tuned.choose(KERNEL, context, _DEFAULTS[min(context.bucket, 2)]))

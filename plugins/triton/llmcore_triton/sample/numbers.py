@@ -1,7 +1,7 @@
-"""The numbers that a draw depends on: random ones, and scores, with the bits of the torch reference.
+"""The numbers of a draw, random ones and scores, with the bits of the torch reference.
 
-Triton's `exp` and `/` of f32 are approximations on a GPU: here e is the one of CUDA's math library, which is torch's
-too, and a quotient is rounded once. Its `log` is already that of the library.
+On a GPU, Triton's `exp` and `/` of f32 are approximations. This module uses the exponential of CUDA's math library, as
+torch does, and a quotient that is rounded once. Triton's `log` already is the library's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triton.language.extra.cuda import libdevice
 from llmcore_triton.launch import INTERPRETED
 
 COLUMNS = ["temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "choice", "position"]
-"""Arguments that are columns of a step's tables: where they begin depends on the number of rows."""
+"""Arguments that are columns of a step's tables. Their addresses depend on the number of rows."""
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
@@ -30,7 +30,8 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gumbel(seed, choice, position, index, LEVEL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Standard Gumbel numbers of a block of indices; the rest are a row's scalars. See llmcore.ops.philox."""
+    """Returns standard Gumbel numbers of a block of indices. The other arguments are a row's scalars. See
+    llmcore.ops.philox."""
     zero = (index * 0).to(tl.uint32)
     word0, word1, word2, word3 = tl.philox(
         seed,
@@ -47,20 +48,20 @@ def gumbel(seed, choice, position, index, LEVEL: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def tempered(score, temperature):  # type: ignore[no-untyped-def]
-    """Scores over the temperature, rounded once."""
+    """Returns scores over the temperature, rounded once."""
     return tl.div_rn(score, temperature)
 
 
 @triton.jit
 def rank(score, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """int32 that order as f32 scores do. `SHIFT`: their low bits that are always zero."""
+    """Returns int32 numbers in the order of the f32 scores. `SHIFT`: low bits of the scores that are always zero."""
     bits = score.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
 def ranked(rank, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The score of a rank."""
+    """Returns the score of a rank."""
     low: tl.constexpr = (1 << SHIFT) - 1
     bits = (rank << SHIFT) | tl.where(rank < 0, low, 0)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

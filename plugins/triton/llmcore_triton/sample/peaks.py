@@ -13,7 +13,7 @@ from llmcore_triton.launch import release, wait
 from llmcore_triton.sample.numbers import exp
 
 CHUNK = 4096
-"""Tokens of a chunk, the same for every batch: sums over chunks have one order."""
+"""Tokens of a chunk. It is the same for every batch, so sums over chunks have one order."""
 
 
 @triton.jit
@@ -48,14 +48,14 @@ def _peak(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def peak_of(best, row, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A row's best score."""
+    """Returns a row's best score."""
     part = tl.arange(0, WIDTH)
     return tl.max(tl.load(best + row * PARTS + part, mask=part < PARTS, other=float("-inf")), 0)
 
 
 @triton.jit
 def first_of(best, first, row, VOCAB: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A row's best score, and the first token that has it."""
+    """Returns a row's best score, and the first token that has it."""
     part = tl.arange(0, WIDTH)
     score = tl.load(best + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
     token = tl.load(first + row * PARTS + part, mask=part < PARTS, other=VOCAB - 1)
@@ -65,10 +65,10 @@ def first_of(best, first, row, VOCAB: tl.constexpr, PARTS: tl.constexpr, WIDTH: 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of scores [S, V]: `best` [S, P] f32 of each chunk, `first` [S, P] int32 the first token that has it.
+    """The peaks of scores [S, V]: `best` [S, P] f32 of each chunk, `first` [S, P] int32 the first token that has it.
 
-    Of raw logits `best` is infinite where one of the chunk is NaN or infinite. `masses` [S, P] f32, where asked for:
-    the sum of e to the (score - the chunk's best).
+    Of raw logits, `best` is infinite if one of the chunk is NaN or infinite. `masses` [S, P] f32, if requested: the
+    sum of e to the (score - the chunk's best).
     """
 
     best: Tensor
@@ -79,7 +79,7 @@ class Peaks:
 def peaks(
     scores: Tensor, pdl: bool, *, raw: bool = True, mass: bool = False, chunk: int = CHUNK, num_warps: int = 8
 ) -> Peaks:
-    """Those of scores [S, V], raw logits unless `raw` is False."""
+    """Returns the peaks of scores [S, V], raw logits unless `raw` is False."""
     count, vocabulary = scores.shape
     parts = -(-vocabulary // chunk)
     best = torch.empty((count, parts), dtype=torch.float32, device=scores.device)
@@ -103,5 +103,5 @@ def peaks(
 
 
 def width_of(parts: int) -> int:
-    """The power of two that holds `parts`."""
+    """Returns the power of two that holds `parts`."""
     return 1 << (parts - 1).bit_length()

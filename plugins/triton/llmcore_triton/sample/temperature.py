@@ -1,4 +1,4 @@
-"""Variant `temperature`: draws from everything, in three launches."""
+"""Variant `temperature`: draws from the whole vocabulary, in three launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcore_triton.sample.peaks import peaks
 
 
 def make(context: OpContext) -> Sampler:
-    """The kernels; rows of temperature 0 take the best."""
+    """The kernels. Rows of temperature 0 take the best token."""
     pdl = overlaps(context)
 
     def sample(logits: Tensor, rows: SampleRows) -> Sampled:

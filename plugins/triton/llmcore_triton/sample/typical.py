@@ -1,10 +1,10 @@
 """Typical-p: the least and the greatest tempered score of each row that it keeps, on both sides of the mean score.
 
-`_moments` sums, per chunk, the mass of what the other filters keep, and mass times score; their quotient is the mean.
-The rest goes as in `floors`, with distances from the mean instead of ranks. `_survey` counts the tokens within some
-distances and sums their mass. `_gather` writes the candidates side by side. `_select` finds the least distance within
-which there is enough mass, by bisection over the bits of f32 numbers that are not negative. If there are too many
-candidates, the bisection reads the whole row, which is slower and as exact.
+`_moments` sums, per chunk, the mass that the other filters keep, and mass times score. Their quotient is the mean. The
+rest works like `floors`, with distances from the mean instead of ranks. `_survey` counts the tokens within some
+distances and sums their mass. `_gather` writes the candidates side by side. `_select` finds the least distance that
+holds enough mass, by bisection over the bits of f32 numbers that are not negative. If there are too many candidates,
+the bisection reads the whole row, which is slower and as exact.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from llmcore_triton.sample.peaks import CHUNK, Peaks, peak_of, width_of
 
 @triton.jit
 def _wanted(temperature, typical_p, row):  # type: ignore[no-untyped-def]
-    """(temperature, share or 1) of a row, by which it is filtered."""
+    """Returns (temperature, share or 1) of a row's filter."""
     warm = tl.load(temperature + row)
     return warm, tl.where(warm > 0, tl.load(typical_p + row), 1.0)
 
 
 @triton.jit
 def _kept(source, at, mine, warm, floor):  # type: ignore[no-untyped-def]
-    """(tempered scores, which of them the other filters keep)."""
+    """Returns (tempered scores, which of them the other filters keep)."""
     score = tempered(tl.load(source + at, mask=mine, other=float("-inf")).to(tl.float32), warm)
     return score, mine & (score >= floor) & (score > float("-inf"))
 
 
 @triton.jit
 def _mean(totals, firsts, row, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(mass f64, mean score f32) of a row."""
+    """Returns (mass f64, mean score f32) of a row."""
     part = tl.arange(0, WIDTH)
     total = tl.sum(tl.load(totals + row * PARTS + part, mask=part < PARTS, other=0.0), 0)
     first = tl.sum(tl.load(firsts + row * PARTS + part, mask=part < PARTS, other=0.0), 0)
@@ -144,7 +144,7 @@ def _gather(  # type: ignore[no-untyped-def]
         count = tl.load(counts + from_here, mask=part[:, None] < PARTS, other=0)
         mass = tl.load(masses + from_here, mask=part[:, None] < PARTS, other=0.0)
         total, mean = _mean(totals, firsts, row, PARTS, WIDTH)
-        # a little more than the share: the surveyed masses are sums of f32
+        # a little more than the share, because the surveyed masses are sums of f32
         enough = tl.sum(mass, 0) >= (p * total).to(tl.float32) * 1.0001
         depth = tl.min(tl.where(enough, index, DEPTHS), 0)
         chosen = index[None, :] == depth
@@ -166,7 +166,7 @@ def _gather(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _mass_within(source, size, reach, mean, floor, high, warm, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The mass of what lies at most `reach` from the mean."""
+    """Returns the mass of the scores that lie at most `reach` from the mean."""
     found = tl.zeros([TILE], tl.float64)
     for start in range(0, size, TILE):
         at = start + tl.arange(0, TILE)
@@ -178,7 +178,7 @@ def _mass_within(source, size, reach, mean, floor, high, warm, TILE: tl.constexp
 
 @triton.jit
 def _ends(source, size, reach, mean, floor, warm, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The least and the greatest score of what lies at most `reach` from the mean."""
+    """Returns the least and the greatest of the scores that lie at most `reach` from the mean."""
     least = tl.full([TILE], float("inf"), tl.float32)
     most = tl.full([TILE], float("-inf"), tl.float32)
     for start in range(0, size, TILE):
@@ -228,7 +228,7 @@ def _select(  # type: ignore[no-untyped-def]
         high = tempered(peak, warm)
         total, mean = _mean(totals, firsts, row, PARTS, WIDTH)
         share = p.to(tl.float64) * total
-        # within `far` there is enough, within `near` there is not: bits, whose order is that of the distances
+        # within `far` there is enough mass, within `near` there is not; both are bits, in the order of the distances
         far = tl.load(reaches + row).to(tl.int32, bitcast=True).to(tl.int64)
         near = far * 0 - 1
         while far - near > 1:
@@ -245,7 +245,7 @@ def _select(  # type: ignore[no-untyped-def]
 
 
 def typical(scores: Tensor, found: Peaks, floors: Tensor, rows: SampleRows, pdl: bool) -> tuple[Tensor, Tensor]:
-    """(least, most) [S] f32: between these are the tempered scores that typical-p keeps of what `floors` [S] leave.
+    """Returns (least, most) [S] f32 of the tempered scores that typical-p keeps, out of those that `floors` [S] leave.
 
     `found` are the peaks of scores [S, V]. Rows that keep everything have their floor and infinity.
     """
@@ -260,7 +260,7 @@ def typical(scores: Tensor, found: Peaks, floors: Tensor, rows: SampleRows, pdl:
     reaches = torch.empty(count, dtype=torch.float32, device=where)
     least, most = torch.empty_like(reaches), torch.empty_like(reaches)
     fixed = {"VOCAB": vocabulary, "PARTS": parts, "WIDTH": width_of(parts), "PDL": pdl, "launch_pdl": pdl}
-    # all must find the same distances: no fused multiply-add in one of them only
+    # all must find the same distances, so a fused multiply-add in only one of them would be wrong
     exact = {"enable_fp_fusion": False, "num_warps": 8}
     source = (scores, scores.stride(0), found.best, floors, rows.temperature, rows.typical_p, totals, firsts)
     _moments[(parts, count)](*source, CHUNK=CHUNK, **fixed, **exact)

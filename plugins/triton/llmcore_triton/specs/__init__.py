@@ -1,1 +1,1 @@
-"""What each kernel is for, without torch and triton: one module per kind of op."""
+"""The specs of the kernels, without torch and triton: one module per kind of op."""

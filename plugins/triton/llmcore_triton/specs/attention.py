@@ -1,7 +1,7 @@
 """The attention kernels.
 
-Decode has three of one priority: `auto` takes the one that was measured to be the fastest. Where nobody measured, the
-narrower requirement decides, so `gqa_flashdecoding` lists what the others leave open.
+Decode has three of one priority: `auto` takes the fastest measured one. Without measurements the narrower requirement
+decides, so `gqa_flashdecoding` takes what the others leave.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_GROUP = 128
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """All read KV of the layout `token`, of any granule."""
+    """The kernels. All read KV of the layout `token`, of any granule."""
     yield KernelSpec(
         op="attn.gqa.decode",
         name="gqa_flashdecoding",
@@ -68,7 +68,7 @@ def kernels() -> Iterable[KernelSpec]:
             when=_TOKEN,
             refuses=beyond if kind == "mixed" else beyond_or_not_deterministic,
             cost=f"{__name__}:microseconds_unified",
-            # where it fits decode and prefill at all, both must be its own: their bits are one kernel's
+            # if it can do decode and prefill at all, it must do both: their bits have to come from one kernel
             priority=50 if kind == "mixed" else 60,
             batch_invariant=True,
             summary="rows of any number of query tokens in one launch; deterministic where that is asked for",
@@ -76,7 +76,7 @@ def kernels() -> Iterable[KernelSpec]:
 
 
 def modes() -> Iterable[ModeSpec]:
-    """The ways to decode, by name."""
+    """The modes for decoding, by name."""
     for name, summary in (
         ("flashdecoding", "split KV, one query head at a time"),
         ("gqa_attention", "grouped query heads, KV not split"),
@@ -86,27 +86,27 @@ def modes() -> Iterable[ModeSpec]:
 
 
 def microseconds_gqa_flashdecoding(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds("gqa_flashdecoding", context)
 
 
 def microseconds_gqa_attention(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds("gqa_attention", context)
 
 
 def microseconds_flashdecoding(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds("flashdecoding", context)
 
 
 def microseconds_unified(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds("unified", context)
 
 
 def beyond(context: OpContext) -> str | None:
-    """Why an attention is not for these kernels."""
+    """Returns why these kernels do not support an attention, or None."""
     shape = context.shape
     heads, kv_heads = int(shape.get("heads") or 1), int(shape.get("kv_heads") or 1)
     if shape.get("sinks"):
@@ -122,12 +122,12 @@ def beyond(context: OpContext) -> str | None:
 
 
 def beyond_or_not_deterministic(context: OpContext) -> str | None:
-    """Why another kernel should be taken for decode or prefill."""
+    """Returns why another kernel should do decode or prefill, or None."""
     return beyond(context) or (None if context.deterministic else "is for --deterministic; others are faster")
 
 
 def beyond_flash(context: OpContext) -> str | None:
-    """As `beyond`, for a kernel that also attends without a causal mask."""
+    """The same as `beyond`, for a kernel that also supports attention without a causal mask."""
     shape = context.shape
     if float(shape.get("scale") or 1) <= 0:
         return "needs a positive scale"

@@ -1,9 +1,12 @@
 """The linear kernels.
 
-Which of them a linear gets is measured: the one with the least time in `tuned/*.json` for its shape, dtype and token
-bucket. Where nobody has measured, one token goes to gemv and up to 16 to small_rows (and, gated, to their fusions with
-the activation), which is what every shape measured so far would take or nearly so, and more to cuBLAS; on Hopper more
-than 64 tokens of a gated MLP to many_rows. --deterministic leaves only `fixed`, for which there is no other use.
+Measurements choose the kernel of a linear: the one with the least time in `tuned/*.json` for its shape, dtype and
+token bucket. Without measurements:
+- one token goes to gemv, and up to 16 to small_rows (gated: to their fusions with the activation). Measured shapes
+  would choose the same or nearly the same.
+- more tokens go to cuBLAS, but on Hopper more than 64 tokens of a gated MLP go to many_rows.
+
+--deterministic leaves only `fixed`, which has no other use.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from llmcore_triton import tuned
 from llmcore_triton.specs.common import CAPABILITY, GPU
 
 FEW = Requires(device="cuda", capability=CAPABILITY, buckets=frozenset({0, 1, 2}))
-"""Up to 64 tokens, which weights that stream once can serve."""
+"""Up to 64 tokens, for kernels that read weights once."""
 
 ONE = replace(FEW, buckets=frozenset({0}))
-"""One token. Narrower than FEW, so that it comes first where nobody has measured."""
+"""One token. It is narrower than FEW, so that it comes first without measurements."""
 
 MANY = Requires(device="cuda", capability=(90, 90), dtypes=frozenset({"bf16", "f16"}), buckets=frozenset({3, 4}))
-"""More than 64 tokens, with Hopper's way to read tiles and to multiply them."""
+"""More than 64 tokens, with Hopper's instructions to load tiles and to multiply them."""
 
 _GATED = "linear_silu_and_mul"
 
@@ -31,7 +34,7 @@ Refuses = Callable[[OpContext], str | None]
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """For few tokens, for one, for any, and for the same bits in every batch."""
+    """The kernels for few tokens, for one, for any number, and for the same bits in every batch."""
     yield _kernel("linear", "small_rows", "linear", FEW, _small_rows, "weights streamed once for up to 64 tokens")
     yield _kernel(_GATED, "small_rows", "linear", FEW, _fused_small_rows, "gate, up and activation in one launch")
     yield _kernel("linear", "gemv", "linear_gemv", ONE, None, "one token without tensor cores")
@@ -77,7 +80,8 @@ def _fused_many_rows(context: OpContext) -> str | None:
 
 
 def _slower_than_parts(kernel: str, context: OpContext) -> str | None:
-    """A composite's expansion has no cost of its own for `resolve` to compare, so the comparison is made here."""
+    """`resolve` cannot compare a composite with its expansion, which has no cost of its own. So this function compares
+    them."""
     shape = context.shape
     if "inputs" not in shape or "size" not in shape:
         return None

@@ -16,16 +16,16 @@ _TYPED = replace(GPU, dtypes=frozenset({"f32", "f16", "bf16"}))
 _LATENT = replace(_TYPED, layouts=frozenset({"mla-latent"}))
 
 LARGEST_LATENT = 512
-"""Elements of a latent whose accumulators fit into the registers of a program."""
+"""The largest latent, in elements, whose accumulators fit into the registers of a program."""
 
 LARGEST_HEAD = 256
 
 _FEW = 2
-"""The last token bucket in which a head's matrix is read for few tokens."""
+"""The last token bucket for which the kernel for few tokens reads a head's matrix."""
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """Attention over latent rows of any granule, and what goes with it."""
+    """The kernels: attention over latent rows of any granule, and the ops beside it."""
     yield KernelSpec(
         op="latent_rope_kv_write",
         name=NAME,
@@ -53,7 +53,7 @@ def kernels() -> Iterable[KernelSpec]:
             when=_LATENT,
             refuses=beyond_or_not_deterministic if kind == "decode" else beyond,
             cost=f"{__name__}:microseconds_unified",
-            # where it fits decode at all, its bits must be those of the others
+            # if it can do decode at all, its bits must be those of the others
             priority=60 if kind == "decode" else 50,
             batch_invariant=True,
             summary="rows of any number of query tokens in one launch; deterministic where that is asked for",
@@ -100,22 +100,22 @@ def kernels() -> Iterable[KernelSpec]:
 
 
 def microseconds_varlen(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds("flash_varlen", context)
 
 
 def microseconds_decode(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds("mla_flashdecoding", context)
 
 
 def microseconds_unified(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds("mla_unified", context)
 
 
 def beyond(context: OpContext) -> str | None:
-    """Why an attention is not for these kernels."""
+    """Returns why these kernels do not support an attention, or None."""
     shape = context.shape
     for name in ("sinks", "window"):
         if shape.get(name):
@@ -131,12 +131,12 @@ def beyond(context: OpContext) -> str | None:
 
 
 def beyond_or_not_deterministic(context: OpContext) -> str | None:
-    """Why another kernel should be taken for decode."""
+    """Returns why another kernel should do decode, or None."""
     return beyond(context) or (None if context.deterministic else "is for --deterministic; others are faster")
 
 
 def beyond_flash(context: OpContext) -> str | None:
-    """Why an attention over tensors is not for the kernel."""
+    """Returns why the kernel does not support an attention over tensors, or None."""
     shape = context.shape
     for name in ("sinks", "window", "soft_cap"):
         if shape.get(name):

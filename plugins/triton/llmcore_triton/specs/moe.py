@@ -1,4 +1,4 @@
-"""The kernels for mixtures of experts. Each takes any number of tokens, and one of each fits every bucket."""
+"""The kernels for mixtures of experts, one per op. Each takes any number of tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llmcore_triton import tuned
 from llmcore_triton.specs.common import GPU
 
 NAME = "triton"
-"""The name of each, one per op."""
+"""The name of every kernel here. There is one per op."""
 
 MOST_EXPERTS = 256
-"""Columns that one program selects from."""
+"""Columns that one program can select from."""
 
 _KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("route", ("experts", "top_k", "size"), "one launch, the inputs of few tokens split over programs"),
@@ -22,11 +22,11 @@ _KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("experts", ("experts", "top_k", "size", "inner"), "two launches over tiles of each expert's tokens"),
     ("combine", ("top_k", "size"), "blocks of columns"),
 )
-"""Op, the sizes a kernel is made for, and a word about it."""
+"""Op, the sizes that a kernel is made for, and a short description."""
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """One per op."""
+    """One kernel per op."""
     for op, sizes, summary in _KERNELS:
         yield KernelSpec(
             op=f"moe.{op}",
@@ -50,7 +50,7 @@ def kernels() -> Iterable[KernelSpec]:
 
 
 def microseconds(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds(NAME, context)
 
 
@@ -65,7 +65,7 @@ def _made_for(sizes: tuple[str, ...]) -> Callable[[OpContext], str | None]:
 
 
 def _no_route(context: OpContext) -> str | None:
-    """Why a route is not for these kernels."""
+    """Returns why these kernels do not support a route, or None."""
     shape = context.shape
     experts, top_k = int(shape.get("experts") or 1), int(shape.get("top_k") or 1)
     groups, kept = int(shape.get("groups") or 1), int(shape.get("top_groups") or 1)

@@ -1,4 +1,4 @@
-"""The row-wise kernels: a row's result depends on that row alone, and is computed in one order in every bucket."""
+"""The row-wise kernels. A row's result depends on that row alone, and every bucket computes it in the same order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcore_triton import tuned
 from llmcore_triton.specs.common import GPU
 
 NAME = "triton"
-"""The name of each, one per op."""
+"""The name of every kernel here. There is one per op."""
 
 LONGEST = 32768
 """Elements of a row that fit into the registers of one program."""
@@ -35,11 +35,11 @@ _KERNELS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("step_inputs", (), "one launch"),
     ("step_outputs", (), "one launch"),
 )
-"""Op, the sizes a kernel is made for, and a word about it."""
+"""Op, the sizes that a kernel is made for, and a short description."""
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """One per op."""
+    """One kernel per op."""
     for op, sizes, summary in _KERNELS:
         layouts = frozenset({"token"} if "kv_heads" in sizes else ())
         yield KernelSpec(
@@ -55,12 +55,12 @@ def kernels() -> Iterable[KernelSpec]:
 
 
 def microseconds(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds(NAME, context)
 
 
 def made_for(sizes: tuple[str, ...], *, normed: bool) -> Callable[[OpContext], str | None]:
-    """A `refuses`: `sizes` must be whole numbers of the shape, and a normed row no longer than LONGEST."""
+    """Returns a `refuses`: `sizes` must be whole numbers of the shape, and a normed row at most LONGEST."""
 
     def refuses(context: OpContext) -> str | None:
         missing = [name for name in sizes if not isinstance(context.shape.get(name), int)]

@@ -16,11 +16,11 @@ _VARIANTS = {
     "filtered": "thresholds by bisection, nothing sorted",
     "full": "penalties by counting, and log-probabilities",
 }
-"""What a step's rows need at most, and how it is done."""
+"""Variant, named after the most that a step's rows need -> how its kernel works."""
 
 
 def kernels() -> Iterable[KernelSpec]:
-    """One per variant."""
+    """One kernel per variant."""
     for variant, summary in _VARIANTS.items():
         yield KernelSpec(
             op="sample",
@@ -34,5 +34,5 @@ def kernels() -> Iterable[KernelSpec]:
 
 
 def microseconds(context: OpContext) -> float | None:
-    """What was measured."""
+    """Returns the measured microseconds, or None."""
     return tuned.microseconds(f"triton_{context.shape['variant']}", context)

@@ -234,7 +234,7 @@ def import_plugin(info: PluginInfo) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, info.entry_point)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{info.entry_point} is no Python file")
+        raise PluginError(f"{info.entry_point} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -249,7 +249,7 @@ def load(target: ImportString) -> Any:
     """The object that an import string names. Raises PluginError that says which part is missing."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise PluginError(f"{target!r} is no import string: it needs the form package.module:attribute")
+        raise PluginError(f"{target!r} is not an import string: it needs the form package.module:attribute")
     try:
         value: Any = importlib.import_module(module_name)
     except ImportError as error:

@@ -363,7 +363,7 @@ class OptionSpec(Spec):
     first_page: bool = False
     """The short `--help` lists the option."""
     variables: tuple[str, ...] = ()
-    """Environment variables beside `LLMCORE_NAME` that set the option."""
+    """Environment variables beside `LLMCORE_NAME` that set the option. `LLMCORE_NAME` wins."""
     serving: bool = False
     """The option has an effect on a server only, so `LLM` refuses it."""
     section: Any = None

@@ -1,4 +1,4 @@
-"""What settings may not say together, and what they say without effect."""
+"""Settings that contradict each other, and settings without effect."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Origins = Mapping[str, str]
 
 
 def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> list[str]:
-    """Raises ConfigError for the first contradiction; returns a sentence for each setting that has no effect or is a
-    risk.
+    """A warning for each setting that has no effect or is a risk. Raises ConfigError for the first contradiction.
 
-    `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too.
+    `sections`: the dataclasses of plugins' settings. Their method `check(config, origins)`, if they have one, takes
+    part.
     """
     for problem in _PROBLEMS:
         text = problem(config, origins)
@@ -35,7 +35,7 @@ def _unchecked(config: Config, origins: Origins) -> tuple[()]:
 
 
 def check_model_dir(config: Config) -> Path:
-    """The directory (or GGUF file) to serve, absolute; ConfigError says what is missing and what to do."""
+    """The absolute path of the directory (or GGUF file) to serve. Raises ConfigError with the fix."""
     if config.model.model_dir is None:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
     path = Path(config.model.model_dir).expanduser()
@@ -46,7 +46,7 @@ def check_model_dir(config: Config) -> Path:
             raise ConfigError(f"--model_dir {path}: {error.strerror}; check its permissions.") from error
         if empty:
             raise ConfigError(f"--model_dir {path} is empty; it should hold config.json, a tokenizer and the weights.")
-        # "." has a name too, and a link keeps its own
+        # Not resolve(): "." gets the directory's name, and a link keeps its own.
         return Path(os.path.abspath(path))
     if path.is_file():
         if path.suffix == ".gguf":

@@ -249,7 +249,7 @@ def load(target: ImportString) -> Any:
     """The object that an import string names. Raises PluginError that says which part is missing."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise PluginError(f"{target!r} is not an import string: it needs the form package.module:attribute")
+        raise PluginError(f"{target!r} is no import string: it needs the form package.module:attribute")
     try:
         value: Any = importlib.import_module(module_name)
     except ImportError as error:

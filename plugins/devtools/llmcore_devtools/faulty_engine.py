@@ -1,4 +1,4 @@
-"""What the plugin `faults` does in the engine."""
+"""The parts of the plugin `faults` that run in the engine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _WAYS = ("raise", "slow", "hang", "none")
 
 
 def make_device() -> Device:
-    """The CPU device, for which `DeviceFault` is the end."""
+    """The CPU device, on which `DeviceFault` is sticky."""
     cpu: type = load(f"{_BUILTIN}.devices.cpu:CPU")
     faulty: Device = type("FaultyCPU", (cpu,), {"sticky": lambda self, error: isinstance(error, DeviceFault)})()
     return faulty
 
 
 def make_sampler(context: OpContext) -> Sampler:
-    """The CPU's, which fails on rows that the fake model has marked."""
+    """The CPU's sampler, which fails on rows that the fake model has marked."""
     sample: Sampler = load(f"{_BUILTIN}.cpu.sample:make")(context)
 
     def faulty(logits: Tensor, rows: SampleRows) -> Sampled:
@@ -64,10 +64,11 @@ class FaultyManager:
 
 
 class FaultyProcessor:
-    """processors.MaskProcessor: allows everything, and fails where `args` say.
+    """A processors.MaskProcessor that allows every token, and fails as `args` demand.
 
-    `at`: where ("make", "start", "mask", "accept", "finished", "never"). `how`: "raise"; "slow" takes `seconds`;
-    "hang" never returns; "none" (of "mask") allows no token. `after`: tokens that are accepted before it fails.
+    `at`: the call that fails ("make", "start", "mask", "accept", "finished", "never"). `how`: "raise"; "slow", which
+    takes `seconds`; "hang", which never returns; "none", with which "mask" allows no token. `after`: accepted tokens
+    before it fails.
     """
 
     def __init__(self, args: Mapping[str, Any], vocab_size: int) -> None:

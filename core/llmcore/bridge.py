@@ -1,4 +1,4 @@
-"""The bridge: all that the HTTP side (or any caller) sees of an engine.
+"""The bridge: everything that the HTTP side (or any other caller) sees of an engine.
 
 Requests and events are msgspec structs; between processes they travel as msgpack. An engine sends one
 `StepEvents` per worker and step, as columns.
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Finish(enum.IntEnum):
-    """Why a choice ended; RUNNING until it has."""
+    """Why a choice ended. RUNNING means that it has not ended."""
 
     RUNNING = 0
     STOP = 1
@@ -24,18 +24,20 @@ class Finish(enum.IntEnum):
 
 
 class LogitsProcessor(msgspec.Struct, frozen=True):
-    """A logits processor that a request asks for, with its arguments: a JSON object that the processor checks.
-
-    `param`: the client's field, for error messages, which begin with it.
-    """
+    """A logits processor that a request asks for."""
 
     name: str
     args: dict[str, Any] = {}
+    """A JSON object, which the processor checks."""
     param: str = "logits_processors"
+    """The client's field. Error messages begin with its name."""
 
 
 class LengthDecay(msgspec.Struct, frozen=True):
-    """The scores s of `ids` become s + |s| * (factor ** n - 1), n tokens beyond the first `start` of the answer."""
+    """Raises the scores of `ids` as the answer grows.
+
+    n tokens after the first `start` tokens of the answer, a score s becomes s + |s| * (factor ** n - 1).
+    """
 
     start: int
     factor: float
@@ -43,38 +45,41 @@ class LengthDecay(msgspec.Struct, frozen=True):
 
 
 COLDEST = 1e-5
-"""Temperatures below this are greedy, as in LightLLM: scores divided by much less would leave f32."""
+"""Temperatures below this are greedy, as in LightLLM. Scores divided by a much smaller number would overflow f32."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is drawn. Defaults sample from the model's own distribution; temperature 0
-    (below COLDEST) is greedy, and so is `top_p` 0.
-
-    Presence and frequency penalties follow OpenAI's definitions, over generated tokens; `repetition_penalty` is
-    Hugging Face's (divide a positive logit, multiply a negative one), over generated tokens and, with
-    `repetition_over_prompt`, the prompt's; `penalize_prompt` extends all three to the prompt. `logprobs`: None, or
-    how many of the best tokens to report beside the drawn one (0: it alone). `seed` is a 64-bit key; the front
-    end draws one where the client gave none. `logits_processors`: all of them apply. `allowed_ids`: the only tokens
-    that may be drawn, () for all. `length_decay`: makes an end more likely, the longer the answer is. `typical_p`:
-    the share of the mass that locally typical sampling keeps of what the other filters leave, 1 for all.
-    """
+    """The rules by which the sampler draws the next token. The defaults sample from the model's own distribution."""
 
     temperature: float = 1.0
+    """Below COLDEST, sampling is greedy."""
     top_k: int = 0
     top_p: float = 1.0
+    """At 0, sampling is greedy."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    """Hugging Face's: it divides a positive logit and multiplies a negative one. It covers generated tokens."""
     presence_penalty: float = 0.0
+    """OpenAI's, over generated tokens."""
     frequency_penalty: float = 0.0
+    """OpenAI's, over generated tokens."""
     repetition_over_prompt: bool = True
+    """`repetition_penalty` covers the prompt's tokens too."""
     penalize_prompt: bool = False
+    """All three penalties cover the prompt's tokens too."""
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
+    """The number of best tokens to report beside the drawn one. 0: the drawn token alone; None: no report."""
     seed: int = 0
+    """A 64-bit key. The front end draws one if the client gave none."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    """All of them apply."""
     allowed_ids: tuple[int, ...] = ()
+    """The only tokens that may be drawn; () allows all."""
     length_decay: LengthDecay | None = None
+    """Makes an end more likely as the answer grows."""
     typical_p: float = 1.0
+    """The share of the mass that locally typical sampling keeps, after the other filters; 1 keeps all."""
 
     @property
     def greedy(self) -> bool:
@@ -83,71 +88,77 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class BeamSearch(msgspec.Struct, frozen=True):
-    """The answers are searched for, with `width` beams, as transformers' `generate(num_beams=...)` does.
+    """A search for the best answers with `width` beams, as in transformers' `generate(num_beams=...)`.
 
     An answer's score is the sum of its log-probabilities divided by its length to the power of `length_penalty`.
-    `early_stopping`: True ends the search with the first `width` answers, False when no better ones are likely, None
-    (transformers' "never") when there cannot be any.
     """
 
     width: int
     length_penalty: float = 1.0
     early_stopping: bool | None = False
+    """True ends the search at the first `width` answers. False ends it when better answers are unlikely. None, which
+    is "never" in transformers, ends it when better answers are impossible."""
 
 
 Hint = str | int | float | bool
 """A value of `Submit.hints`."""
 
 MOST_LOGPROBS_AT_ONCE = 1 << 17
-"""Most log-probabilities that one step tells of one request, the best in every place included: those of its prompt, or
-those of all its beams. A step that told more would keep all other requests waiting, in the engine and in the worker,
-and its message might be too long to be sent."""
+"""Most log-probabilities that one step reports for one request: for its prompt, or for all its beams. The best tokens
+of every place count too. A larger report would delay all other requests, in the engine and in the worker, and its
+message might be too long to send."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
-    """A request, validated by the front end and validated again for size by the engine.
-
-    `id` is unique per worker; `prompt` holds token ids as little-endian int32; `stop_ids` end a choice (the eos ids
-    unless the client ignores them) and are masked while fewer than `min_new_tokens` were produced. `n` choices share
-    one prefill. `salt` separates prefix caches. `received` is time.monotonic() at the front end; `client`: the number
-    of the API key it came with, -1 without one. `score`: the prompt is scored, which models with such a head do and
-    others cannot; nothing is produced, and `max_new_tokens` is 1. `prompt_logprobs`: the prompt's own
-    log-probabilities come with the first token of choice 0, and those of the `prompt_top` best tokens in the place of
-    each; the whole prompt is computed for them. `pool`: nothing is produced, and `max_new_tokens` is 1; what comes is
-    the model's hidden state of the prompt, after its last norm: of the "last" token or the "mean" of all. `beams`: the
-    `n` best answers of a beam search, best first; each comes as a whole when the search is over, and nothing of
-    `sampling` counts but `logprobs`. `priority`: requests with lower numbers run earlier, where the scheduling policy
-    heeds it. `hints`: what else a dialect tells the scheduling policy; core does not look at it. `request_id`: what
-    logs call the request.
-    """
+    """A request. The front end validates it, and the engine validates its size again."""
 
     id: int
+    """Unique per worker."""
     prompt: bytes
+    """Token ids as little-endian int32."""
     max_new_tokens: int
+    """1 where the request asks for a score or a hidden state."""
     min_new_tokens: int = 0
+    """`stop_ids` are masked until a choice has this many tokens."""
     stop_ids: tuple[int, ...] = ()
+    """Ids that end a choice: the eos ids unless the client ignores them, and others that the client named."""
     n: int = 1
+    """Choices. They share one prefill."""
     sampling: SamplingParams = SamplingParams()
     salt: bytes = b""
+    """Requests with different salts share no prefix cache."""
     received: float = 0.0
+    """time.monotonic() at the front end."""
     client: int = -1
+    """The number of the request's API key, or -1 without one."""
     score: bool = False
+    """Score the prompt and produce nothing. Only models with a score head can do it."""
     prompt_logprobs: bool = False
+    """Report the prompt's log-probabilities with the first token of choice 0. The engine then computes the whole
+    prompt."""
     prompt_top: int = 0
+    """The number of best tokens to report at each place of the prompt."""
     pool: str = ""
+    """"last" or "mean": report the model's hidden state after its last norm, of the prompt's last token or as the mean
+    of all, and produce nothing."""
     beams: BeamSearch | None = None
+    """Search for the `n` best answers. Each comes whole, best first, when the search is over. Of `sampling`, only
+    `logprobs` counts."""
     priority: int = 0
+    """Lower numbers run earlier, if the scheduling policy uses priorities."""
     hints: dict[str, Hint] = {}
+    """Further values from the dialect to the scheduling policy. Core does not read them."""
     request_id: str = ""
+    """The request's name in logs."""
 
     @property
     def choices(self) -> int:
-        """Places it takes when it runs."""
+        """Places that the request takes among the running ones."""
         return self.n if self.beams is None else max(self.n, self.beams.width)
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """The client left: every choice of request `id` ends, its slots are free by the end of the running step."""
+    """Client disconnect: every choice of request `id` ends, and its slots are free by the end of the running step."""
 
     id: int
 
@@ -161,12 +172,7 @@ class FinishChoice(msgspec.Struct, frozen=True, tag="finish"):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A snapshot of the engine. Slots are tokens of the first KV group; live + cached + free == total.
-
-    `failed_steps`: whose requests were tried again one at a time; `failed_requests`: choices that the model or a
-    plugin failed on. `graphs`: steps that are captured. `taken`: when it was taken, as time.time(); 0.0: nobody said.
-    `cache`: what that group's prefix cache says of itself.
-    """
+    """A snapshot of the engine. The `kv_` fields count slots of the first KV group: live + cached + free == total."""
 
     running: int = 0
     waiting: int = 0
@@ -183,25 +189,24 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: int = 0
     aborts: int = 0
     graphs: int = 0
+    """Steps that are captured as graphs."""
     failed_steps: int = 0
+    """Failed steps whose requests were tried again one at a time."""
     failed_requests: int = 0
+    """Choices on which the model or a plugin failed."""
     taken: float = 0.0
+    """When the snapshot was taken, as time.time(); 0.0 if unknown."""
     cache: dict[str, int] = {}
+    """The `stats` of that group's prefix cache."""
 
     def figures(self) -> dict[str, float]:
-        """Everything as numbers by name; those of `cache` begin with `cache_`."""
+        """All fields as numbers by name. The names of `cache` get the prefix `cache_`."""
         plain: dict[str, float] = {name: getattr(self, name) for name in self.__struct_fields__ if name != "cache"}
         return plain | {f"cache_{name}": value for name, value in self.cache.items()}
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine knows of the loaded model and the HTTP side needs. Lengths and sizes are in tokens.
-
-    `eos_ids`: the operator's, else those of the model's config.json and generation_config.json. `generation`: its
-    generation_config.json. `fingerprint`: of the resolved kernels. `report`: lines of the start-up summary, as (label,
-    text). `scores`: numbers that the model gives of a prompt, where it scores and produces nothing; else 0.
-    `embedding_size`: of its hidden states, 0 where it shows none.
-    """
+    """Facts about the loaded model that the HTTP side needs. Lengths are in tokens."""
 
     architecture: str
     vocab_size: int
@@ -210,28 +215,28 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     max_running: int
     eos_ids: tuple[int, ...] = ()
+    """The operator's, else those of the model's config.json and generation_config.json."""
     generation: dict[str, Any] = {}
+    """The model's generation_config.json."""
     fingerprint: str = ""
+    """A digest of the resolved kernels."""
     report: tuple[tuple[str, str], ...] = ()
+    """Lines of the start-up summary, as (label, text)."""
     scores: int = 0
+    """Numbers in a prompt's score, for a model that scores; 0 for a language model."""
     embedding_size: int = 0
+    """Elements of a pooled hidden state, or 0 if the model cannot give one."""
 
     def end_ids(self, of_tokenizer: Sequence[int]) -> tuple[int, ...]:
-        """The ids that end an answer: `eos_ids`, or else the tokenizer's, as far as the model can produce them."""
+        """The ids that end an answer: `eos_ids`, or else those ids of the tokenizer that the model can produce."""
         return self.eos_ids or tuple(token for token in of_tokenizer if token < self.vocab_size)
 
 
 class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True):
-    """What one step did for one worker. Row i belongs to (request[i], choice[i]) and has count[i] tokens.
+    """The results of one step for one worker, as columns.
 
-    `tokens` and `logprobs` (natural log; present when any row asked, 0.0 in rows that did not) are flat over all
-    rows. `top[i]`: for row i, per token, the best (id, logprob) pairs. `finish[i]` is a Finish. `cached[i]`: prompt
-    tokens that came from the prefix cache, sent with a choice's first token. `error[i]`: (code, message) of a row
-    that ends with Finish.ERROR. `scores[i]`: the numbers that a row asked for; it has no tokens and ends.
-    `prompt_logprobs[i]`: natural logs, of every token of the row's prompt but the first; `prompt_ranks[i]`: for each
-    of these, how many tokens were likelier in its place, and one more; `prompt_top[i]`: the best (id, logprob) pairs
-    there. `pooled[i]`: a hidden state, little-endian f32; the row has no tokens and ends. `unenforced[i]`: what of the
-    request's arguments is not enforced; the row has no tokens, and comes before all others of its request.
+    Row i belongs to (request[i], choice[i]) and has count[i] tokens. A dict maps a row's index to its value.
+    Log-probabilities are natural logarithms.
     """
 
     stamp: float
@@ -239,21 +244,33 @@ class StepEvents(msgspec.Struct, kw_only=True, tag="events", omit_defaults=True)
     choice: list[int]
     count: list[int]
     tokens: list[int]
+    """Flat over all rows."""
     finish: list[int]
+    """A Finish per row."""
     logprobs: list[float] = []
+    """Flat over all rows if any row asked for them; 0.0 in rows that did not ask."""
     top: dict[int, list[list[tuple[int, float]]]] = {}
+    """The best (id, logprob) pairs for each token of the row."""
     cached: dict[int, int] = {}
+    """Prompt tokens from the prefix cache, sent with a choice's first token."""
     error: dict[int, tuple[str, str]] = {}
+    """(code, message) of a row that ends with Finish.ERROR."""
     scores: dict[int, list[float]] = {}
+    """The score of a prompt. The row has no tokens and ends."""
     prompt_logprobs: dict[int, list[float]] = {}
+    """One per token of the row's prompt, except the first."""
     prompt_ranks: dict[int, list[int]] = {}
+    """The rank of each of these tokens in its place; the likeliest token has rank 1."""
     prompt_top: dict[int, list[list[tuple[int, float]]]] = {}
+    """The best (id, logprob) pairs in each of these places."""
     pooled: dict[int, bytes] = {}
+    """A hidden state, little-endian f32. The row has no tokens and ends."""
     unenforced: dict[int, list[str]] = {}
+    """Parts of the request's arguments that are not enforced. The row has no tokens and is the request's first."""
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one step did for one choice: a row of `StepEvents`, as a subscriber receives it."""
+    """The result of one step for one choice: a row of `StepEvents`, as a subscriber receives it."""
 
     choice: int
     tokens: tuple[int, ...]
@@ -278,13 +295,13 @@ class Bridge(Protocol):
     """Submit, abort, finish, a stream of events, a snapshot of load. Nothing else."""
 
     def submit(self, request: Submit, sink: Sink) -> None:
-        """Queue `request`; its events go to `sink` until every choice ended. Raises RequestError."""
+        """Queue `request`; its events go to `sink` until every choice has ended. Raises RequestError."""
 
     def abort(self, request_id: int) -> None:
         """End every choice of a request; no more events follow."""
 
     def finish(self, request_id: int, choice: int, n_tokens: int) -> None:
-        """End one choice at its first `n_tokens` tokens (a stop text); no more events of it follow."""
+        """End one choice after its first `n_tokens` tokens, at a stop string; no more events of it follow."""
 
     def load(self) -> Load:
         """The engine's newest snapshot."""
@@ -292,14 +309,14 @@ class Bridge(Protocol):
 
 _FINISHES = {int(finish): finish for finish in Finish}
 _RARE = ("logprobs", "top", "error", "scores", "prompt_logprobs", "prompt_ranks", "prompt_top", "pooled", "unenforced")
-"""Columns of which most steps have nothing."""
+"""Columns that are empty in most steps."""
 
 
 def explode(events: StepEvents) -> Iterator[tuple[int, ChoiceEvent]]:
     """The rows of a `StepEvents` as (request id, event) pairs, in order.
 
-    A server does this for every token it streams. In most steps rows have tokens and nothing else, and making one
-    event after the other keeps no list of them for the garbage collector to look through.
+    A server does this for every token that it streams, so rows with tokens alone take a short path. It yields one
+    event at a time, so the garbage collector need not visit a list of them.
     """
     if any(getattr(events, name) for name in _RARE):
         yield from _explode_all(events)

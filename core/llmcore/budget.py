@@ -1,4 +1,4 @@
-"""What will fit, from a model's config and a checkpoint's headers alone. Arithmetic only; nothing is measured here."""
+"""The memory budget, from a model's config and a checkpoint's headers. Arithmetic only: nothing is measured here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DEFAULT_TOTAL_LEN = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a prediction needs of a device. `kv`: bytes that KV may take; None: what the model leaves of `memory`."""
+    """The facts about a device that a prediction needs.
+
+    `kv`: bytes that KV may take. None: the part of `memory` that the model leaves.
+    """
 
     info: DeviceInfo
     memory: int
@@ -49,7 +52,7 @@ class Budget:
 
     @property
     def fits(self) -> bool:
-        """Whether the longest request the settings allow can be served."""
+        """True if the longest request that the settings allow can be served."""
         return self.longest > 0 and self.kv_tokens >= self.longest
 
 
@@ -105,8 +108,11 @@ def predict(
 
 
 def _activations(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], config: Config, machine: Machine) -> int:
-    """A step's intermediate results: six rows of the hidden size and three of the widest projection per token, or what
-    its experts give where that is more, and f32 logits, twice, for every sampled row."""
+    """Bytes of a step's intermediate results.
+
+    A token has six rows of the hidden size, and three of the widest projection or its experts' results, whichever is
+    larger. A sampled row has its f32 logits twice.
+    """
     tokens = config.scheduling.batch_max_tokens or machine.step_tokens
     wide = [shape[0] for shape in shapes.values() if len(shape) == 2 and shape[0] != model.vocab_size]
     widest = max(3 * max(wide, default=4 * model.hidden_size), model.expert_elements)

@@ -1,7 +1,7 @@
-"""What a process counts while it serves: failures of plugins, error answers, gaps between tokens.
+"""Counters of a serving process: failures of plugins, error answers, gaps between tokens.
 
-There is one per process, as with logging, because what is counted happens in every layer. Children report theirs to
-the supervisor about once a second, as totals since their start, so a report that is lost costs nothing.
+Each process has one set, as with logging, because every layer counts. A child reports its totals since its start to
+the supervisor about once a second, so a lost report costs nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ COUNTS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "worker_restarts": ((), "HTTP workers that died and were replaced."),
     "engine_restarts": ((), "Engines that died or hung and were replaced."),
 }
-"""Name -> (labels, help) of everything that is counted."""
+"""Name -> (labels, help) of every counter."""
 
 GAP_SECONDS = (
     *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0),
 )
-"""Upper ends of the buckets of gaps between tokens; one more bucket holds what is longer."""
+"""Upper ends of the buckets of gaps between tokens; one more bucket holds longer gaps."""
 
 
 CAUSES: Mapping[str, str] = {
@@ -46,15 +46,15 @@ CAUSES: Mapping[str, str] = {
 """Why a request ended early: `protocols.RequestRecord.cause` and what it means."""
 
 Counted = tuple[str, tuple[str, ...]]
-"""What is counted: its name in COUNTS, and the values of its labels."""
+"""One counter: its name in COUNTS, and the values of its labels."""
 
 
 @dataclass(frozen=True)
 class ServerFigures:
     """Totals of all processes since the server started.
 
-    `gaps`: how many gaps between a choice's tokens fell into each bucket of GAP_SECONDS, () for none;
-    `gap_seconds` is their sum.
+    `gaps`: the number of gaps between a choice's tokens in each bucket of GAP_SECONDS, () for none.
+    `gap_seconds`: the sum of all gaps.
     """
 
     counts: Mapping[Counted, int] = field(default_factory=dict)
@@ -72,30 +72,30 @@ class Tallies:
         self._gap_seconds = 0.0
 
     def count(self, name: str, *labels: str, n: int = 1) -> None:
-        """`n` more of `name`, a key of COUNTS, with a value for each of its labels. From any thread."""
+        """Add `n` to the counter `name`, a key of COUNTS, with a value for each of its labels. From any thread."""
         with self._lock:
             key = (name, labels)
             self._counts[key] = self._counts.get(key, 0) + n
 
     def set(self, name: str, *labels: str, total: int) -> None:
-        """The same where somebody else counts; nothing is shown before the first."""
+        """Set a counter to a total that other code has counted. A total of 0 does not create the counter."""
         if total:
             with self._lock:
                 self._counts[name, labels] = total
 
     def gap(self, seconds: float) -> None:
-        """A token came this long after the one before it. From one thread: it is on the path of every token."""
+        """Count the gap between two tokens. From one thread only: every token takes this path, without the lock."""
         self._gaps[bisect_left(GAP_SECONDS, seconds)] += 1
         self._gap_seconds += seconds
 
     def figures(self) -> ServerFigures:
-        """A copy."""
+        """A copy of the totals."""
         with self._lock:
             return ServerFigures(dict(self._counts), tuple(self._gaps), self._gap_seconds)
 
 
 TALLIES = Tallies()
-"""This process's."""
+"""The totals of this process."""
 
 
 class Sum:
@@ -108,7 +108,7 @@ class Sum:
         self._gap_seconds = 0.0
 
     def heard(self, process: str, figures: ServerFigures) -> None:
-        """The totals of `process`; where they are lower than before, it is another one of that name."""
+        """Take the totals of `process`. Totals below the last ones come from a new process of that name."""
         before = self._newest.get(process, ServerFigures())
         if sum(figures.gaps) < sum(before.gaps) or any(figures.counts.get(k, 0) < n for k, n in before.counts.items()):
             before = ServerFigures()

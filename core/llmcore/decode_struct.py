@@ -1,4 +1,4 @@
-"""Plain values checked and made into structs, from any thread."""
+"""Decoding of plain values into structs, from any thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _learning = threading.Lock()
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """`msgspec.convert`: `value` as `kind`. Raises msgspec.ValidationError.
+    """`value` as `kind`, by `msgspec.convert`. Raises msgspec.ValidationError.
 
-    msgspec looks a type over when it first meets it, and the process crashes if a second thread brings a value of that
-    type meanwhile, as when the first requests of a server come all at once. So one thread at a time makes it known.
+    msgspec inspects a type at its first use. The process crashes if a second thread converts to that type meanwhile,
+    for instance when a server's first requests come all at once. So one thread at a time shows msgspec a new type.
     """
     if kind not in _known:
         with _learning:

@@ -13,11 +13,14 @@ class LlmcoreError(Exception):
 
 
 class ConfigError(LlmcoreError):
-    """An option, file or model directory that cannot work; start-up ends with exit code 2."""
+    """An option, file or model directory that cannot work. The start ends with exit code 2."""
 
 
 class StartupError(LlmcoreError):
-    """A process of a server could not start: its own one-line cause. `log`: the file with its traceback, if any."""
+    """A process of a server could not start. Its text is the cause, in one line.
+
+    `log`: the file with the traceback, if there is one.
+    """
 
     def __init__(self, message: str, *, log: str | None = None) -> None:
         super().__init__(message + (f" (log: {log})" if log else ""))
@@ -26,7 +29,7 @@ class StartupError(LlmcoreError):
 
 
 class ServerError(LlmcoreError):
-    """A server that ran cannot go on: a process of it died, and starting another mends nothing. Exit code 1."""
+    """A running server cannot go on: one of its processes died, and a new one would not help. Exit code 1."""
 
 
 class PluginError(LlmcoreError):
@@ -34,15 +37,15 @@ class PluginError(LlmcoreError):
 
 
 class ResolveError(LlmcoreError):
-    """No candidate, or more than one, is left for a choice."""
+    """A choice has no candidate left, or more than one."""
 
 
 class RequestError(LlmcoreError):
-    """A request that cannot be served: 4xx (or 5xx) with the field that is at fault.
+    """A request that cannot be served.
 
-    `code` is one of the known codes every dialect can encode, e.g. ``context_length_exceeded``;
-    `param` is the name of the field in the client's own dialect, or None; `retry_after` says in how many seconds a
-    429 or 503 is worth another try.
+    `status`: the HTTP status, 4xx or 5xx. `code`: a known code that every dialect can encode, for example
+    ``context_length_exceeded``. `param`: the field at fault, as the client's dialect names it, or None.
+    `retry_after`: seconds after which a client may repeat a request that got 429 or 503.
     """
 
     def __init__(
@@ -63,27 +66,28 @@ class RequestError(LlmcoreError):
 
 
 class Stopped(BaseException):
-    """This process was asked to stop, and the handler of that signal raised this wherever it was then."""
+    """This process was asked to stop. The signal handler raises it at whatever line the process then runs."""
 
 
 def reraise_if_stopping(error: BaseException) -> None:
-    """Raise `error` again if it is this process's own end, and none of the code's that it came through.
+    """Raise `error` again if it means that this process must stop.
 
-    What plugins, kernels and native libraries raise is a failure of theirs, be it no Exception: a Rust library's
-    panic, sys.exit(), a KeyboardInterrupt. Whoever goes on without them catches BaseException, and calls this first.
+    Any other error is a failure of the plugin, kernel or native library that raised it, even a BaseException: a Rust
+    library's panic, sys.exit(), a KeyboardInterrupt. Code that survives such a failure catches BaseException and
+    calls this function first.
     """
     if isinstance(error, Stopped) or (isinstance(error, KeyboardInterrupt) and _ctrl_c_raises()):
         raise error
 
 
 def _ctrl_c_raises() -> bool:
-    """Python raises KeyboardInterrupt in the main thread only, and in no process of a server: these ignore SIGINT."""
+    """True if Ctrl-C raises KeyboardInterrupt here: in the main thread, and not in a server, which ignores SIGINT."""
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def message_of(error: BaseException) -> str:
-    """An exception's text, whatever code it is of: valid UTF-8, and never another exception."""
+    """An exception's text, as valid UTF-8. It never raises, even if the exception's own code does."""
     try:
         text = str(error)
     except BaseException as broken:  # noqa: BLE001 - foreign exceptions are foreign code
@@ -93,12 +97,12 @@ def message_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Its type, and its `message_of` where there is one."""
+    """An exception's type, and its `message_of` if that is not empty."""
     message = message_of(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """ " Did you mean a or b?" with the names in `known` that resemble `wrong`, "" where none does."""
+    """ " Did you mean a or b?" with the names in `known` that resemble `wrong`, or "" if none does."""
     close = difflib.get_close_matches(wrong, list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(close)}?" if close else ""

@@ -1,8 +1,8 @@
-"""Every hook, typed. A hook's docstring is its contract: when it is called, what it returns, who chooses.
+"""Every hook, typed. A hook's docstring is its contract: when it is called, what it returns, how core chooses.
 
-`register_*` hooks contribute frozen specs at start-up and may be generators; what gets used is decided elsewhere, by
-`llmcore.resolve` or by name, never by the order of registration. `build_*` runs while a model is built, `on_*`
-observes. No hook runs inside a step.
+`register_*` hooks contribute frozen specs at start-up and may be generators. `llmcore.resolve` or a name chooses among
+the specs; the order of registration plays no part. `build_*` hooks run while a model is built, `on_*` hooks observe.
+No hook runs inside a step.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def register_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
 
     Called: once per process at start-up.
     Returns: ModelSpecs; their import strings are loaded only for the model that is served.
-    Chosen by: the first name in the checkpoint's `architectures`; two claims are an error unless `--plugins`
-    leaves one.
+    Chosen by: the first name in the checkpoint's `architectures`. Two families that claim one name are an error,
+    unless `--plugins` leaves only one.
     """
 
 
 @hookspec
 def register_ops() -> Iterable[OpSpec]:  # type: ignore[empty-body]
-    """Ops: what can be computed, each with a torch reference.
+    """Ops: computations, each with a torch reference.
 
     Called: once per process at start-up.
-    Returns: OpSpecs with names nobody else uses.
+    Returns: OpSpecs with names that no other plugin uses.
     Chosen by: the layers that ask for an op by name.
     """
 
@@ -71,7 +71,7 @@ def register_kernels() -> Iterable[KernelSpec]:  # type: ignore[empty-body]
     Called: once per process at start-up; a kernel's `make` at build, once per op, shape and token bucket.
     Returns: KernelSpecs.
     Chosen by: `resolve`: a `--kernel op=name` pin, what fits, priority, measured cost, the narrower requirement,
-    the order of `--plugins`; what is still equal then is an error.
+    the order of `--plugins`. Two kernels that are still equal then are an error.
     """
 
 
@@ -81,7 +81,8 @@ def register_modes() -> Iterable[ModeSpec]:  # type: ignore[empty-body]
 
     Called: once per process at start-up.
     Returns: ModeSpecs.
-    Chosen by: `--mode`; one that does not fit the model or the device is a start-up error that lists those that do.
+    Chosen by: `--mode`. A mode that does not fit the model or the device is a start-up error that lists the fitting
+    ones.
     """
 
 
@@ -91,13 +92,13 @@ def register_devices() -> Iterable[DeviceSpec]:  # type: ignore[empty-body]
 
     Called: once per process at start-up.
     Returns: DeviceSpecs.
-    Chosen by: `--device`; `auto` takes the available one of the highest priority.
+    Chosen by: `--device`; `auto` takes the available device with the highest priority.
     """
 
 
 @hookspec
 def register_schedulers() -> Iterable[SchedulerSpec]:  # type: ignore[empty-body]
-    """Scheduling policies: which requests run, and how much of each, in a step.
+    """Scheduling policies: they choose the requests of a step, and the number of tokens of each.
 
     Called: once per process at start-up; `make` once per engine.
     Returns: SchedulerSpecs.
@@ -107,7 +108,7 @@ def register_schedulers() -> Iterable[SchedulerSpec]:  # type: ignore[empty-body
 
 @hookspec
 def register_length_estimators() -> Iterable[LengthEstimatorSpec]:  # type: ignore[empty-body]
-    """Estimators of how much a request will still produce, for admission.
+    """Length estimators: they estimate how many tokens a request will still produce, for admission.
 
     Called: once per process at start-up; `make` once per engine.
     Returns: LengthEstimatorSpecs.
@@ -127,7 +128,7 @@ def register_kv_layouts() -> Iterable[KVLayoutSpec]:  # type: ignore[empty-body]
 
 @hookspec
 def register_kv_managers() -> Iterable[KVManagerSpec]:  # type: ignore[empty-body]
-    """Prefix-cache policies: what to keep of finished work, and what to drop first.
+    """Prefix-cache policies: they choose which KV to keep after a request, and which to evict first.
 
     Called: once per process at start-up; `make` once per KV group.
     Returns: KVManagerSpecs.
@@ -141,18 +142,18 @@ def register_weight_loaders() -> Iterable[WeightLoaderSpec]:  # type: ignore[emp
 
     Called: once per process at start-up; `open` when a model is loaded.
     Returns: WeightLoaderSpecs.
-    Chosen by: the one whose `sniff` recognises `--model_dir`; two are an error that lists them.
+    Chosen by: `sniff`, which recognises `--model_dir`. Two formats that recognise it are an error that lists them.
     """
 
 
 @hookspec
 def register_quant_methods() -> Iterable[QuantMethodSpec]:  # type: ignore[empty-body]
-    """Weight quantization: what a checkpoint's quantized tensors become, and how linears hold and multiply them.
+    """Weight quantization: methods that read a checkpoint's quantized tensors, and hold and multiply them in linears.
 
     Called: once per process at start-up; `reads` and `make` when a model is loaded.
     Returns: QuantMethodSpecs.
-    Chosen by: a mode that pins one; else the one that reads the `quantization_config` of config.json. None, or two,
-    end the start with an error that lists them.
+    Chosen by: a mode that pins one; else the method that reads the `quantization_config` of config.json. If no method
+    or two methods read it, the start ends with an error that lists them.
     """
 
 
@@ -162,18 +163,18 @@ def register_tokenizers() -> Iterable[TokenizerSpec]:  # type: ignore[empty-body
 
     Called: once per process at start-up.
     Returns: TokenizerSpecs.
-    Chosen by: `--tokenizer_mode` and `sniff`; of several the highest priority.
+    Chosen by: `--tokenizer_mode` and `sniff`. Of several, the highest priority wins.
     """
 
 
 @hookspec
 def register_output_parsers() -> Iterable[OutputParserSpec]:  # type: ignore[empty-body]
-    """Parsers of models' output: tool calls and reasoning, in the notations that models were trained on.
+    """Parsers of a model's output: tool calls and reasoning, in the notation that the model was trained on.
 
     Called: once per process at start-up; `make` once per choice of a chat request, in the HTTP worker.
     Returns: OutputParserSpecs.
-    Chosen by: `--tool_call_parser` and `--reasoning_parser`, else by the model's chat template (`recognises`); a name
-    that nobody brings is a start-up error that lists those there are.
+    Chosen by: `--tool_call_parser` and `--reasoning_parser`, else by the model's chat template (`recognises`). An
+    unknown name is a start-up error that lists the known ones.
     """
 
 
@@ -183,17 +184,18 @@ def register_dialects() -> Iterable[DialectSpec]:  # type: ignore[empty-body]
 
     Called: once per process at start-up; `make` once per HTTP worker.
     Returns: DialectSpecs.
-    Chosen by: all that `--plugins` admits are served; two routes with one path are an error.
+    Chosen by: `--plugins`; the server serves every dialect that it admits. Two routes with one path are an error.
     """
 
 
 @hookspec
 def register_logits_processors() -> Iterable[LogitsProcessorSpec]:  # type: ignore[empty-body]
-    """Logits processors: how a request changes its own scores before a token is drawn.
+    """Logits processors: they change a request's scores before the sampler draws a token.
 
     Called: once per process at start-up; `make` once per request that asks for it, in the engine.
-    Returns: LogitsProcessorSpecs with names nobody else uses.
-    Chosen by: the request's `logits_processors`, by name; an unknown one is refused with a list of those there are.
+    Returns: LogitsProcessorSpecs with names that no other plugin uses.
+    Chosen by: the request's `logits_processors`, by name. A request with an unknown name is refused, with a list of
+    the known ones.
     """
 
 
@@ -201,7 +203,7 @@ def register_logits_processors() -> Iterable[LogitsProcessorSpec]:  # type: igno
 def register_commands() -> Iterable[CommandSpec]:  # type: ignore[empty-body]
     """Subcommands of `llmcore`.
 
-    Called: once per process at start-up; the command is imported when it is run.
+    Called: once per process at start-up; a command is imported when it runs.
     Returns: CommandSpecs with names that neither core nor another plugin uses.
     Chosen by: the command line.
     """
@@ -221,11 +223,11 @@ def register_options() -> Iterable[OptionSpec]:  # type: ignore[empty-body]
 
 @hookspec
 def register_metric_sinks() -> Iterable[MetricSinkSpec]:  # type: ignore[empty-body]
-    """Places where figures go.
+    """Metric sinks: they receive the server's figures.
 
     Called: once per process at start-up; `make` once, in the supervisor.
     Returns: MetricSinkSpecs.
-    Chosen by: all that `--plugins` admits receive every record.
+    Chosen by: `--plugins`; every sink that it admits receives every record.
     """
 
 
@@ -233,12 +235,12 @@ def register_metric_sinks() -> Iterable[MetricSinkSpec]:  # type: ignore[empty-b
 def build_layer(layer: torch.nn.Module, info: LayerInfo) -> torch.nn.Module | None:
     """Wrap or replace a layer while the model is built (probes, adapters, offloading).
 
-    Called: once per block of the model, for every plugin in the order of their names; each gets what the one
-    before returned.
-    Returns: a module called as `layer(x, step)`, or None to leave the layer as it is; an exception ends the start,
-    because a model that is wrapped in part would answer wrongly. It may wrap the block or modules inside it. Weights
-    come later, into each wherever its wrapper keeps it as a submodule; parameters of the wrapper are its own to fill.
-    Chosen by: every plugin has its say.
+    Called: once per block of the model, for every plugin in the order of their names. Each plugin gets the module
+    that the plugin before it returned.
+    Returns: a module called as `layer(x, step)`, or None to leave the layer as it is. The plugin may wrap the block or
+    modules inside it, and must keep each wrapped module as a submodule, because weights are loaded later. The plugin
+    fills its own parameters. An exception ends the start: a model that is only partly wrapped would answer wrongly.
+    Chosen by: nothing; every plugin is called.
     """
 
 
@@ -248,7 +250,7 @@ def on_startup(config: Config) -> None:
 
     Called: once per process after plugins are loaded, before anything is built.
     Returns: nothing; a ConfigError ends the start-up with its text, any other exception is logged.
-    Chosen by: every plugin has its say.
+    Chosen by: nothing; every plugin is called.
     """
 
 
@@ -258,7 +260,7 @@ def on_model_built(report: ModelReport) -> None:
 
     Called: once per engine, before the first request.
     Returns: nothing; an exception is logged with the plugin's name.
-    Chosen by: every plugin has its say.
+    Chosen by: nothing; every plugin is called.
     """
 
 
@@ -266,10 +268,10 @@ def on_model_built(report: ModelReport) -> None:
 def on_request_finished(record: RequestRecord) -> None:
     """A request ended: completed, aborted or failed.
 
-    Called: once per request, after its last byte: in the HTTP worker one after the other, on a thread of their own,
-        so that one may take its time (10,000 that wait are enough: further ones are dropped); or by LLM.generate.
+    Called: once per request, after its last byte, in the HTTP worker or by LLM.generate. The HTTP worker makes the
+        calls one after the other on a thread of their own, so a call may be slow. It drops records when 10,000 wait.
     Returns: nothing; an exception is logged with the plugin's name.
-    Chosen by: every plugin has its say.
+    Chosen by: nothing; every plugin is called.
     """
 
 
@@ -277,11 +279,11 @@ def on_request_finished(record: RequestRecord) -> None:
 def on_shutdown() -> None:
     """The process ends.
 
-    Called: once per process that called `on_startup`, when nothing runs any more; also where its start was interrupted
-        or failed, but not where it is killed. A plugin that was not started, because of another's ConfigError, is not
-        called.
+    Called: once per process that called `on_startup`, when nothing runs any more. It is also called if the start was
+        interrupted or failed, but not if the process is killed. It is not called for a plugin whose `on_startup` did
+        not run because another plugin raised a ConfigError.
     Returns: nothing; an exception is logged with the plugin's name.
-    Chosen by: every plugin has its say.
+    Chosen by: nothing; every plugin is called.
     """
 
 

@@ -1,4 +1,4 @@
-"""What there is and why, as rows of data. Commands print them; nothing here imports torch or prints."""
+"""Plugins, hooks, models, kernels and modes as rows of data, with reasons. Commands print them; no torch here."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """Which kernel an op gets for some token counts, and why not the others; without one `why` is the error."""
+    """The kernel that an op gets for some token counts, and a reason for each other one.
+
+    `chosen` is None if no kernel can be chosen; `why` is then the error.
+    """
 
     op: str
     tokens: str
@@ -84,7 +87,7 @@ class ChoiceRow:
 
 @dataclass(frozen=True)
 class ModeRow:
-    """One mode, what it pins, and why it cannot work on the device (None: it can)."""
+    """One mode and its pins. `misfit`: why it cannot work on the device, or None if it can."""
 
     name: str
     plugin: str
@@ -96,7 +99,7 @@ class ModeRow:
 
 
 def plugin_rows(registry: Registry) -> list[PluginRow]:
-    """Every plugin there is, by name: those that take part, those that failed, those that `--plugins` left out."""
+    """Every plugin by name: those that take part, those that failed, and those that `--plugins` left out."""
     active = set(registry.plugins)
     everyone = {*available(), *registry.offered}
     return [_plugin_row(registry, info, info in active) for info in sorted(everyone, key=lambda i: (i.name, i.dist))]
@@ -167,7 +170,7 @@ def model_rows(registry: Registry) -> list[ModelRow]:
 
 
 def mode_rows(registry: Registry, misfit: Callable[[specs.ModeSpec], str | None]) -> list[ModeRow]:
-    """Every mode, by name; `misfit` says why one cannot work, or None if it can."""
+    """Every mode, by name. `misfit` returns why a mode cannot work, or None if it can."""
     rows = [
         ModeRow(
             name=spec.name,
@@ -184,7 +187,7 @@ def mode_rows(registry: Registry, misfit: Callable[[specs.ModeSpec], str | None]
 
 
 def kernel_rows(registry: Registry, op: str | None = None) -> list[KernelRow]:
-    """Every kernel by op, the best priority first; of one op, or of all."""
+    """Every kernel of `op`, or of all ops: by op, the highest priority first."""
     rows = []
     for name in [op] if op else sorted(spec.name for spec, _ in registry.specs(specs.OpSpec)):
         kernels = sorted(candidates_for(registry, name), key=lambda pair: (-pair[0].priority, pair[0].name))
@@ -196,7 +199,7 @@ def kernel_rows(registry: Registry, op: str | None = None) -> list[KernelRow]:
 
 
 def requires_text(when: Requires) -> str:
-    """What a kernel requires, in words; "" for anything."""
+    """A kernel's requirement in words; "" if it has none."""
     parts = [when.device] if when.device else []
     if when.capability:
         parts.append("capability {}-{}".format(*when.capability))
@@ -211,7 +214,7 @@ def requires_text(when: Requires) -> str:
 
 
 def best_device(registry: Registry) -> DeviceSpec:
-    """The device of `--device auto`: the available one of the highest priority. Raises ConfigError."""
+    """The device of `--device auto`: the available one with the highest priority. Raises ConfigError."""
     missing = {spec.name: load(spec.available)() for spec, _ in registry.specs(DeviceSpec)}
     usable = [spec for spec, _ in registry.specs(DeviceSpec) if missing[spec.name] is None]
     if not usable:
@@ -221,9 +224,9 @@ def best_device(registry: Registry) -> DeviceSpec:
 
 
 def find_device(registry: Registry, name: str) -> DeviceInfo:
-    """The device that a name means, here or not ("cpu", "sm90"); `auto`: the one that a server would take.
+    """The device that `name` means ("cpu", "sm90"), even if this machine does not have it.
 
-    Raises ConfigError that lists the kinds.
+    `auto` means the device that a server would take. Raises ConfigError that lists the kinds.
     """
     if name == "auto":
         device: Device = load(best_device(registry).make)(0)
@@ -242,7 +245,7 @@ def find_device(registry: Registry, name: str) -> DeviceInfo:
 def choices_for_specs(
     registry: Registry, device: DeviceInfo, dtype: DType, layout: str, pins: Pins, deterministic: bool = False
 ) -> list[ChoiceRow]:
-    """What every op would get on `device`, from specs alone: no shape is known, granule 1."""
+    """The kernel of every op on `device`, from specs alone: without shapes, at granule 1."""
     outcomes: list[tuple[OpContext, Resolution | ResolveError]] = []
     for op in sorted(spec.name for spec, _ in registry.specs(specs.OpSpec)):
         for bucket in range(len(TOKEN_BUCKETS)):
@@ -261,7 +264,7 @@ def _outcome(registry: Registry, context: OpContext, pins: Pins) -> Resolution |
 
 
 def choice_rows(outcomes: Iterable[tuple[OpContext, Resolution | ResolveError]]) -> list[ChoiceRow]:
-    """One row per op, shape and set of buckets with the same outcome; in the order given."""
+    """One row per op, shape and set of buckets with the same outcome, in the order of `outcomes`."""
     grouped: dict[str, tuple[ChoiceRow, set[int]]] = {}
     for context, outcome in outcomes:
         row = ChoiceRow(context.op, "", dict(context.shape), None, None, str(outcome))

@@ -1,4 +1,4 @@
-"""Where log lines go: standard error, as text or as JSON, by way of a thread, so that an unread log stops nothing.
+"""Logging to standard error, as text or as JSON. A thread writes the lines, so an unread log stops nothing.
 
 `logger.info(text, extra=fields(request=...))` adds keys to JSON lines; every line of a request carries its id.
 """
@@ -29,24 +29,24 @@ MAX_LINES = 10_000
 """Lines that may wait to be written; further ones are dropped and counted."""
 
 MAX_TEXT = 1 << 20
-"""Characters of a line, or of a JSON line's message or exception; of longer ones the middle is left out."""
+"""Most characters of a line, or of a JSON line's message or exception. Longer ones lose their middle."""
 
 LAST_SECONDS = 1.0
-"""How long what waits has to leave when the process ends."""
+"""Seconds that waiting lines have to be written when the process ends."""
 
 _STDERR = 2
 _FIELDS = "llmcore_fields"
 
 
 def _print(data: Any) -> None:
-    """Write bytes to standard error; on a full disk, or where its reader has gone, they are lost, and nothing else."""
+    """Write bytes to standard error. They are lost if the disk is full or the reader has gone; nothing is raised."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(_STDERR, data) :]
 
 
 class _StandardError(io.RawIOBase):
-    """Standard error that never fails whoever prints on it."""
+    """Standard error on which printing never raises."""
 
     def writable(self) -> bool:
         """Always."""
@@ -57,18 +57,20 @@ class _StandardError(io.RawIOBase):
         return _STDERR
 
     def isatty(self) -> bool:
-        """Whether people look at it."""
+        """True on a terminal."""
         return os.isatty(_STDERR)
 
     def write(self, data: Any) -> int:
-        """All of `data`, as far as it is taken."""
+        """Write `data`. Returns its whole length, even if some of it is lost."""
         _print(data)
         return len(data)
 
 
 def guard_standard_streams() -> None:
-    """What this process prints on standard error raises nothing from now on. And a standard descriptor that it was
-    started without becomes /dev/null: else a socket may get the number, and its client our log."""
+    """Make printing on standard error never raise, and open missing standard descriptors as /dev/null.
+
+    Without /dev/null a socket could get the number of a missing descriptor, and its client would receive our log.
+    """
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is None:
             with contextlib.suppress(OSError):
@@ -83,12 +85,12 @@ def guard_standard_streams() -> None:
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """`extra` of a log call: more keys of its JSON line."""
+    """The argument `extra` of a log call: more keys for its JSON line."""
     return {_FIELDS: values}
 
 
 class TextFormatter(logging.Formatter):
-    """A line of text, and below it the exception."""
+    """A line of text, with the exception below it."""
 
     def __init__(self) -> None:
         super().__init__(TEXT_FORMAT)
@@ -99,7 +101,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line: time (UTC, ISO 8601), level, logger, process, message, and what `fields` added."""
+    """One object per line: time (UTC, ISO 8601), level, logger, process, message, and the keys of `fields`."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -122,7 +124,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class Behind(logging.Handler):
-    """Writes from a thread of its own: whoever logs never waits for standard error."""
+    """Writes from a thread of its own, so that a thread that logs never waits for standard error."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -132,10 +134,10 @@ class Behind(logging.Handler):
         atexit.register(self.flush)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line, or drop it."""
+        """Queue a line, or drop it if the queue is full."""
         try:
             line = self.format(record)
-        except BaseException as error:  # noqa: BLE001 - as logging has it, a line that cannot be made ends nothing
+        except BaseException as error:  # noqa: BLE001 - as in logging, a line that cannot be formatted ends nothing
             reraise_if_stopping(error)
             self.handleError(record)
             return
@@ -145,7 +147,7 @@ class Behind(logging.Handler):
             TALLIES.count("dropped_log_lines", self._process)
 
     def flush(self) -> None:
-        """Let what waits be written, for a moment."""
+        """Wait up to LAST_SECONDS until waiting lines are written."""
         deadline = time.monotonic() + LAST_SECONDS
         while self._lines.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -153,20 +155,20 @@ class Behind(logging.Handler):
     def _run(self) -> None:
         while True:
             line = (self._lines.get() + "\n").encode("utf-8", "backslashreplace")
-            # Not by way of sys.stderr: Python waits for its lock when it ends, and a write may never return.
+            # Not through sys.stderr: Python waits for its lock at exit, and a write may never return.
             _print(line)
             self._lines.task_done()
 
 
 def log_to_stderr(reports: Reports, process: str) -> None:
-    """Set up this process's log; `process` is its name in JSON lines. Replaces what was set up before."""
+    """Set up this process's log; `process` is its name in JSON lines. Replaces any earlier set-up."""
     handler = Behind(process)
     handler.setFormatter(JsonFormatter(process) if reports.log_format == "json" else TextFormatter())
     logging.basicConfig(level=reports.log_level, handlers=[handler], force=True)
 
 
 def _shortened(text: str) -> str:
-    """`text` of at most about MAX_TEXT characters: an exception may quote all that a plugin was handed."""
+    """`text` cut to about MAX_TEXT characters, because an exception may quote a whole input of a plugin."""
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2
@@ -174,7 +176,7 @@ def _shortened(text: str) -> str:
 
 
 def _sayable(value: Any) -> Any:
-    """`value` with text that UTF-8 cannot say (half of a surrogate pair) written as escapes."""
+    """`value` with text that UTF-8 cannot encode (half of a surrogate pair) written as escapes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

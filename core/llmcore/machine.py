@@ -1,4 +1,4 @@
-"""Limits, memory and room on a disk that the machine withholds from a process, and the errors that come of it."""
+"""Shortages of a machine: process limits, memory and disk space, and the error messages for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from llmcore.errors import ConfigError, message_of
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of this process: `least` is what a server cannot start with less of; `own`: whether a server raises it
-    itself as far as it may."""
+    """A limit of this process.
+
+    `least`: a server cannot start below it. `own`: a server raises the limit itself, as far as the system allows.
+    """
 
     number: int
     name: str
@@ -27,12 +29,12 @@ class Limit:
 
     @property
     def value(self) -> int | None:
-        """The limit, in bytes or as a count; None where there is none."""
+        """The limit, in bytes or as a count; None if it is unlimited."""
         soft, _ = resource.getrlimit(self.number)
         return None if soft == resource.RLIM_INFINITY else soft
 
     def shown(self, value: int) -> str:
-        """A value of it, as people read it."""
+        """A value of this limit for a message."""
         if self.unit == 1:
             return f"{value:,}"
         return f"{value / self.unit:,.0f} MiB" if value >= self.unit else f"{value:,} bytes"
@@ -67,16 +69,18 @@ OPEN_FILES = Limit(
 _NO_ROOM = "there is no room left on the disk; make room, or set TMPDIR to a directory where there is"
 _NO_TEMPORARY = "no temporary directory can be written to; make room in /tmp, or set TMPDIR to a directory that has it"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""An errno in the words of libraries that are written in Rust."""
+"""An errno in the messages of libraries that are written in Rust."""
 _NO_MEMORY = re.compile(
     "failed to map segment|[Cc]annot allocate memory|can't allocate memory|can't start new thread|bad_alloc"
 )
-"""The words of the dynamic linker, torch, Python's threads and C++ for memory that they did not get."""
+"""Messages of the dynamic linker, torch, Python's threads and C++ about missing memory."""
 
 
 def check_limits() -> None:
-    """Raises ConfigError for a limit under which no server starts. Cheap: it comes before anything large is imported,
-    which may end the process without a word."""
+    """Raises ConfigError for a limit under which no server can start.
+
+    Call it before large imports: under such a limit an import may end the process without a message.
+    """
     for limit in (MEMORY, FILE_SIZE, OPEN_FILES):
         if limit.own:
             soft, hard = resource.getrlimit(limit.number)
@@ -101,7 +105,7 @@ def _check(limit: Limit, user: str) -> None:
 
 
 def shortage_of(error: BaseException) -> str | None:
-    """A sentence that names what the machine ran out of, and the fix; None where no error of the chain says so."""
+    """A sentence that names the resource that ran out, and the fix; None if no error of the chain is about one."""
     for one in _chain(error):
         text = message_of(one)
         if isinstance(one, FileNotFoundError) and "usable temporary directory" in text:
@@ -122,7 +126,7 @@ def no_memory() -> str:
 
 
 def memory_note() -> str:
-    """Words for a message about a process that died, or got no memory, under a limit; "" without a limit."""
+    """The memory limit, for a message about a process that died or got no memory; "" without a limit."""
     value = MEMORY.value
     if value is None:
         return ""

@@ -1,4 +1,4 @@
-"""What core knows of a model: its config, the groups of its KV, and the attention and routes that its layers want."""
+"""Core's view of a model: its config, its KV groups, and the attention and routing of its layers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from llmcore.specs import DType
 class KVGroupSpec:
     """Layers that store KV alike. Head counts are per model, not per rank.
 
-    `reach`: "all"; "window:N", "state" (fixed bytes per sequence) and "prompt" (cross attention) are for later, and
-    this version keeps everything whatever it says. What a query sees is AttnSpec.window.
+    `reach`: "all". "window:N", "state" (fixed bytes per sequence) and "prompt" (cross attention) are reserved; this
+    version keeps all tokens in any case. AttnSpec.window limits the tokens that a query sees.
     """
 
     name: str
@@ -27,34 +27,33 @@ class KVGroupSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What core needs to know of any model; a family subclasses it with what its own blocks read.
-
-    `max_position` is in tokens. `fixed_angles_up_to`: the longest prompt whose rotary angles do not depend on the
-    request's length (None: they never do); longer prompts enter the prefix cache under a salt of their own. `scores`:
-    numbers that the head gives of a prompt's last token, in place of logits; 0: a language model. `expert_elements`:
-    size of all intermediate results of one token in its experts (see llmcore.layers), for predictions of memory.
-    """
+    """The facts that core needs about any model. A family subclasses it and adds the fields that its blocks read."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
     num_layers: int
     max_position: int
+    """In tokens."""
     dtype: DType
     eos_ids: tuple[int, ...] = ()
     kv_groups: tuple[KVGroupSpec, ...]
     fixed_angles_up_to: int | None = None
+    """The longest prompt whose rotary angles do not depend on the request's length; None if they never depend on it.
+    Longer prompts enter the prefix cache under a salt of their own."""
     scores: int = 0
+    """Numbers that the head gives for a prompt's last token, instead of logits; 0 for a language model."""
     expert_elements: int = 0
+    """Elements of all intermediate results of one token in its experts (see llmcore.layers), to predict memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttnSpec:
-    """The attention a layer wants, frozen when its kernel is made; sizes are in elements.
+    """The attention that a layer needs, frozen when its kernel is made. Sizes are in elements.
 
-    Head counts are the model's where a family states them, and one rank's where a kernel reads them.
+    A family states the model's head counts; a kernel reads those of one rank.
 
-    `window`: tokens a query sees including itself (None: all). `soft_cap`: cap * tanh(score / cap). `mask`:
+    `window`: tokens that a query sees, itself included (None: all). `soft_cap`: cap * tanh(score / cap). `mask`:
     "causal", "full", "spans" or "tree".
     """
 
@@ -71,27 +70,29 @@ class AttnSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSpec:
-    """How a mixture of experts chooses, frozen when its kernel is made.
+    """The routing of a mixture of experts, frozen when its kernel is made.
 
-    Of `experts` each token gets the `top_k` of the best scores ("softmax" over all experts, or "sigmoid"; plus a
-    correction where the router has one, which only the choice sees). With `groups` > 1 neighbouring experts form
-    groups, and only the `top_groups` best are looked at, by their best expert ("max") or the sum of their two best
-    ("top2"). Weights are the scores, divided by their sum if `normalize`, times `scale`.
+    Each token goes to the `top_k` experts with the best scores. A router's correction is added for this choice only.
+    An expert's weight is its score, divided by the sum of the chosen scores if `normalize`, times `scale`.
     """
 
     experts: int
     top_k: int
     scoring: str = "softmax"
+    """"softmax" over all experts, or "sigmoid"."""
     normalize: bool = False
     scale: float = 1.0
     groups: int = 1
+    """Above 1, neighbouring experts form this number of groups."""
     top_groups: int = 1
+    """Only experts of this number of best groups can be chosen."""
     group_score: str = "max"
+    """A group's score: that of its best expert ("max"), or the sum of its two best ("top2")."""
 
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """Which layer `build_layer` is asked about."""
+    """The layer of a `build_layer` call."""
 
     name: str
     index: int
@@ -100,7 +101,7 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What was built: the chosen kernel per (op, shape) and bucket, and what memory went where (bytes)."""
+    """The built model. `kernels`: the chosen kernel per (op, shape) and bucket."""
 
     config: ModelConfig
     kernels: Mapping[str, str]

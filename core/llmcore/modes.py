@@ -1,4 +1,4 @@
-"""What `--mode` and `--kernel` settle before anything is resolved. A mode is data: a bundle of pins."""
+"""The pins of `--mode` and `--kernel`, which hold before kernels are resolved. A mode is data: a bundle of pins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmcore.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec
 
 @dataclass(frozen=True)
 class Pins:
-    """What modes and `--kernel` settle before anything is resolved. `kernels`: op -> kernel name."""
+    """The choices of modes and `--kernel`, which hold before kernels are resolved. `kernels`: op -> kernel name."""
 
     kernels: Mapping[str, str] = field(default_factory=dict)
     layout: str | None = None
@@ -29,9 +29,9 @@ def apply_modes(
 ) -> Pins:
     """The pins of `--mode` names and `--kernel op=name` values together.
 
-    Raises ConfigError for a mode that does not exist or fit the device (listing those that do), for a malformed or
-    unknown pin, and where two of them pin different things. `engine.mode_fit.ModeFit` says whether
-    a mode fits a model too.
+    Raises ConfigError for a mode that does not exist or does not fit the device; the error lists those that fit. A
+    malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.mode_fit.ModeFit` checks
+    whether a mode fits a model too.
     """
     pinned: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -85,8 +85,11 @@ def mode_misfit(
 
 
 def check_mode(name: str, registry: Registry, where: str, misfit: Callable[[ModeSpec], str | None]) -> ModeSpec:
-    """The mode called `name`. Raises ConfigError where there is none, or `misfit` says why it does not fit `where`;
-    the error lists those that do."""
+    """The mode called `name`.
+
+    Raises ConfigError for an unknown name, or if `misfit` returns why the mode does not fit `where`. The error lists
+    the modes that fit.
+    """
     modes = {mode.name: mode for mode, _ in registry.specs(ModeSpec)}
     why = misfit(modes[name]) if name in modes else None
     if name in modes and why is None:

@@ -1,4 +1,4 @@
-"""Official plugins that are not installed and would help: what a start, or an unknown option, says of them."""
+"""Official plugins that are not installed and would help: the hints of a start, or of an unknown option."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TOOLS = re.compile(r"\btools\b")
 
 @cache
 def official_plugins() -> Mapping[str, Mapping[str, Any]]:
-    """Distribution -> the things that a server without it may lack, from generated package data.
+    """Distribution -> its contributions that a server may need, from generated package data.
 
-    These are the types of `devices` that its kernels are for, `parsers` (kind -> marks of chat templates), and the
+    These are `devices` (the types that its kernels are for), `parsers` (kind -> marks of chat templates), and the
     names of `processors`, `options` and `commands`.
     """
     found: Mapping[str, Mapping[str, Any]] = json.loads(
@@ -30,7 +30,7 @@ def official_plugins() -> Mapping[str, Mapping[str, Any]]:
 
 
 def kernels_that_help(device: DeviceInfo) -> list[str]:
-    """A sentence for each that has kernels for `device`."""
+    """A sentence for each missing plugin that has kernels for `device`."""
     return [
         f"{dist} is not installed, which has faster kernels for {device.type}: pip install {dist}"
         for dist, has in _absent()
@@ -39,7 +39,10 @@ def kernels_that_help(device: DeviceInfo) -> list[str]:
 
 
 def parsers_that_help(kind: str, templates: Sequence[str]) -> list[str]:
-    """A sentence for each that has a parser of `kind` ("tool", "reasoning") for a model with these chat templates."""
+    """A sentence for each missing plugin with a parser for a model with these chat templates.
+
+    `kind`: "tool" or "reasoning".
+    """
     what = {"tool": "reads tool calls, which the chat template asks for", "reasoning": "reads the model's reasoning"}
     return [
         f"{dist} is not installed, which {what[kind]}: pip install {dist}"
@@ -50,7 +53,7 @@ def parsers_that_help(kind: str, templates: Sequence[str]) -> list[str]:
 
 
 def processors_that_help(present: Iterable[str]) -> list[str]:
-    """A sentence for each that has logits processors beyond those that are `present`."""
+    """A sentence for each missing plugin with logits processors that are not `present`."""
     there = set(present)
     return [
         f"{', '.join(sorted(lacking))} decoding comes with pip install {dist}"
@@ -78,7 +81,7 @@ def _to_install(dist: str) -> str:
 
 
 def _absent() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Those that are not installed: one that `--plugins` leaves out was left out on purpose."""
+    """The official plugins that are not installed. One that `--plugins` leaves out is installed, so it is not here."""
     installed = {info.dist.lower().replace("_", "-") for info in available()}
     return ((dist, has) for dist, has in official_plugins().items() if dist not in installed)
 

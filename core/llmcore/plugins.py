@@ -1,6 +1,6 @@
-"""The loader: which plugins take part, found once, filtered before import, and handed on as data.
+"""The loader: it finds the plugins once, filters them before import, and passes them on as data.
 
-Built-ins come the same way as anybody's plugins: they are named in a list here and imported by nobody.
+Built-ins load like any other plugin: a list here names them, and no other module imports them.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ BUILTINS: Mapping[str, str] = {
     "safetensors": "llmcore.builtin.safetensors",
     "tokenizers": "llmcore.builtin.tokenizers",
 }
-"""Plugin name -> hook module of what ships inside."""
+"""Built-in plugin -> its hook module."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The plugins that take part, by name, and those that cannot because another has their name."""
+    """The plugins that take part, by name, and those that cannot because another plugin has the same name."""
 
     plugins: tuple[PluginInfo, ...]
     clashes: tuple[Failure, ...] = ()
 
 
 def available() -> list[PluginInfo]:
-    """Every plugin there is, by name: what ships inside and what is installed. Imports none of it."""
+    """Every plugin by name, built-in or installed. Imports none of them."""
     inside = [PluginInfo(name, CORE_DIST, __version__, module) for name, module in BUILTINS.items()]
     return sorted([*inside, *_installed()], key=lambda info: (info.name, info.dist))
 
@@ -83,13 +83,12 @@ def discover(named: Sequence[str] | None) -> tuple[PluginInfo, ...]:
 def select(named: Sequence[str] | None) -> Selection:
     """The plugins that take part; `named` is the value of `--plugins`.
 
-    Names select: those plugins, the built-ins, and the plugins of the distributions that an extra of EXTRAS requires.
-    `-name` leaves one out, built-ins included. A path to a .py file
-    is a plugin too, called like the file. Without a selecting name everything installed takes part.
+    If `named` selects plugins, these take part, with the built-ins and the plugins of the distributions that the
+    EXTRAS require. Otherwise every installed plugin takes part. `-name` leaves one out, even a built-in. A path to a
+    .py file is a plugin with the file's name.
 
-    `dist:name` chooses one of two plugins of one name, and `-dist:name` leaves one of them out. Without either,
-    neither takes part. A built-in plugin takes part unless `dist:name` or a file replaces it. Raises ConfigError for
-    an unknown name.
+    If two plugins have one name, neither takes part unless `dist:name` chooses one or `-dist:name` leaves one out. A
+    built-in takes part unless `dist:name` or a file replaces it. Raises ConfigError for an unknown name.
     """
     candidates = available()
     chosen: dict[str, PluginInfo] = {}
@@ -134,7 +133,7 @@ def _choose(chosen: dict[str, PluginInfo], info: PluginInfo) -> None:
 
 
 def _called(item: str, candidates: Sequence[PluginInfo]) -> list[PluginInfo]:
-    """The candidates that a name, or `dist:name`, means: one at least."""
+    """The candidates that a name or `dist:name` means, at least one. Raises ConfigError."""
     dist, colon, name = item.rpartition(":")
     found = [info for info in candidates if info.name == name and (not colon or _same_dist(info.dist, dist))]
     if not found:
@@ -145,7 +144,7 @@ def _called(item: str, candidates: Sequence[PluginInfo]) -> list[PluginInfo]:
 
 
 def _clash(info: PluginInfo, alike: Sequence[PluginInfo], *, fatal: bool) -> Failure:
-    """Why `info` takes no part: `alike` are all that have its name."""
+    """The reason why `info` does not take part. `alike`: all plugins with its name."""
     others = " and ".join(_origin(other) for other in alike if other != info)
     built_in = any(_stays(other) for other in alike)
     take = "to replace it" if built_in else "to choose this one"
@@ -175,14 +174,15 @@ def _same_dist(one: str, other: str) -> bool:
 
 
 def _canonical(dist: str) -> str:
-    """The name of a distribution in the one spelling of all that are equal (PEP 503)."""
+    """The normalized name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", dist).lower()
 
 
 def build_registry(config: Config) -> Registry:
-    """What the config's plugins contribute. Raises PluginError if one failed that the user named, or two clash.
+    """The contributions of the config's plugins.
 
-    Other failures are logged by the process that discovers, once for all those it hands the list to.
+    Raises PluginError if a plugin that the user named failed, or if two clash. The process that discovers the plugins
+    logs other failures, so its children do not log them again.
     """
     registry = collect(config)
     registry.check()
@@ -192,9 +192,9 @@ def build_registry(config: Config) -> Registry:
 
 
 def collect(config: Config) -> Registry:
-    """As `build_registry`, but failures are only recorded: for commands that show them.
+    """As `build_registry`, but failures are only recorded, for commands that show them.
 
-    A process that was handed no list (the command line, LLM) discovers for itself.
+    A process whose config has no discovered plugins (the command line, LLM) discovers them itself.
     """
     named = config.plugins.plugins or ()
     order = [_name_of(item) for item in named if not item.startswith("-")]
@@ -207,9 +207,9 @@ def collect(config: Config) -> Registry:
 
 
 def configure(plugins: Sequence[str] | None = None, **values: Any) -> tuple[Config, Registry]:
-    """A checked Config for use in process, from settings by name, and what its plugins contribute.
+    """A checked Config from settings by name, and the contributions of its plugins, for use in this process.
 
-    Neither the environment nor a file is read. Raises ConfigError for an unknown or wrong setting.
+    It reads neither the environment nor a file. Raises ConfigError for an unknown or wrong setting.
     """
     chosen = {} if plugins is None else {"plugins": list(plugins)}
     registry = build_registry(make_config(**chosen))
@@ -234,7 +234,7 @@ def import_plugin(info: PluginInfo) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, info.entry_point)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{info.entry_point} is no Python file")
+        raise PluginError(f"{info.entry_point} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -246,7 +246,7 @@ def import_plugin(info: PluginInfo) -> ModuleType:
 
 
 def load(target: ImportString) -> Any:
-    """What an import string names. Raises PluginError that says which part is missing."""
+    """The object that an import string names. Raises PluginError that says which part is missing."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise PluginError(f"{target!r} is no import string: it needs the form package.module:attribute")
@@ -262,7 +262,7 @@ def load(target: ImportString) -> Any:
 
 
 def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> Any:
-    """What the `make` of the contribution called `name` makes. PluginError with its plugin if that raises."""
+    """The result of `make` of the contribution called `name`. Raises PluginError with its plugin if `make` raises."""
     spec = registry.find(kind, name)
     plugin = next(plugin for other, plugin in registry.specs(kind) if other is spec)
     try:
@@ -277,7 +277,8 @@ def made(registry: Registry, kind: type[Made], name: str, *arguments: Any) -> An
 def _installed() -> Iterator[PluginInfo]:
     """The plugins of the installed distributions, by their entry points.
 
-    The first of equal distributions on the path counts. One with metadata that cannot be read brings nothing.
+    Of two distributions with one name, the first on the path counts. A distribution without readable metadata is
+    skipped, with a warning.
     """
     seen: set[str] = set()
     for distribution in distributions():

@@ -1,4 +1,4 @@
-"""The shapes of what specs make: what a plugin's object must do. Torch appears only as a type."""
+"""The protocols of the objects that specs make. Torch appears only as a type."""
 
 from __future__ import annotations
 
@@ -29,68 +29,67 @@ class Event(Protocol):
     """A point in the device's queue."""
 
     def done(self) -> bool:
-        """Whether the device has passed it."""
+        """True if the device has passed this point."""
 
     def wait(self) -> None:
-        """Block the host until it has."""
+        """Block the host until the device has passed this point."""
 
 
 class Graph(Protocol):
-    """Work that was captured and can be enqueued again as a whole, over the same tensors."""
+    """Captured work that can be enqueued again as a whole, over the same tensors, such as a CUDA graph."""
 
     def replay(self) -> None:
-        """Enqueue it."""
+        """Enqueue the work."""
 
 
 class Device(Protocol):
-    """What the engine needs of a device; the only code that names a torch backend implements it.
-
-    `ahead`: steps to enqueue before the last one's tokens are read (0 where steps run synchronously).
-    `step_tokens`: tokens of one step, and `prefill_stall_ms`: milliseconds of prompts in a step while answers wait (0:
-    any), both unless the operator says otherwise. `measured`: `kv_budget` is what a worst-case
-    run, made since `reset_peak`, leaves. `graphs`: whether steps can be captured; only then it needs
-    `capture`, `forget_graphs` and `graph_memory`, the bytes that graphs hold.
-    """
+    """The engine's view of a device. Only implementations of this protocol name a torch backend."""
 
     info: DeviceInfo
     torch_device: torch.device
     ahead: int
+    """Steps that may be enqueued before the last step's tokens are read; 0 if steps run synchronously."""
     step_tokens: int
+    """Tokens of one step, unless the operator sets them."""
     prefill_stall_ms: float
+    """Milliseconds of prompts in a step while answers wait, unless the operator sets them; 0: any."""
     measured: bool
+    """`kv_budget` subtracts the peak memory of a worst-case run that was made since `reset_peak`."""
     graphs: bool
+    """Steps can be captured. Only then the device needs `capture`, `forget_graphs` and `graph_memory`."""
     graph_memory: int
+    """Bytes that graphs hold."""
 
     def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
-        """Capture what `work` enqueues, with nothing else in flight, and give what it returned.
+        """Capture the work that `work` enqueues, with nothing else in flight; returns the graph and `work`'s result.
 
-        The tensors in it are written by every replay. All graphs of a device share their intermediate memory, so what
-        one replay returns is valid until the next.
+        Every replay writes the tensors of that result. All graphs of a device share their intermediate memory, so the
+        result of one replay is valid until the next.
         """
 
     def forget_graphs(self) -> None:
-        """Every graph is gone; give their memory back. Has to be called before another is captured."""
+        """Return the memory of all graphs, which no caller holds any more. Call it before another capture."""
 
     def kv_budget(self, fraction: float) -> int:
-        """Bytes that KV may take now; `fraction` is the operator's share of an accelerator's memory."""
+        """Bytes that KV may take now. `fraction`: the operator's share of an accelerator's memory."""
 
     def sticky(self, error: BaseException) -> bool:
-        """Whether nothing works on this device any more after `error`."""
+        """True if the device cannot run anything more after `error`."""
 
     def free_memory(self) -> int:
         """Bytes that could be allocated now."""
 
     def peak_memory(self) -> int:
-        """Most bytes allocated since `reset_peak`."""
+        """Most bytes that were allocated at once since `reset_peak`."""
 
     def reset_peak(self) -> None:
         """Start a new measurement of `peak_memory`."""
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host tensor the device can copy from and to without blocking (itself on a CPU)."""
+        """A host tensor that the device can copy from and to without blocking (itself on a CPU)."""
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host copy of `tensor`, complete when an event marked after this call has passed (itself on a CPU)."""
+        """A host copy of `tensor` (itself on a CPU), complete when an event marked after this call has passed."""
 
     def event(self) -> Event:
         """Mark this point of the queue."""
@@ -112,34 +111,37 @@ class Checkpoint(Protocol):
         """generation_config.json, or {}."""
 
     def sizes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """(shape, dtype) of every tensor by its Hugging Face name, from headers alone; dtype as in safetensors
-        ("F32", "BF16", "I8")."""
+        """(shape, dtype) of every tensor by its Hugging Face name, from headers alone.
+
+        The dtype is spelt as in safetensors: "F32", "BF16", "I8".
+        """
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
         """Every tensor by its Hugging Face name, with a function that reads it (on the host, any dtype)."""
 
 
 class QuantMethod(Protocol):
-    """How the quantized weights of one checkpoint are read and held; made for it, or pinned for a plain one."""
+    """Reads and holds the quantized weights of one checkpoint, or quantizes a plain one if a mode pins it."""
 
     @property
     def linear_method(self) -> Any:
-        """The llmcore.layers.LinearMethod that holds and multiplies the linears' weights; None: they are plain."""
+        """The llmcore.layers.LinearMethod that holds and multiplies the linears' weights; None for plain weights."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint as the model's parameters take it: names, shapes, dtypes and tensors.
+        """The checkpoint with the names, shapes, dtypes and tensors that the model's parameters take.
 
-        Raises ConfigError, from headers alone, where it is not what its quantization_config says.
+        Raises ConfigError, from headers alone, if the checkpoint contradicts its quantization_config.
         """
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back, without loss: unknown characters have ids too. Ids beyond the vocabulary raise
-    RequestError, never crash.
+    """Text to ids and back, without loss: unknown characters have ids too.
 
-    It may also have what the server gains by, each known by its name: `pieces(*, skip_special_tokens)` -> the bytes of
-    every id, by which text is put together faster and prompts are healed (see api.text.FastTokenizer; None: not so
-    here); `stop_words`, texts that end every answer.
+    An id beyond the vocabulary raises RequestError and never crashes.
+
+    A tokenizer may have two more members, which the server finds by name. `pieces(*, skip_special_tokens)` returns the
+    bytes of every id, or None if it cannot; with them the detokenizer is faster and token healing works (see
+    api.text.FastTokenizer). `stop_words` are texts that end every answer.
     """
 
     vocab_size: int
@@ -150,20 +152,20 @@ class Tokenizer(Protocol):
         """Ids of `text`."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`, with U+FFFD for bytes that are not whole characters."""
+        """Text of `ids`, with U+FFFD for bytes that are not a whole character."""
 
     def token(self, token_id: int) -> str:
         """The vocabulary's own string for one id."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes one id stands for (parts of a character included)."""
+        """The raw bytes of one id, which may be part of a character."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt that the model's chat template renders; raises RequestError with the template's message.
+        """The prompt that the model's chat template renders. Raises RequestError with the template's message.
 
-        `variables` are the template's. `tools`: functions as OpenAI describes them, absent where there are none.
-        `add_generation_prompt`: True, which is the default, ends the prompt with what begins an answer; with False it
-        ends with the last message, which the answer goes on with. A template may ignore any of them.
+        `variables` go to the template, which may ignore them. `tools`: functions in OpenAI's format; absent if there
+        are none. `add_generation_prompt`: True, the default, ends the prompt with the start of an answer. False ends
+        it with the last message, which the answer then continues.
         """
 
 
@@ -172,7 +174,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
-    """What the operator allowed, after defaults; all counts are tokens, requests or steps.
+    """The operator's limits, after defaults, in tokens, requests or steps.
 
     `stall_tokens`: the prompt tokens that the device computes in `--prefill_stall_ms`; 0: any number.
     """
@@ -190,23 +192,24 @@ class SchedulerLimits:
 
 
 class LengthEstimator(Protocol):
-    """How many tokens a request will produce in all. Arrays are columns over requests."""
+    """Estimates how many tokens a request will produce. Arrays are columns over requests."""
 
     guaranteed: bool
-    """True where the estimate is an upper bound, so that nothing admitted is ever preempted."""
+    """True if the estimate is an upper bound. Then no admitted request is ever preempted."""
 
     def totals(self, produced: Int32, max_new: Int32, ignore_eos: NDArray[np.bool_], used: float) -> Int32:
-        """Expected output length in all, between produced + 1 and max_new; `used`: share of slots in use."""
+        """Expected total output length, from produced + 1 to max_new. `used`: share of slots in use."""
 
     def observe(self, produced: int) -> None:
-        """A choice finished after `produced` tokens."""
+        """Learn that a choice finished after `produced` tokens."""
 
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """A request's wishes for the scheduler. `priority`: lower numbers are to run earlier, 0 unless the client says
-    otherwise. `client`: the number of the API key that it came with, counted from 0; -1 without one. `hints`: values
-    that its dialect adds, by name.
+    """Properties of a request for the scheduling policy.
+
+    `priority`: lower numbers should run earlier; 0 if the client gave none. `client`: the number of the request's API
+    key, from 0, or -1 without one. `hints`: values that the dialect adds, by name.
     """
 
     priority: int = 0
@@ -216,23 +219,24 @@ class RequestInfo:
 
 @dataclass(frozen=True)
 class WaitingRequest:
-    """A candidate for admission as a policy sees it.
-
-    `index` names it in a Decision. Of its `tokens`, a prefix hit would save the first `cached`; `choices` places
-    among the running are taken at once. `waited`: steps since it was queued. `info`: its wishes.
-    """
+    """A candidate for admission, as a policy sees it."""
 
     index: int
+    """Its name in a Decision."""
     tokens: int
+    """Tokens to compute, without a prefix hit."""
     cached: int
+    """The first tokens, which a prefix hit would save."""
     max_new: int
     choices: int
+    """Places that it takes among the running requests."""
     waited: int
+    """Steps since it was queued."""
     info: RequestInfo = RequestInfo()
 
 
 class SchedulerView(Protocol):
-    """What a policy may look at: columns over running requests in order of arrival, and the queue."""
+    """A policy's view: columns over running requests in order of arrival, and the queue."""
 
     budget: int
     """Tokens that all rows together may compute in this step."""
@@ -242,35 +246,34 @@ class SchedulerView(Protocol):
     chunk: int
     """Most tokens of one row; core cuts a chunk back to the next granule border."""
     whole: bool
-    """Prompts are not chunked: a row computes all that remains, or (where more than `budget` remains) a chunk."""
+    """Prompts are not chunked: a row computes all remaining tokens, or a chunk if more than `budget` remain."""
     admit: bool
-    """Whether requests may join in this step (`--router_max_wait_tokens`)."""
+    """Requests may join in this step (`--router_max_wait_tokens`)."""
     running: Int32
     """Indices of the requests that could run, oldest first."""
     remaining: Int32
-    """Tokens of each running request still to compute: 1 for one that decodes, more while it is prefilled."""
+    """Tokens that each running request still has to compute: 1 during decode, more during prefill."""
 
     def info(self, index: int) -> RequestInfo:
-        """The wishes of a running request; `index` is one of the values of `running`."""
+        """The properties of a running request; `index` is one of the values of `running`."""
 
     def waiting(self, order: Callable[[RequestInfo], Any] | None = None) -> Iterator[WaitingRequest]:
-        """The queue from its head; prefix hits are looked up as it is read, so stop early.
+        """The queue from its head. Each item costs a prefix lookup, so stop early.
 
-        Without `order` the oldest request comes first. With `order` the lowest key comes first, and among equal keys
-        the oldest request.
-        Left out are requests whose next tokens another is just computing: they wait for its KV.
+        The request with the lowest `order` comes first. Among equal ones, and without `order`, the oldest comes first.
+        A request is left out while another request computes its next tokens; it waits for that KV.
         """
 
     def fits(self, candidate: WaitingRequest) -> bool:
-        """Whether the future peak allows `candidate` beside the running and those found to fit before it."""
+        """True if the future peak has room for `candidate` beside the running requests and earlier ones that fit."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy wants done in this step; core validates it before anything happens.
+    """A policy's choice for one step. Core validates it before anything happens.
 
-    `rows`, `n_query`: columns of running request indices and how many tokens each computes (at least 1). `admit`:
-    waiting indices with their first chunk's tokens.
+    `rows`: indices of running requests. `n_query`: the number of tokens that each of them computes, at least 1.
+    `admit`: (index of a waiting request, tokens of its first chunk).
     """
 
     rows: Int32
@@ -279,41 +282,45 @@ class Decision:
 
 
 class SchedulerPolicy(Protocol):
-    """Order and admission. It holds no slot and cannot leak one."""
+    """Decides order and admission. It holds no slot and cannot leak one."""
 
     def plan(self, view: SchedulerView) -> Decision:
-        """What to run in this step."""
+        """Choose the rows of this step."""
 
 
 # --- KV --------------------------------------------------------------------------------------------------------
 
 
 class KVManager(Protocol):
-    """The prefix cache of one KV group: it names granules, core counts them.
+    """The prefix cache of one KV group. It names granules; core counts them.
 
-    Content ids are int64: token ids, or interned ids (>= 2**32) of other content. Only whole granules enter. Core
-    calls `insert` (or, where less of it is valid, `match`) with what a request holds right before the request lets
-    go of it, so a policy may take what is in use out of its order and put it back then. A request that holds a
-    granule of the tree holds everything above it.
+    Content ids are int64: token ids, or interned ids (>= 2**32) of other content. Only whole granules enter.
+
+    Right before a request releases its granules, core calls `insert` with them, or `match` if fewer of them are valid.
+    So a policy may take granules in use out of its eviction order and put them back in this call. A request that holds
+    a granule of the tree holds all granules above it.
     """
 
     caching: bool
-    """False where nothing is ever kept, so nobody need wait for what another request computes."""
+    """False if the manager never keeps anything. Then no request waits for the KV that another one computes."""
 
     def match(self, salt: bytes, content: Int64) -> Int32:
         """Granules that hold the longest cached prefix of `content`, whole granules only, in order."""
 
     def insert(self, salt: bytes, content: Int64, granules: Int32) -> Int32:
-        """Keep `granules` for `content`; returns those newly held (the rest was there already)."""
+        """Keep `granules` for `content`. Returns those newly held; the cache held the others already."""
 
     def remove(self, salt: bytes, content: Int64, start: int) -> Int32:
-        """Drop what is held from token `start` of `content` on, and all below it; returns the granules dropped."""
+        """Drop the granules from token `start` of `content` on, and all below them. Returns the dropped granules."""
 
     def evict(self, n: int, in_use: Callable[[Int32], NDArray[np.bool_]]) -> Int32:
-        """Drop up to `n` granules that `in_use` says no request holds, least recently used first; returns them."""
+        """Drop up to `n` granules that no request holds, least recently used first. Returns the dropped granules.
+
+        `in_use` returns True for granules that a request holds.
+        """
 
     def stats(self) -> Mapping[str, int]:
-        """Figures for `/metrics`: at least `granules` and `nodes`. Asked several times a second, steps or not."""
+        """Figures for `/metrics`: at least `granules` and `nodes`. Core calls it several times a second."""
 
 
 # --- attention -------------------------------------------------------------------------------------------------
@@ -321,7 +328,7 @@ class KVManager(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttnLimits:
-    """The most a step can hold, for workspaces taken before capture. Lengths in tokens."""
+    """The largest step, for workspaces that are allocated before capture. Lengths are in tokens."""
 
     rows: int
     tokens: int
@@ -330,9 +337,9 @@ class AttnLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AttnRows:
-    """The rows of one step that one attention kernel gets, as the host knows them (upper bounds).
+    """The rows of one step for one attention kernel, as the host knows them (upper bounds).
 
-    A row of a captured step may be padding: `n_query` and `kv_len` are 0, and nobody reads what it computes.
+    A row of a captured step may be padding: `n_query` and `kv_len` are 0, and its results are not read.
     """
 
     n_query: Int32
@@ -340,7 +347,7 @@ class AttnRows:
 
 
 class MetaWriter(Protocol):
-    """Where `plan` writes its metadata: a slice of the step's one packed upload."""
+    """Takes the metadata of `plan`, for the step's one packed upload."""
 
     def put(self, name: str, values: Int32) -> None:
         """Upload `values`; `run` finds the device's copy as `meta[name]`."""
@@ -349,19 +356,19 @@ class MetaWriter(Protocol):
 class AttentionKernel(Protocol):
     """One attention implementation, made for one AttnSpec, layout and granule.
 
-    `plan` runs on the host once per kernel, KV group and step, from upper-bound lengths; `run` runs in the graph,
-    reads true lengths and tables from the device, allocates nothing that persists, and is right for every length
-    its key covers. KV of this step's tokens has already been written when `run` is called.
+    `plan` runs on the host once per kernel, KV group and step, from upper-bound lengths. `run` runs in the CUDA graph.
+    It reads true lengths and tables from the device, allocates nothing that persists, and is right for every length
+    that its key covers. The KV of this step's tokens is already written when `run` is called.
     """
 
     def workspace(self, limits: AttnLimits) -> None:
-        """Take what `run` will need, before capture."""
+        """Allocate the memory that `run` will need, before capture."""
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
-        """Write this step's metadata; returns a graph key, "" where the step cannot be captured.
+        """Write this step's metadata. Returns a graph key, or "" if the step cannot be captured.
 
-        With as many rows and query tokens, the same key means metadata of the same sizes and launches of the same
-        grids. Keys should be few: each is captured once per size of batch.
+        For equal numbers of rows and query tokens, the same key means metadata of the same sizes and launches of the
+        same grids. Use few keys, because each is captured once per batch size.
         """
 
     def run(
@@ -374,13 +381,18 @@ class AttentionKernel(Protocol):
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend: q [T, heads, key_size] over the rows' KV; writes and returns out [T, heads, value_size].
+        """Attend with q [T, heads, key_size] over the rows' KV. Writes and returns out [T, heads, value_size].
 
-        `meta` holds the kernel's own uploads and what every kernel gets: `table` [max requests, granules] int32,
-        `request` [R] int32 (row of the table), `q_start` [R + 1] int32 (borders of the rows in q), `kv_len` [R]
-        int32 (tokens of each row including its new ones). `lse` [T, heads] f32, if given, receives the natural
-        log-sum-exp of the scaled scores, so that partial results can be merged. Rows without query tokens, and query
-        rows past the last border, are padding: they may be written with anything and must not be read through.
+        `meta` holds the kernel's own uploads and, for every kernel:
+
+        - `table` [max requests, granules] int32,
+        - `request` [R] int32: the row's row in the table,
+        - `q_start` [R + 1] int32: borders of the rows in q,
+        - `kv_len` [R] int32: tokens of each row, its new ones included.
+
+        `lse` [T, heads] f32, if given, receives the natural log-sum-exp of the scaled scores, so that partial results
+        can be merged. Rows without query tokens, and query rows past the last border, are padding. The kernel may
+        write anything there, and must not read the table for them.
         """
 
 
@@ -389,12 +401,7 @@ class AttentionKernel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One finished request: counts in tokens, times in seconds (None where it did not get that far).
-
-    `finish`: "stop", "length", "abort" or "error". `cause`: why it is one of the last two, a key of `counters.CAUSES`,
-    else "".
-    `key`: the fingerprint of the client's API key, "" without one. `model`: the name that the server gives its model.
-    """
+    """One finished request. Counts are in tokens, times in seconds."""
 
     request_id: str
     dialect: str
@@ -403,24 +410,29 @@ class RequestRecord:
     output_tokens: int
     max_new_tokens: int
     finish: str
+    """"stop", "length", "abort" or "error"."""
     first_token: float | None
+    """Until the first token; None if there was none."""
     duration: float
     cause: str = ""
+    """The cause of an abort or an error, a key of `counters.CAUSES`; else ""."""
     key: str = ""
+    """The fingerprint of the client's API key, "" without one."""
     model: str = ""
+    """The server's name for its model."""
 
 
 class MetricSink(Protocol):
-    """Where figures go. Called in the supervisor, never on the engine's path."""
+    """Receives the server's figures. The supervisor calls it, so it is never on the engine's path."""
 
     def request_finished(self, record: RequestRecord) -> None:
-        """One request ended, for whatever reason."""
+        """Take the record of a request that ended, for any reason."""
 
     def snapshot(self, values: Mapping[str, float]) -> None:
-        """The engine's figures (`bridge.Load.figures()`), about once a second."""
+        """Take the engine's figures (`bridge.Load.figures()`), about once a second."""
 
     def server(self, figures: ServerFigures) -> None:
-        """What all processes of the server have counted, about once a second."""
+        """Take the counters of all processes of the server, about once a second."""
 
     def page(self) -> tuple[str, bytes] | None:
-        """What `/metrics` answers, as (content type, body), or None; the first sink that has one is asked."""
+        """The answer of `/metrics` as (content type, body), or None. The first sink with a page answers."""

@@ -1,6 +1,6 @@
-"""What the loaded plugins contribute: specs by kind, each with its plugin, and the hooks that observe.
+"""The contributions of the loaded plugins: specs by kind, each with its plugin, and the hooks that observe.
 
-A registry is built by `llmcore.plugins.build_registry` from the list of plugins in the config; there is no global.
+`llmcore.plugins.build_registry` builds a registry from the config's list of plugins. No registry is global.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CONTRIBUTIONS: Mapping[str, type[Spec]] = {
     "register_options": specs.OptionSpec,
     "register_metric_sinks": specs.MetricSinkSpec,
 }
-"""Which spec every `register_*` hook returns."""
+"""`register_*` hook -> the spec that it returns."""
 
 KIND_NAMES: Mapping[type[Spec], str] = {
     kind: hook.removeprefix("register_").removesuffix("s").replace("_", " ") for hook, kind in CONTRIBUTIONS.items()
@@ -73,12 +73,12 @@ MOST_ERROR = 1000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
 _COMMAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*( (--)?[A-Za-z0-9][A-Za-z0-9_-]*)?")
-"""A command, a command of a group, or an option that is one (specs.CommandSpec)."""
+"""A command, a command of a group, or an option that is a command (specs.CommandSpec)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A plugin that does not take part: where it failed, with what, and what the user can do."""
+    """A plugin that does not take part: the stage in which it failed, the error, and the user's fix."""
 
     plugin: PluginInfo
     stage: str
@@ -93,7 +93,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Declined:
-    """A contribution that this core cannot use, though its plugin works."""
+    """A contribution that this core cannot use, although its plugin works."""
 
     spec: Spec
     plugin: PluginInfo
@@ -104,7 +104,7 @@ class Declined:
 
 
 def fix_for(plugin: PluginInfo, error: BaseException) -> str:
-    """What to do about a plugin that raised `error`."""
+    """The user's fix for a plugin that raised `error`."""
     without = f"leave it out with --plugins=-{plugin.name}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install {error.name.partition('.')[0]!r}, or {without}"
@@ -114,7 +114,10 @@ def fix_for(plugin: PluginInfo, error: BaseException) -> str:
 
 
 class Registry:
-    """Specs and observing hooks of the plugins that took part; `failures` and `declined` say who did not."""
+    """Specs and observing hooks of the plugins that take part.
+
+    `failures`: plugins that do not take part. `declined`: contributions that are not used.
+    """
 
     def __init__(self, plugins: Sequence[PluginInfo], order: Sequence[str] = ()) -> None:
         self.plugins: list[PluginInfo] = []
@@ -132,7 +135,7 @@ class Registry:
 
     def add(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> None:
         """Load one plugin and take its contributions: all of them, or none and a Failure."""
-        # A plugin may print while it is loaded: that must not get into a command's output.
+        # A plugin may print while it loads, which must not get into a command's output.
         with redirect_stdout(sys.stderr):
             taken = self._load(info, load)
         if taken is None:
@@ -142,7 +145,7 @@ class Registry:
             self.take(spec, info)
 
     def _load(self, info: PluginInfo, load: Callable[[PluginInfo], object]) -> list[Spec] | None:
-        """The contributions of a plugin; None, and a Failure, if it raises anything."""
+        """The contributions of a plugin. None, with a recorded Failure, if it raises anything."""
         stage = "import"
         try:
             module = load(info)
@@ -161,7 +164,7 @@ class Registry:
         return taken
 
     def fail(self, info: PluginInfo, stage: str, error: BaseException) -> Failure:
-        """Record that a plugin failed and take it out; fatal if the user asked for it by name."""
+        """Record that a plugin failed, and remove it. The failure is fatal if the user named the plugin."""
         text = " ".join((message_of(error) if isinstance(error, LlmcoreError) else text_of(error)).split())
         failure = Failure(info, stage, text[:MOST_ERROR], fix_for(info, error), info.name in self.order)
         self.failures.append(failure)
@@ -170,13 +173,13 @@ class Registry:
         return failure
 
     def check(self) -> None:
-        """Raise PluginError if a plugin that was asked for by name failed, or two contributions clash."""
+        """Raise PluginError if a plugin that the user named failed, or two contributions clash."""
         fatal = [str(failure) for failure in self.failures if failure.fatal]
         if fatal:
             raise PluginError("\n".join(fatal))
 
     def warn(self) -> None:
-        """Log who takes no part, and what is not used of those who do."""
+        """Log the plugins that do not take part, and the contributions that are not used."""
         for entry in (*self.failures, *self.declined):
             log.warning("%s", entry)
 
@@ -213,7 +216,7 @@ class Registry:
         return good
 
     def take(self, spec: Spec, info: PluginInfo) -> None:
-        """Keep one contribution of a plugin; a second of its name is a fatal Failure."""
+        """Keep one contribution of a plugin. A second one with its name is a fatal Failure."""
         kept = self._specs.setdefault(type(spec), [])
         for other, owner in kept:
             if _identity(other) == _identity(spec):
@@ -226,7 +229,7 @@ class Registry:
         kept.append((spec, info))
 
     def caller(self, hook: str, plugin: str) -> pluggy.HookCaller | None:
-        """The hook as one plugin implements it, None where it does not."""
+        """The hook as one plugin implements it; None if the plugin does not implement it."""
         impls = getattr(self.manager.hook, hook).get_hookimpls()
         if not any(impl.plugin_name == plugin for impl in impls):
             return None
@@ -236,7 +239,7 @@ class Registry:
     # --- asking ------------------------------------------------------------------------------------------------
 
     def specs(self, kind: type[S]) -> list[tuple[S, PluginInfo]]:
-        """Every contribution of one kind with its plugin: plugins by name, each one's in the order it gave them."""
+        """Every contribution of one kind with its plugin: by plugin, in the order in which the plugin gave them."""
         return cast("list[tuple[S, PluginInfo]]", list(self._specs.get(kind, ())))
 
     def implementers(self, hook: str) -> list[PluginInfo]:
@@ -245,7 +248,7 @@ class Registry:
         return [info for info in self.plugins if info.name in names]
 
     def find(self, kind: type[S], name: str) -> S:
-        """The contribution called `name`; ConfigError that lists what exists."""
+        """The contribution called `name`. Raises ConfigError that lists the known names."""
         found = {spec.name: spec for spec, _ in self.specs(kind)}
         if name in found:
             return found[name]
@@ -255,7 +258,7 @@ class Registry:
         raise ConfigError(f"there is no {what} {name!r}{why}; known: {exist}.{did_you_mean(name, found)}")
 
     def model_for(self, architectures: Sequence[str]) -> ModelSpec:
-        """The family that claims the first known name of a checkpoint's `architectures`; else ConfigError."""
+        """The family of the first known name in a checkpoint's `architectures`. Raises ConfigError."""
         models = self.specs(ModelSpec)
         for architecture in architectures:
             claims = [(spec, plugin) for spec, plugin in models if architecture in spec.architectures]
@@ -282,7 +285,7 @@ class Registry:
         return f"{text}: no plugin is known to bring it; installed ones serve {exist}.{guess}"
 
     def fingerprint(self) -> str:
-        """A digest of who takes part and what they contribute, equal wherever a step must be the same."""
+        """A digest of the plugins and their contributions. Processes that run the same steps must have equal ones."""
         table = {kind.__name__: [_plain(pair) for pair in pairs] for kind, pairs in self._specs.items()}
         text = json.dumps({"plugins": [_plain(p) for p in self.plugins], "specs": table}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -290,16 +293,20 @@ class Registry:
     # --- hooks that observe or build ---------------------------------------------------------------------------
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Call an `on_*` hook of every plugin; what one raises is logged with its name, the first time with a
-        traceback. A ConfigError in on_startup passes."""
+        """Call an `on_*` hook of every plugin.
+
+        An exception is logged with the plugin's name, the first time with a traceback. A ConfigError from on_startup
+        is raised.
+        """
         for info in self.implementers(hook):
             self._call(info, hook, arguments)
 
     @contextmanager
     def lifetime(self, config: Config) -> Iterator[None]:
-        """Call `on_startup` of every plugin, and `on_shutdown` when the block is left, by an exception too.
+        """Call `on_startup` of every plugin, and `on_shutdown` when the block ends, even by an exception.
 
-        Once in a process. Where a ConfigError ends the start, plugins that have not heard of it hear of no end.
+        Use it once per process. If a ConfigError ends the start, plugins whose `on_startup` has not run get no
+        `on_shutdown` either.
         """
         starting = self.implementers("on_startup")
         unaware = {info.name for info in starting}
@@ -331,7 +338,10 @@ class Registry:
             log.error("%s: %s", text, text_of(error), exc_info=error if first else None)
 
     def wrap_layer(self, layer: Any, info: LayerInfo) -> Any:
-        """`layer` after every plugin's `build_layer`, in the order of their names; PluginError names who failed."""
+        """`layer` after every plugin's `build_layer`, in the order of the plugins' names.
+
+        Raises PluginError that names the plugin that failed.
+        """
         for plugin in self.implementers("build_layer"):
             caller = self.caller("build_layer", plugin.name)
             assert caller is not None
@@ -349,7 +359,7 @@ class Registry:
 
 
 def _check_marks(module: object) -> None:
-    """PluginError if the module has functions that look like hooks and are none, or no hook at all."""
+    """Raises PluginError if a function with a hook's name is not marked as one, or if the module has no hook."""
     marked = [name for name in hookspecs.HOOKS if hasattr(getattr(module, name, None), "llmcore_impl")]
     unmarked = [
         name for name in hookspecs.HOOKS if name not in marked and inspect.isfunction(getattr(module, name, None))
@@ -361,7 +371,7 @@ def _check_marks(module: object) -> None:
 
 
 def _listed(result: object) -> Iterable[Spec]:
-    """What a hook returned, which must be several specs."""
+    """The result of a hook, which must be several specs."""
     if isinstance(result, Spec):
         raise PluginError(f"returned one {type(result).__name__}; yield it, or return a list")
     return cast("Iterable[Spec]", result)
@@ -374,7 +384,7 @@ def _identity(spec: Spec) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON that is equal in every process: sets sorted, functions by name."""
+    """`value` as JSON that is equal in every process: sets are sorted, functions become their names."""
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

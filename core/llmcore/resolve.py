@@ -1,4 +1,4 @@
-"""Which kernel an op gets: one pure function over the candidates, with a reason for every loser.
+"""The choice of an op's kernel: one pure function over the candidates, with a reason for every loser.
 
 The rules, in order: the user's pin; what fits; priority; measured cost; the narrower requirement; the order of
 `--plugins`. The order of the candidates plays no part.
@@ -33,7 +33,7 @@ _DEPENDS = "its results may depend on the batch, which --deterministic rules out
 
 @dataclass(frozen=True)
 class Resolution:
-    """The kernel for one context, why it, and why none of the others. `reasons` is keyed by kernel name."""
+    """The kernel for one context. `why`: the rule that chose it. `reasons`: kernel name -> why it was not chosen."""
 
     context: OpContext
     chosen: KernelSpec
@@ -51,7 +51,7 @@ def candidates_for(registry: Registry, op: str) -> list[Candidate]:
         op=op,
         make=f"{spec.module}:make",
         priority=0,
-        # A composite's expansion is as good as its parts, which are resolved by themselves.
+        # A composite's expansion consists of other ops, and each of them is resolved by itself.
         batch_invariant=spec.row_wise or bool(spec.expands_to),
         summary="the op's torch reference",
     )
@@ -86,20 +86,20 @@ def resolve(
 
 
 def why_not(spec: KernelSpec, context: OpContext) -> str | None:
-    """Why a kernel does not fit `context`, in words, or None if it fits."""
+    """The reason why a kernel does not fit `context`, or None if it fits."""
     if context.deterministic and not spec.batch_invariant:
         return _DEPENDS
     if (misfit := _unmet(spec.when, context)) is not None or spec.refuses is None:
         return misfit
     try:
         return spec.refuses(context)
-    except BaseException as error:  # noqa: BLE001 - a kernel whose own check fails declines, and says so
+    except BaseException as error:  # noqa: BLE001 - a kernel whose own check raises declines, with that reason
         reraise_if_stopping(error)
         return f"refuses() raised {type(error).__name__}: {error}"
 
 
 def contains(wide: Requires, narrow: Requires) -> bool:
-    """Whether every context that meets `narrow` meets `wide`."""
+    """True if every context that meets `narrow` also meets `wide`."""
     return (
         wide.device in (None, narrow.device)
         and _range_contains(wide.capability, narrow.capability)
@@ -151,7 +151,7 @@ def _unmet(when: Requires, context: OpContext) -> str | None:
 
 
 def device_misfit(when: Requires, device: DeviceInfo) -> str | None:
-    """Why `device` does not meet a requirement, whatever else it asks for, or None if it does."""
+    """The reason why `device` does not meet a requirement's part about devices, or None if it does."""
     if when.device is not None and when.device != device.type:
         return f"needs device {when.device}, has {device.type}"
     if when.capability is not None:

@@ -1,4 +1,4 @@
-"""What plugins contribute: frozen values that import no torch. This module knows nothing else of llmcore.
+"""The specs that plugins contribute: frozen values without torch. This module imports no other module of llmcore.
 
 A spec names code by *import string* (``"package.module:attribute"``), so listing plugins imports none of it.
 """
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 API_VERSION = 1
-"""Version of the plugin interface that this core speaks; a spec of an unknown version is declined."""
+"""Version of this core's plugin interface. A spec of an unknown version is declined."""
 
 ImportString = str
-"""``"package.module:attribute"``, imported only when its spec was chosen."""
+"""``"package.module:attribute"``, imported only when its spec is chosen."""
 
 DType = Literal["f32", "f16", "bf16"]
 
 TOKEN_BUCKETS: tuple[tuple[int, int | None], ...] = ((1, 1), (2, 16), (17, 64), (65, 256), (257, None))
-"""Inclusive ranges of tokens an op sees in a step; every op is resolved once per bucket."""
+"""Inclusive ranges of an op's tokens in a step. Every op is resolved once per bucket."""
 
 
 def bucket_of(tokens: int) -> int:
@@ -34,9 +34,10 @@ def bucket_of(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One accelerator, or the CPU. `capability` is the compute capability as 10 x major + minor (90), else None.
+    """One accelerator, or the CPU.
 
-    `processors`: parts that run blocks of a kernel independently (an accelerator's multiprocessors), 0 if unknown.
+    `capability`: the compute capability as 10 x major + minor (90), or None. `memory`: bytes. `processors`: parts that
+    run blocks of a kernel independently (an accelerator's multiprocessors), 0 if unknown.
     """
 
     type: str
@@ -48,9 +49,9 @@ class DeviceInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class OpContext:
-    """All that the choice of a kernel may depend on; `shape` holds the op's fixed sizes by name.
+    """Everything that the choice of a kernel may depend on.
 
-    `deterministic`: a row's result may not depend on the batch around it, to the bit.
+    `shape`: the op's fixed sizes by name. `deterministic`: a row's result must have the same bits in every batch.
     """
 
     op: str
@@ -65,9 +66,9 @@ class OpContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Requires:
-    """What a kernel needs; an empty field means "any". Ranges are inclusive.
+    """A kernel's requirements. An empty field means "any". Ranges are inclusive.
 
-    `shape` maps a name of `OpContext.shape` to the values a kernel was written for.
+    `shape` maps a name of `OpContext.shape` to the values that the kernel supports.
     """
 
     device: str | None = None
@@ -88,7 +89,7 @@ class Requires:
 
 
 def _several(value: Any, name: str) -> Any:
-    """`value`, which must not be one string where several are meant."""
+    """`value`. Raises TypeError if it is one string instead of a collection of strings."""
     if isinstance(value, str):
         raise TypeError(f"{name} is one string, {value!r}; put it into a tuple or a set")
     return value
@@ -99,7 +100,7 @@ def _several(value: Any, name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What every contribution carries: its name in pins and listings, and the interface it was written for."""
+    """The base of every contribution. `name`: used in pins and listings. `api`: version of the plugin interface."""
 
     name: str
     api: int = API_VERSION
@@ -108,16 +109,16 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Spec):
-    """A model family: which checkpoints it reads and how.
-
-    `read_config`: (Hugging Face config as a dict) -> ModelConfig. `build`: (ModelConfig, layers.Build) -> the
-    model. `weights`: (ModelConfig) -> WeightMap, from the names in a checkpoint to parameters.
-    """
+    """A model family."""
 
     architectures: tuple[str, ...]
+    """The names in a checkpoint's `architectures` that it serves."""
     read_config: ImportString
+    """(Hugging Face config as a dict) -> ModelConfig."""
     build: ImportString
+    """(ModelConfig, layers.Build) -> the model."""
     weights: ImportString
+    """(ModelConfig) -> WeightMap, from the names in a checkpoint to parameters."""
 
     def __post_init__(self) -> None:
         _several(self.architectures, "architectures")
@@ -127,8 +128,8 @@ class ModelSpec(Spec):
 class OpSpec(Spec):
     """An op: `module` holds `reference`, `make`, `samples`, `TOLERANCE` and `cost` (see llmcore.ops).
 
-    A composite names the ops it `expands_to`; it is used where a kernel for it fits, else its expansion is.
-    `row_wise`: the reference computes each row from that row alone, in an order that no other row changes.
+    `expands_to`: the ops that a composite consists of. The composite is used if a kernel for it fits, else these ops
+    are. `row_wise`: the reference computes each row from that row alone, in an order that no other row changes.
     """
 
     module: str
@@ -139,29 +140,27 @@ class OpSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec(Spec):
-    """One implementation of one op. `make`: (OpContext) -> the bound callable, or an attention kernel.
-
-    `refuses`: (OpContext) -> why this kernel declines, or None; for what `when` cannot say. `cost`: import string
-    of (OpContext) -> measured microseconds on this device, or None where nobody measured. `batch_invariant`: where
-    `OpContext.deterministic` is set, a row's result has the same bits in every batch and every token bucket.
-
-    `tolerance`: dtype -> the largest error relative to the largest expected value, for a kernel that is less exact
-    than its op's TOLERANCE asks; dtypes that it leaves out keep the op's.
-    """
+    """One implementation of one op."""
 
     op: str
     make: ImportString
+    """(OpContext) -> the bound callable, or an attention kernel."""
     when: Requires = Requires()
     priority: int = 50
     refuses: Callable[[OpContext], str | None] | None = None
+    """(OpContext) -> why the kernel declines, or None. For requirements that `when` cannot express."""
     cost: ImportString | None = None
+    """(OpContext) -> microseconds that were measured on this device, or None without a measurement."""
     batch_invariant: bool = False
+    """Under `OpContext.deterministic` a row's result has the same bits in every batch and every token bucket."""
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    """dtype -> the largest error relative to the largest expected value, for a kernel that is less exact than its op's
+    TOLERANCE. Other dtypes keep the op's tolerance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModeSpec(Spec):
-    """A name of `--mode`, as data: the layout, kernels (op -> kernel name) and quantization method it pins."""
+    """A name of `--mode`, with the layout, kernels (op -> kernel name) and quantization method that it pins."""
 
     layout: str | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -170,23 +169,25 @@ class ModeSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec(Spec):
-    """A kind of device. `make`: (index) -> protocols.Device; `available`: () -> why it cannot be used here, or None.
+    """A kind of device.
 
-    `index`: which of the devices of this kind that this process sees, from 0.
-
-    `named`: (str) -> DeviceInfo | None, for devices of this kind that need not be here ("sm90"); no torch.
+    A name such as "sm90" may mean a device of this kind that this machine does not have.
     """
 
     make: ImportString
+    """(index) -> protocols.Device. `index` counts the devices of this kind that the process sees, from 0."""
     available: ImportString
+    """() -> why the device cannot be used on this machine, or None if it can."""
     named: ImportString | None = None
+    """(such a name) -> DeviceInfo, or None for other names. Without torch."""
     priority: int = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSpec(Spec):
-    """`make`: (protocols.SchedulerLimits) -> protocols.SchedulerPolicy. `priorities`: it heeds the `priority` of
-    requests; where it does not, a request that has one is refused.
+    """A scheduling policy. `make`: (protocols.SchedulerLimits) -> protocols.SchedulerPolicy.
+
+    `priorities`: the policy uses the `priority` of requests. Without it the engine refuses a request with a priority.
     """
 
     make: ImportString
@@ -195,17 +196,17 @@ class SchedulerSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class LengthEstimatorSpec(Spec):
-    """`make`: (protocols.SchedulerLimits) -> protocols.LengthEstimator."""
+    """A length estimator. `make`: (protocols.SchedulerLimits) -> protocols.LengthEstimator."""
 
     make: ImportString
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVLayoutSpec(Spec):
-    """`make`: (KVGroupSpec, granule, dtype) -> layers.layout.Layout.
+    """A KV layout. `make`: (KVGroupSpec, granule, dtype) -> layers.layout.Layout.
 
-    `tolerance`: the largest error of what is gathered after a write, relative to the largest value written. The
-    default is what 8 bits allow.
+    `tolerance`: the largest error of a gathered value, relative to the largest value written. The default is enough
+    for 8 bits.
     """
 
     make: ImportString
@@ -231,8 +232,8 @@ class WeightLoaderSpec(Spec):
 class QuantMethodSpec(Spec):
     """A way to hold quantized weights. `make`: (quantization_config, ModelConfig) -> protocols.QuantMethod.
 
-    `reads`: (quantization_config of a checkpoint, never empty) -> bool, cheap: whether this method reads it. `plain`:
-    it also takes checkpoints that are not quantized, where a mode pins it; `make` then gets {}.
+    `reads`: (quantization_config of a checkpoint, never empty) -> True if this method reads it; cheap. `plain`: a mode
+    may pin it for checkpoints that are not quantized; `make` then gets {}.
     """
 
     make: ImportString
@@ -242,30 +243,29 @@ class QuantMethodSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec(Spec):
-    """A source of tokenizers. `sniff`: (Path) -> bool.
-
-    Either `load`: (Path) -> protocols.Tokenizer, light enough for an HTTP worker; or `convert`: (Path, out: Path)
-    -> None, which writes tokenizer.json and its companions once, in a process of its own that then exits.
-    `mode` is the `--tokenizer_mode` it serves.
-    """
+    """A source of tokenizers. It has either `load` or `convert`."""
 
     sniff: ImportString
+    """(Path) -> bool."""
     load: ImportString | None = None
+    """(Path) -> protocols.Tokenizer, light enough for an HTTP worker."""
     convert: ImportString | None = None
+    """(Path, out: Path) -> None. It writes tokenizer.json and its companions once, in a process of its own."""
     mode: Literal["fast", "slow"] = "fast"
+    """The value of `--tokenizer_mode` that it serves."""
     priority: int = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class DialectSpec(Spec):
-    """An HTTP API shape. `make`: (api.http.Front) -> an iterable of api.http.Route."""
+    """An HTTP API shape. `make`: (llmcore_server.api.Front) -> an iterable of llmcore_server.api.Route."""
 
     make: ImportString
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateMarks:
-    """How a chat template shows that a parser is for its model: it holds all of `texts` and none of `without`."""
+    """Marks of a chat template that show a parser's model: the template has all of `texts` and none of `without`."""
 
     texts: tuple[str, ...]
     without: tuple[str, ...] = ()
@@ -275,42 +275,39 @@ class TemplateMarks:
         _several(self.without, "without")
 
     def fit(self, template: str) -> bool:
-        """True for a chat template of such a model."""
+        """True if `template` has these marks."""
         return all(text in template for text in self.texts) and not any(text in template for text in self.without)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputParserSpec(Spec):
-    """A parser of models' output. `make`: (api.text.ParserContext) -> api.text.OutputParser, once per choice.
-
-    `kind`: "tool" parsers find calls of functions, "reasoning" parsers what the model thinks before it answers; the
-    two have names of their own. `special_tokens`: texts of special tokens that the parser has to see, which otherwise
-    are left out of a model's text. `call_tags`: what calls begin with, for reasoning parsers, which let a call end a
-    thought that the model forgot to end. `call_id_size`: the letters and digits that the templates of such models want
-    calls' ids to have. `samples`: () -> an iterable of api.text.ParserSample, for the conformance check.
-
-    `grammar`: (api.text.ParserContext) -> api.text.CallGrammar, how calls of the context's tools are written, by which
-    they are forced and their arguments made to fit; without it requests for that are refused. `thought_tags`: what a
-    reasoning parser's thoughts begin and end with: an answer that has to fit something begins after them.
-
-    `template`: an api.text.ChosenTemplate, a generic chat template that shows tools and writes calls as the parser
-    reads them. `--chat_template NAME` takes it by the parser's name, for models whose own has no place for tools.
-
-    `recognises`: the parser is chosen for a model with a chat template that fits any of them; of several parsers the
-    one of the highest `priority`, then the first by name.
-    """
+    """A parser of a model's output."""
 
     kind: Literal["tool", "reasoning"]
+    """"tool" parsers find calls of functions. "reasoning" parsers find the model's thoughts before its answer. Two
+    parsers of different kinds may have one name."""
     make: ImportString
+    """(api.text.ParserContext) -> api.text.OutputParser, once per choice."""
     special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that the parser must see. Without it they are left out of the model's text."""
     call_tags: tuple[str, ...] = ()
+    """The beginnings of calls. For a reasoning parser they end a thought that the model did not end."""
     call_id_size: int | None = None
+    """The number of letters and digits that the model's chat template needs in the id of a call."""
     grammar: ImportString | None = None
+    """(api.text.ParserContext) -> api.text.CallGrammar, the grammar of calls of the context's tools. The server uses
+    it to force calls and valid arguments. Without it, the server refuses requests that need them."""
     thought_tags: tuple[str, str] | None = None
+    """The begin and end of a reasoning parser's thoughts. A guided answer begins after them."""
     template: ImportString | None = None
+    """An api.text.ChosenTemplate: a generic chat template that shows tools and writes calls as the parser reads them.
+    `--chat_template NAME` selects it by the parser's name, for a model whose own template has no place for tools."""
     recognises: tuple[TemplateMarks, ...] = ()
+    """The parser is chosen for a model whose chat template fits any of these marks. Of several parsers the one with
+    the highest `priority` is chosen, then the first by name."""
     priority: int = 50
     samples: ImportString | None = None
+    """() -> an iterable of api.text.ParserSample, for the conformance check."""
 
     def __post_init__(self) -> None:
         _several(self.special_tokens, "special_tokens")
@@ -324,47 +321,53 @@ class OutputParserSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSpec(Spec):
-    """A subcommand of `llmcore`. `command`: a click.Command.
+    """A subcommand of `llmcore`.
 
-    The name `bench serve` is the command `serve` of the group `bench`, whoever brings the group. The name
-    `kernels --check` is what `llmcore kernels --check` runs: (options, registry) -> None.
-    `heading`: where `llmcore --help` lists it. `prepare`: () -> None, called before `command` is imported.
+    The name `bench serve` is the command `serve` of the group `bench`, which another plugin may bring. The name
+    `kernels --check` is the code that `llmcore kernels --check` runs.
     """
 
     command: ImportString
+    """A click.Command. For a name like `kernels --check` a function: (options, registry) -> None."""
     heading: str = "From plugins"
+    """The heading under which `llmcore --help` lists it."""
     prepare: ImportString | None = None
+    """() -> None, called before `command` is imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionSpec(Spec):
-    """An option of `llmcore serve` that a plugin brings; read as ``config.plugin_options[name]``.
-
-    `type`: str, int, float or bool (a flag). A `multiple` option is a tuple of it, () by default. On the command line
-    it takes the words up to the next option, with `one_word` the next one only. `aliases`: other names of it. An
-    option with a `unit` ("tokens") is a count and may be written 32k (32,000) or 32K (32,768). `low` and `high` are
-    inclusive. `unset`: a word that means the default. No error shows the value of a `secret` one, and neither does
-    `llmcore config show`. Of a `login` one, an address, they hide the user and the password. `first_page`: the short
-    `--help` lists it. `variables`: environment variables beside `LLMCORE_NAME` that set it. `serving`: it has an
-    effect on a server only, so `LLM` refuses it. `section`: the frozen dataclass it is a field of (`api.options_of`).
-    """
+    """An option of `llmcore serve` that a plugin brings. Read its value as ``config.plugin_options[name]``."""
 
     type: type = str
+    """str, int, float or bool (a flag)."""
     default: Any = None
     choices: tuple[str, ...] = ()
     multiple: bool = False
+    """The value is a tuple, () by default. On the command line the option takes all words up to the next option."""
     one_word: bool = False
+    """A `multiple` option takes one word only."""
     aliases: tuple[str, ...] = ()
     unit: str | None = None
+    """For example "tokens". The option is then a count and may be written 32k (32,000) or 32K (32,768)."""
     low: int | float | None = None
+    """The least value, inclusive."""
     high: int | float | None = None
+    """The greatest value, inclusive."""
     unset: str | None = None
+    """A word that means the default."""
     secret: bool = False
+    """Neither an error nor `llmcore config show` shows the value."""
     login: bool = False
+    """The value is an address. Its user and password are hidden like a secret."""
     first_page: bool = False
+    """The short `--help` lists the option."""
     variables: tuple[str, ...] = ()
+    """Environment variables beside `LLMCORE_NAME` that set the option. `LLMCORE_NAME` wins."""
     serving: bool = False
+    """The option has an effect on a server only, so `LLM` refuses it."""
     section: Any = None
+    """The frozen dataclass that has the option as a field (`api.options_of`)."""
 
     def __post_init__(self) -> None:
         _several(self.choices, "choices")
@@ -374,7 +377,7 @@ class OptionSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSinkSpec(Spec):
-    """`make`: () -> protocols.MetricSink; lives in the supervisor, away from the engine."""
+    """A metric sink. `make`: () -> protocols.MetricSink, called in the supervisor."""
 
     make: ImportString
 
@@ -384,7 +387,7 @@ class MetricSinkSpec(Spec):
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """One plugin as discovered: frozen into the config and handed to every process."""
+    """One plugin as it was discovered. The config holds it, so every process gets it."""
 
     name: str
     dist: str

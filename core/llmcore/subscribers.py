@@ -1,4 +1,4 @@
-"""Whose events go where: the requests that a bridge has open."""
+"""The open requests of a bridge, and the sinks that get their events."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _BUG = ("internal_error", "The server failed to handle this request.")
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended: where its events go, and which choices still run."""
+    """A request that has not ended: the sink of its events, and the choices that still run."""
 
     sink: Sink
     choices: set[int]
 
 
 class Subscribers:
-    """Sinks of open requests. For any thread; `deliver` and `end_all` call sinks, so only the bridge's own does that.
+    """Sinks of open requests.
 
-    `abort` tells the engine that a request is over, whatever it still computes.
+    Any thread may call it, except `deliver` and `end_all`: they call sinks, so they run on the bridge's own thread.
+    `abort` tells the engine that a request is over, even if the engine still computes it.
     """
 
     def __init__(self, abort: Callable[[int], object]) -> None:
@@ -41,12 +42,12 @@ class Subscribers:
 
     @property
     def refusal(self) -> RequestError | None:
-        """What `open` raises; None while it opens."""
+        """The error that `open` raises, or None if it raises none."""
         refusal = self._refusal
         return None if refusal is None else RequestError(refusal[1], code=refusal[0], status=503)
 
     def open(self, request: Submit, sink: Sink) -> None:
-        """Events of `request` go to `sink` from now on. Raises RequestError (503) after `refuse`."""
+        """Send the events of `request` to `sink` from now on. Raises RequestError (503) after `refuse`."""
         with self._lock:
             refusal = self.refusal
             if refusal is not None:
@@ -54,27 +55,27 @@ class Subscribers:
             self._open[request.id] = _Open(sink, set(range(request.n)))
 
     def close(self, request: int) -> bool:
-        """Nothing more goes to the sink of `request`; whether it was open."""
+        """Send nothing more to the sink of `request`. Returns True if the request was open."""
         with self._lock:
             return self._open.pop(request, None) is not None
 
     def close_choice(self, request: int, choice: int) -> bool:
-        """The same for one choice."""
+        """Send no more events of one choice. Returns True if the choice was open."""
         return self._sink(request, choice, last=True) is not None
 
     def deliver(self, request: int, event: ChoiceEvent) -> None:
-        """Hand an event to its request, if that still listens. A sink that raises loses its request, nobody else's."""
+        """Pass an event to its request's sink, if it is open. If the sink raises, only this request ends."""
         sink = self._sink(request, event.choice, last=event.finish is not _RUNNING)
         if sink is not None:
             self._call(request, sink, event)
 
     def refuse(self, error: tuple[str, str]) -> None:
-        """From now on `open` raises `error`, a (code, message); the first call counts."""
+        """Make `open` raise `error`, a (code, message), from now on. Only the first call counts."""
         with self._lock:
             self._refusal = self._refusal or error
 
     def end_all(self) -> None:
-        """After `refuse`: everything that is open ends with its error."""
+        """End every open request with the error of `refuse`."""
         with self._lock:
             ending, self._open = self._open, {}
         for request, entry in ending.items():
@@ -83,7 +84,7 @@ class Subscribers:
                 self._call(request, entry.sink, _ended_by(choice, self._refusal or _BUG))
 
     def _sink(self, request: int, choice: int, *, last: bool) -> Sink | None:
-        if not last:  # every token comes this way; without the lock, since one look at a dict needs none
+        if not last:  # every token takes this path, without the lock: one lookup in a dict needs none
             entry = self._open.get(request)
             return None if entry is None or choice not in entry.choices else entry.sink
         with self._lock:

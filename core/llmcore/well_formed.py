@@ -1,4 +1,4 @@
-"""The types of a spec's fields: a wrong one is a failure of its plugin, and not of the command that prints it."""
+"""Type checks of a spec's fields, so that a wrong type fails its plugin and not the command that prints the spec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcore.specs import Spec
 
 
 def misfit(spec: Spec) -> str | None:
-    """A phrase for the first field of the wrong type, or None."""
+    """A phrase about the first field with a wrong type, or None."""
     for name, hint in _hints(type(spec)).items():  # type: ignore[arg-type]  # classes can be hashed
         value = getattr(spec, name)
         if not _fits(value, hint):

@@ -1,4 +1,4 @@
-"""What a plugin imports. No torch here; torch building blocks are in `llmcore.layers`."""
+"""The interface that plugins import. No torch here; torch building blocks are in `llmcore.layers`."""
 
 from llmcore.bridge import (
     MOST_LOGPROBS_AT_ONCE,

@@ -1,4 +1,4 @@
-"""What a program that runs the engine in a process of its own may use. It imports torch."""
+"""The interface for a program that runs the engine in a process of its own. It imports torch."""
 
 from llmcore.child import die_with_parent
 from llmcore.engine.build import build_engine

@@ -1,4 +1,4 @@
-"""What a scheduler, length-estimator or prefix-cache author may use. No torch."""
+"""The interface for authors of schedulers, length estimators and prefix caches. No torch."""
 
 from llmcore.protocols import (
     Decision,

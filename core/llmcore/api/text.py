@@ -1,4 +1,4 @@
-"""What the author of a dialect, a tokenizer or a parser may use of text. No torch."""
+"""The text interface for authors of dialects, tokenizers and parsers. No torch."""
 
 from llmcore.text.call_grammar import CallGrammar, lark_string
 from llmcore.text.chosen_template import ChosenTemplate

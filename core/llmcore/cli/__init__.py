@@ -1,4 +1,4 @@
-"""The command `llmcore`: what plugins register, each command imported only when it is named."""
+"""The command `llmcore`: a group of the commands that plugins register, each imported only when it is named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def root() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line: exit code 0, 1 for a failure, 2 for wrong usage or settings, 130 for Ctrl-C."""
+    """Run the command line. Exit codes: 0, 1 for a failure, 2 for wrong usage or settings, 130 for Ctrl-C."""
     guard_standard_streams()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     arguments = list(sys.argv[1:] if args is None else args)

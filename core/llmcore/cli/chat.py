@@ -1,4 +1,4 @@
-"""`llmcore chat`: a conversation in the terminal, with a model here or a server anywhere."""
+"""`llmcore chat`: a conversation in the terminal, with a local model or with a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reply = Callable[[Sequence[Message]], Iterator[str]]
 
 @dataclass(frozen=True)
 class Partner:
-    """Whom we talk to."""
+    """A model or server that answers."""
 
     name: str
     reply: Reply
@@ -54,7 +54,7 @@ def command(resolved: Resolved, model: str | None, url: str | None, system: str 
 
 
 def converse(reply: Reply, system: str | None, lines: Iterator[str]) -> None:
-    """The loop: a line in, an answer out, until the lines end or one says /exit."""
+    """Answer each line, until the lines end or one is /exit."""
     messages = _begin(system)
     while (line := _ask(lines)) is not None:
         word, _, rest = line.strip().partition(" ")
@@ -83,7 +83,7 @@ def _ask(lines: Iterator[str]) -> str | None:
 
 
 def _answer(reply: Reply, messages: list[Message]) -> None:
-    """Print the answer as it comes and remember it; a failed question is forgotten, Ctrl-C keeps what came."""
+    """Print the answer as it arrives, and remember it. An error removes the question; Ctrl-C keeps the text so far."""
     text = ""
     try:
         for piece in reply(messages):
@@ -109,7 +109,7 @@ def _over_http(url: str, model: str | None, options: dict[str, Any]) -> Partner:
 
 
 def _refuse_settings(origins: Origins) -> None:
-    """A server has its own settings: those of the command line would do nothing."""
+    """Raise ConfigError for settings on the command line: a server has its own."""
     idle = [
         where for name, where in origins.items() if where.startswith("--") and name not in ("model_name", "plugins")
     ]

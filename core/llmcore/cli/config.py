@@ -1,4 +1,4 @@
-"""`llmcore config show`: every setting, its value and where that comes from."""
+"""`llmcore config show`: every setting, its value and the value's origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal shows while something runs: a bar per stage on a terminal, a line per stage in a log."""
+"""Progress on standard error: a bar per stage on a terminal, a line per stage in a log."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Stages:
         self._bar.update(self._tasks[stage], completed=done, total=total)
 
     def close(self) -> None:
-        """Take the bars away."""
-        if self.console.is_terminal:  # elsewhere it was never started, and stopping prints an empty line
+        """Remove the bars."""
+        if self.console.is_terminal:  # elsewhere no bar was started, and stopping would print an empty line
             self._bar.stop()
 
 
 def show_summary(title: str, rows: Sequence[tuple[str, str]], console: Console) -> None:
-    """(label, text) rows: a panel on a terminal, plain lines elsewhere."""
+    """Print (label, text) rows: a panel on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
         for label, text in rows:
             console.print(f"{label}: {text}", markup=False, soft_wrap=True)

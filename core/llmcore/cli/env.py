@@ -52,7 +52,7 @@ def command(as_json: bool) -> None:
 
 
 def describe(registry: Registry) -> dict[str, dict[str, Any]]:
-    """Everything that `llmcore env` says, by heading. The environment's values are not shown, they may be secret."""
+    """The output of `llmcore env`, by heading. Values of variables are left out, because they may be secret."""
     return {
         "llmcore": {"version": __version__, "variables set": ", ".join(sorted(environment())) or "none"},
         "machine": {
@@ -80,7 +80,7 @@ def _version(name: str) -> str:
 def _device(spec: DeviceSpec) -> str:
     try:
         reason: str | None = load(spec.available)()
-    except BaseException as error:  # noqa: BLE001 - a plugin's probe; what it raises is the news
+    except BaseException as error:  # noqa: BLE001 - the error of a plugin's probe is shown
         reraise_if_stopping(error)
         return f"failed: {text_of(error)}"
     return f"not available: {reason}" if reason else "available"

@@ -1,4 +1,4 @@
-"""How a command says that it failed: a panel on a terminal, one line elsewhere, the traceback in a file."""
+"""The report of a failed command: a panel on a terminal, one line elsewhere, the traceback in a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUG = "this is a bug in llmcore or a plugin; report it with the traceback (LLMC
 
 
 def show_failure(error: Exception, console: Console | None = None) -> None:
-    """Cause, fix and where the traceback is, on standard error."""
+    """Print the cause, the fix and the traceback's file on standard error."""
     console = console or Console(stderr=True, highlight=False)
     log = _log_of(error)
     if not console.is_terminal:
@@ -37,11 +37,11 @@ def show_failure(error: Exception, console: Console | None = None) -> None:
 
 
 def cause_and_fix(error: Exception) -> tuple[str, str]:
-    """What is wrong, and what to do about it; the fix is empty where the text has only one part."""
+    """(cause, fix) of an error. The fix is empty if the error's text has only one part."""
     if not isinstance(error, LlmcoreError):
         return f"{type(error).__name__}: {error}", _BUG
     text = error.message if isinstance(error, StartupError) else str(error)
-    # Errors are written so: what is wrong, then what to do, after the last semicolon or else the first sentence.
+    # An error's text is the cause, then the fix: after the last semicolon, or else after the first sentence.
     cause, found, fix = text.rpartition("; ")
     if not found:
         cause, found, fix = text.partition(". ")
@@ -53,7 +53,7 @@ def cause_and_fix(error: Exception) -> tuple[str, str]:
 
 
 def _log_of(error: Exception) -> str | None:
-    """The file with the traceback; an error that names its own fix needs none."""
+    """The file with the traceback, or None: an error that names its own fix needs no traceback."""
     if isinstance(error, StartupError):
         return error.log
     if isinstance(error, LlmcoreError):

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from llmcore.engine.llm import LLM
 
 Progress = Callable[[str, int, int], None]
-"""(what, done, of how many)."""
+"""(stage, prompts done, prompts in all) -> None."""
 
 MAX_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Item:
-    """One line of the input: its own fields, and what to answer, a text or a conversation."""
+    """One line of the input: its fields, and a prompt or a conversation to answer."""
 
     fields: dict[str, Any]
     prompt: str | None
@@ -67,7 +67,7 @@ def command(
 
 
 def read_items(lines: IO[str], chat: bool) -> Iterator[Item]:
-    """The prompts of a file; ConfigError names the line that is none."""
+    """The prompts of a file. Raises ConfigError that names the first wrong line."""
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\n")
         if not text.strip():

@@ -1,4 +1,4 @@
-"""Groups of commands that plugins register; a command is imported when it is run."""
+"""Groups of commands that plugins register. A command is imported when it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
 
         try:
             registry = collect(named_plugins())
-        except LlmcoreError as error:  # LLMCORE_PLUGINS or LLMCORE_CONFIG is wrong: commands are there all the same
+        except LlmcoreError as error:  # a wrong LLMCORE_PLUGINS or LLMCORE_CONFIG must not hide the commands
             log.warning("%s", error)
             registry = collect(Config())
         meta[_KEY] = {spec.name: spec for spec, _ in registry.specs(CommandSpec)}
@@ -36,8 +36,9 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
 
 
 def loaded(ctx: click.Context, name: str) -> Any:
-    """What the command called `name` names. Raises ConfigError that says what to install where there is none."""
+    """The object of the command called `name`. Raises ConfigError that names the distribution to install."""
     spec = commands(ctx).get(name)
+    from llmcore.official import missing_command
     from llmcore.plugins import load
 
     if spec is None:
@@ -48,23 +49,15 @@ def loaded(ctx: click.Context, name: str) -> Any:
     return load(spec.command)
 
 
-def missing(name: str) -> str | None:
-    """The line to install for a command of a distribution that is not installed."""
-    from llmcore.official import distribution_with_command
-
-    dist = distribution_with_command(name)
-    return f"`llmcore {name}` comes with {dist}, which is not installed; pip install {dist}" if dist else None
-
-
 class PluginGroup(click.Group):
-    """The commands called `below NAME`, or with "" those of one word."""
+    """A group of the commands called `below NAME`. With "" for `below`, a group of the commands of one word."""
 
     def __init__(self, *args: Any, below: str, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._below = f"{below} " if below else ""
 
     def _specs(self, ctx: click.Context) -> dict[str, CommandSpec]:
-        """By their last word, in the order of the help."""
+        """Last word of a command -> its spec, in the order of the help."""
         found = {name.removeprefix(self._below): spec for name, spec in commands(ctx).items() if self._has(name)}
         return dict(sorted(found.items(), key=lambda item: (_ORDER.get(item[1].heading, len(_ORDER)), item[0])))
 
@@ -73,7 +66,7 @@ class PluginGroup(click.Group):
         return name.startswith(self._below) and " " not in last and not last.startswith("-")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """By heading."""
+        """The names of the commands, by heading."""
         return list(self._specs(ctx))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -84,9 +77,11 @@ class PluginGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it. The error names the distribution that has the command, or the nearest names."""
+        """Resolve as click does. The error names the distribution that has the command, or the nearest names."""
         name = args[0].replace("_", "-")
         if not name.startswith("-") and name not in self._specs(ctx):
+            from llmcore.official import missing_command
+
             if told := missing_command(self._below + name):
                 raise ConfigError(told)
             raise click.UsageError(
@@ -95,7 +90,7 @@ class PluginGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """By heading, without importing any."""
+        """Write the commands by heading, without importing them."""
         specs = self._specs(ctx)
         for heading in dict.fromkeys(spec.heading for spec in specs.values()):
             with formatter.section(heading):

@@ -1,4 +1,4 @@
-"""`llmcore hooks`: what a plugin can implement."""
+"""`llmcore hooks`: the hooks that a plugin can implement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmcore kernels`: which kernels there are, which one an op gets on a device and why, and what they are worth."""
+"""`llmcore kernels`: list kernels, explain the choice for a device, check and time them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmcore models`: which architectures can be served, and by whom."""
+"""`llmcore models`: the architectures that can be served, and their distributions."""
 
 from __future__ import annotations
 

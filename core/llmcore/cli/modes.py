@@ -1,4 +1,4 @@
-"""`llmcore modes`: what `--mode` accepts, and what does not fit."""
+"""`llmcore modes`: the names that `--mode` accepts, and why some do not fit."""
 
 from __future__ import annotations
 

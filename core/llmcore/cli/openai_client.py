@@ -16,7 +16,7 @@ Message = dict[str, str]
 
 
 class Server:
-    """An OpenAI-compatible server at `url` (with or without /v1); `model` None: the first one it lists."""
+    """An OpenAI-compatible server at `url` (with or without /v1). `model` None means the first model that it lists."""
 
     def __init__(self, url: str, model: str | None, timeout: float = 600.0) -> None:
         server_address(url)
@@ -73,11 +73,11 @@ def _message(error: HTTPError) -> str:
 
 
 def server_address(url: str) -> tuple[bool, str, int]:
-    """(whether over TLS, host, port) of a value of `--url`. Raises ConfigError for an address that is none."""
+    """(True for TLS, host, port) of a value of `--url`. Raises ConfigError for an invalid address."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError:  # brackets that do not close, a port that is none
+    except ValueError:  # an open bracket, an invalid port
         host = None
     if not host or parts.scheme not in ("http", "https"):
         raise ConfigError(f"--url {url}: write http://HOST:PORT.")

@@ -1,4 +1,4 @@
-"""Commands that take settings: click options made from the tree, and from what plugins bring."""
+"""Commands that take settings: click options for the tree and for the options of plugins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _METAVARS = {int: "N", float: "X", bool: "", str: "TEXT"}
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a command's settings came to."""
+    """The resolved settings of a command."""
 
     config: Config
     origins: Origins
@@ -42,7 +42,7 @@ class Resolved:
 
 
 class SettingsCommand(click.Command):
-    """A command whose options are settings; its callback gets them as `resolved`.
+    """A command whose options are settings. Its callback gets them as `resolved`.
 
     `groups`: which groups of settings it offers on the command line, None for all; "plugin_options" are the settings
     of plugins that have an effect without a server. All of them are read from YAML and the environment, so that one
@@ -67,13 +67,13 @@ class SettingsCommand(click.Command):
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Plugins first, because they bring options; then click parses, then the tree is resolved."""
+        """Load plugins first, because they bring options; then let click parse, then resolve the settings."""
         plain = list(joined(args, self._offered()))
         if {"--help-all", *ctx.help_option_names} & {*takewhile(lambda token: token != "--", plain)}:
-            file, content, registry = None, {}, collect(Config())  # help explains what was named wrongly, too
+            file, content, registry = None, {}, collect(Config())  # a wrong name must not prevent the help
         else:
             file = file_name(_value_of("--config", plain))
-            content = read_yaml(file) if file else {}  # once: it may be a pipe
+            content = read_yaml(file) if file else {}  # read it only once, because it may be a pipe
             named = [token.partition("=")[2] for token in plain if token.startswith("--plugins=")]
             registry = build_registry(_named(named, content))
         ctx.meta["llmcore.settings"] = offered = self._offered(registry)
@@ -98,8 +98,10 @@ class SettingsCommand(click.Command):
         return rest
 
     def _refuse_foreign(self, tokens: Sequence[str], offered: Sequence[Setting]) -> None:
-        """Raises ConfigError for an option of vLLM or SGLang, or of an official plugin that is not installed, before
-        click guesses what else it could be."""
+        """Raise ConfigError for an option of vLLM or SGLang, or of an official plugin that is not installed.
+
+        It runs before click, which would guess at a similar name.
+        """
         own = (name for option in self.own if isinstance(option, click.Option) for name in option.opts)
         known = {*names(offered), *map(canonical, own)}
         for token in takewhile(lambda token: token != "--", tokens):
@@ -143,8 +145,8 @@ class SettingsCommand(click.Command):
 def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
     """`args` with every setting as one `--name=value` token, in the tree's spelling.
 
-    A flag becomes `=true`; of `--mode a b` both words become a token, as in LightLLM. What is not a setting, and
-    everything after `--`, stays as it is.
+    A flag becomes `=true`. `--mode a b` becomes two tokens, as in LightLLM. Other options, and everything after `--`,
+    stay as they are.
     """
     by_name = names(among)
     words = list(args)
@@ -174,7 +176,7 @@ def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
 
 
 def help_row(setting: Setting) -> tuple[str, str]:
-    """How one setting looks in `--help`: its names, and its help with choices and default."""
+    """The row of one setting in `--help`: its names with the choices, and its help with the default."""
     flags = ", ".join(f"--{name}" for name in (setting.name, *setting.aliases))
     metavar = "|".join(setting.choices) or _METAVARS[setting.kind] + ("..." if setting.multiple else "")
     shown = setting.default not in (None, (), False, "")
@@ -182,8 +184,10 @@ def help_row(setting: Setting) -> tuple[str, str]:
 
 
 def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
-    """(heading, settings) of each group: the model's, then the sections of plugins, then core's others, then options
-    of plugins without a section. The heading is the first line of the section's docstring."""
+    """(heading, settings) of each group. The heading is the first line of the section's docstring.
+
+    The order is: the model, the sections of plugins, core's other groups, then options of plugins without a section.
+    """
     groups: dict[str, list[Setting]] = {}
     for setting in among:
         groups.setdefault(setting.group, []).append(setting)
@@ -220,7 +224,7 @@ def file_name(given: str | None) -> str | None:
 
 
 def named_plugins(given: Sequence[str] = ()) -> Config:
-    """A config that holds only what some source says of `--plugins`; `given` is the command line's."""
+    """A config with the setting `plugins` alone, from all its sources; `given`: its values on the command line."""
     file = file_name(None)
     return _named(given, read_yaml(file) if file else {})
 
@@ -235,7 +239,7 @@ def _named(given: Sequence[str], content: Mapping[str, Any]) -> Config:
 
 
 def _value_of(option: str, tokens: Sequence[str]) -> str | None:
-    """The value of one of the command's own options, before click has parsed them; the last one counts."""
+    """The value of one of the command's own options, before click parses them. The last one counts."""
     found = None
     for token, following in pairwise([*tokens, ""]):
         if token == option:
@@ -246,14 +250,14 @@ def _value_of(option: str, tokens: Sequence[str]) -> str | None:
 
 
 def _too_many(words: Sequence[str], given: Iterable[Setting]) -> str:
-    """The error for words that nothing takes. Beside a secret option they may be a part of its value."""
+    """The error for surplus words. It does not show them beside a secret option, whose value they may belong to."""
     shown = "" if any(setting.secret for setting in given) else f" ({' '.join(words)})"
     count = f"{len(words)} words" if len(words) > 1 else "One word"
     return f"{count} more than this command takes{shown}: put a value that holds spaces in quotes."
 
 
 def with_model(config: Config, argument: str | None) -> Config:
-    """`config` with the model that the argument MODEL names, which is another way to say --model_dir."""
+    """`config` with the model of the argument MODEL, which means the same as --model_dir."""
     if argument is None:
         return config
     given = config.model.model_dir

@@ -1,4 +1,4 @@
-"""`llmcore plan MODEL`: what will fit, before anything is loaded."""
+"""`llmcore plan MODEL`: the memory budget, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command prints: the model, the machine, the stored types and the prediction. `doubled`: checkpoint
-    tensors that are counted and take no memory if they are equal to the embedding, which headers do not say.
+    """The command's output: the model, the machine, the stored types and the prediction.
+
+    `doubled`: checkpoint tensors that are counted here, but take no memory if they equal the embedding. Headers do not
+    tell whether they do.
     """
 
     model: ModelConfig
@@ -102,7 +104,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
 
 
 def find_machine(registry: Registry, name: str, memory: int | None) -> Machine:
-    """The device to plan for: one that is here, or a named accelerator with `memory` bytes."""
+    """The device to plan for: one of this machine, or a named accelerator with `memory` bytes."""
     if name == "auto":
         name = best_device(registry).name
     info = find_device(registry, name)
@@ -133,7 +135,7 @@ def parse_size(text: str) -> int:
 
 
 def show_bytes(size: float) -> str:
-    """A size as people read it."""
+    """A size with its unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -147,7 +149,7 @@ def _kv_bytes(registry: Registry, group: Any, layout: str, model: ModelConfig) -
 
 
 def _with_doubled(plan: Plan) -> str:
-    """The prediction's assumption about a head beside a tied embedding."""
+    """The prediction's assumption about a head besides a tied embedding."""
     return f", with {plan.doubled[0]} (less if it is equal to the embedding)" if plan.doubled else ""
 
 

@@ -1,4 +1,4 @@
-"""`llmcore plugins`: who takes part, who failed and why, and what each contributes; `new` writes one."""
+"""`llmcore plugins`: the plugins with their states, failures and contributions; `new` writes a plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that say how answers are drawn, shared by `chat` and `generate`."""
+"""Sampling options, shared by `chat` and `generate`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_p
 
 
 def sampling_options(function: F) -> F:
-    """`--max_new_tokens`, `--temperature`, `--top_p`, `--top_k`, `--typical_p`, `--seed`, `--stop`; absent ones are
-    None or ()."""
+    """`--max_new_tokens`, `--temperature`, `--top_p`, `--top_k`, `--typical_p`, `--seed`, `--stop`.
+
+    Absent ones are None or ().
+    """
     options = (
         click.option(
             "--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer, in tokens."
@@ -39,5 +41,5 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_model(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What the chosen generation config asks for."""
+    """The sampling defaults of the chosen generation config."""
     return {name: generation[name] for name in _NUMBERS if isinstance(generation.get(name), (int, float))}

@@ -17,24 +17,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def listing(function: F) -> F:
-    """The options of every command that lists: `--plugins` (also read from LLMCORE_PLUGINS) and `--json`."""
+    """The options of every listing command: `--plugins` (also read from LLMCORE_PLUGINS) and `--json`."""
     named = click.option("--plugins", multiple=True, metavar="NAME", help="Only these plugins; -NAME: not this one.")
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     return named(as_json(function))
 
 
 def registry_for(plugins: Sequence[str]) -> Registry:
-    """The registry of `--plugins`; failures are for the command to show."""
+    """The registry of `--plugins`. The command shows failures."""
     return collect(named_plugins(plugins))
 
 
 def show_json(rows: Iterable[Any]) -> None:
-    """Rows, dataclasses, as a JSON list."""
+    """Print rows, which are dataclasses, as a JSON list."""
     click.echo(json.dumps([asdict(row) for row in rows], indent=2))
 
 
 def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be, the last one open; "none" where there is nothing to show."""
+    """Print columns as wide as their longest cell; "none" without lines."""
     if not lines:
         click.echo("none")
         return
@@ -45,6 +45,6 @@ def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
 
 
 def show_failures(registry: Registry) -> None:
-    """What failed, on standard error."""
+    """Print failures on standard error."""
     for failure in registry.failures:
         click.echo(f"{click.style('failed', fg='red')}: {failure}", err=True)

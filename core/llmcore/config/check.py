@@ -1,10 +1,9 @@
-"""What settings may not say together, and what they say without effect."""
+"""Settings that contradict each other, and settings without effect."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ Origins = Mapping[str, str]
 
 
 def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> list[str]:
-    """Raises ConfigError for the first contradiction; returns a sentence for each setting that has no effect or is a
-    risk.
+    """A warning for each setting that has no effect or is a risk. Raises ConfigError for the first contradiction.
 
     `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too; it
     returns such sentences, or None.
@@ -33,9 +31,14 @@ def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> 
     return warnings
 
 
-def check_model_dir(config: Config) -> Path:
-    """The directory (or GGUF file) to serve, absolute; ConfigError says what is missing and what to do."""
-    if config.model.model_dir is None:
+def with_model_resolved(config: Config) -> Config:
+    """`config` with the absolute path of its model. Every command calls it before it touches that path."""
+    return replace(config, model=replace(config.model, model_dir=str(resolve_model(config.model.model_dir))))
+
+
+def resolve_model(name: str | None) -> Path:
+    """The absolute path of the directory or GGUF file that `--model_dir` names. Raises ConfigError with the fix."""
+    if name is None:
         raise ConfigError("No model is given. Pass its directory, or a GGUF file: --model_dir PATH.")
     path = Path(name).expanduser()
     if path.is_dir():
@@ -45,7 +48,7 @@ def check_model_dir(config: Config) -> Path:
             raise ConfigError(f"--model_dir {path}: {error.strerror}; check its permissions.") from error
         if empty:
             raise ConfigError(f"--model_dir {path} is empty; it should hold config.json, a tokenizer and the weights.")
-        # "." has a name too, and a link keeps its own
+        # Not resolve(): "." gets the directory's name, and a link keeps its own.
         return Path(os.path.abspath(path))
     if path.is_file():
         if path.suffix == ".gguf":

@@ -1,7 +1,7 @@
-"""Options of the servers we follow that this version does not have, or that change nothing here.
+"""Options of LightLLM and LMDeploy that this version does not have, or that change nothing here.
 
-Each is understood wherever settings are, so that whoever gives one reads why it cannot hold instead of a guess at a
-misspelt name. A plugin may bring an option of such a name; then it is the plugin's.
+Every source of settings accepts these names, so that the error gives the reason and does not guess at a misspelt name.
+A plugin may bring an option with such a name; then the name means the plugin's option.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """An option that is no setting. `why` ends the sentence "... is not available in this version: ".
-
-    `accepts`: values that ask for what this server does anyway. `idle`: values that are a warning, with its reason;
-    None stands for any value.
-    """
+    """An option that is not a setting."""
 
     name: str
     why: str
+    """The end of the sentence "... is not available in this version: "."""
     accepts: tuple[str, ...] = ()
+    """Values that ask for the behaviour that this server has anyway."""
     idle: Mapping[str | None, str] = field(default_factory=dict)
+    """Value that gets only a warning -> the reason in it; None stands for any value."""
     flag: bool = False
     multiple: bool = False
 

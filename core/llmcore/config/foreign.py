@@ -1,9 +1,9 @@
-"""Options of vLLM and SGLang: the name of each here, or the reason why there is nothing like it.
+"""Options of vLLM and SGLang, each with its name here or the reason why llmcore has no such option.
 
 An option that means exactly the same under the same name (`--host`, `--port`, `--dtype`) is a setting and not in this
 table. All others are an error on the command line, in the file and in the environment. A value that fits there may be
-wrong here, and a server without it is not the one that the operator asked for. A plugin may bring an option of such a
-name; then it is the plugin's.
+wrong here, and a server that ignores it is not what the operator asked for. A plugin may bring an option with such a
+name; then the name means the plugin's option.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     **{name: ("vLLM", tail) for name, tail in _VLLM.items()},
     **{name: ("SGLang", tail) for name, tail in _SGLANG.items()},
 }
-"""Name -> (whose option it is, what to do instead)."""
+"""Name -> (the server that has the option, the fix)."""
 
 SHORT: Mapping[str, str] = {
     "-tp": "tensor_parallel_size",
@@ -315,9 +315,9 @@ SHORT: Mapping[str, str] = {
 
 
 def foreign(name: str, known: Collection[str]) -> str | None:
-    """The rest of an error about an option, after the place where it stands; None for a name that is not in the table.
+    """The end of an error about an option, after the place where it was given; None for a name not in the table.
 
-    `name` is canonical. `known`: the names that mean something here.
+    `name` is canonical. `known`: the names of settings, which are not an error.
     """
     if name in known or name not in FOREIGN:
         return None

@@ -1,4 +1,4 @@
-"""Where values come from: the command line beats the environment, which beats the YAML file, which beats defaults."""
+"""Sources of values: the command line beats the environment, which beats the YAML file, which beats defaults."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ Origins = Mapping[str, str]
 
 
 def environment(known: Iterable[Setting] = ()) -> dict[str, str]:
-    """The variables of this process that are settings, with their full names: `LLMCORE_*`, and the `variables` of
-    `known` settings, which count less."""
+    """The variables of this process that are settings, by their full names.
+
+    These are `LLMCORE_*` and the `variables` of `known` settings. `LLMCORE_*` wins over these.
+    """
     ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     theirs = {
         variable: os.environ[variable]
@@ -53,29 +55,31 @@ def environment(known: Iterable[Setting] = ()) -> dict[str, str]:
 
 
 def gateway_login() -> tuple[str, str] | None:
-    """(user, password) for `--metric_gateway`, from the variables LightLLM reads; None where one is missing."""
+    """(user, password) for `--metric_gateway`, from the variables that LightLLM reads; None if one is missing."""
     user, password = os.environ.get("USERNAME"), os.environ.get("PASSWORD")
     return None if user is None or password is None else (user, password)
 
 
 SPIN_COUNT = "10000"
-"""As fast as libgomp's 300,000 on an idle machine, and seldom in a neighbour's way (benchmarks/README.md)."""
+"""As fast as libgomp's default of 300,000 on an idle machine, and it rarely delays other processes
+(benchmarks/README.md)."""
 
 
 def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
     """This process's environment for a child.
 
-    OpenMP's threads spin while they wait for each other. Unless the operator said how, they do so only briefly: where
-    another process wants the core, a long spin makes every step wait for whole time slices of it.
+    OpenMP's threads spin while they wait for each other. Unless the operator set this, they spin only briefly. If
+    another process needs the core, a long spin makes every step wait for whole time slices of that process.
 
-    glibc's malloc gives threads arenas of their own, and what one frees there the others cannot use: sixteen of them
-    hold on to more and more for the first hundred thousand requests. In one arena memory nearly stands still after
-    some thousand, and nothing is slower, as Python's threads take turns anyway (benchmarks/README.md).
+    glibc's malloc gives each thread an arena, and other threads cannot use the memory that is free in it. With sixteen
+    threads the process grows for the first hundred thousand requests. With one arena, memory stays nearly constant
+    after some thousand requests. Nothing is slower, because Python's threads take turns (benchmarks/README.md).
 
-    Without `thread_caches` its threads do not cache what they free, either: two dozen take a hundred thousand requests
-    to fill theirs, with up to 240 KB each. Workers do without; the engine's calls of many small kernels are faster so.
+    Without `thread_caches`, malloc's threads do not cache freed memory. Two dozen threads need a hundred thousand
+    requests to fill their caches, with up to 240 KB each. HTTP workers run without caches; the engine keeps them,
+    because they make its calls of many small kernels faster.
 
-    tokenizers would start a thread per core for batches; here every text is tokenized in the thread that needs it.
+    tokenizers would start a thread per core for batches. Here every text is tokenized in the thread that needs it.
     """
     given, ours = dict(os.environ), {"TOKENIZERS_PARALLELISM": "false"}
     if "OMP_WAIT_POLICY" not in given:
@@ -89,7 +93,7 @@ def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
 
 
 def debug_requested() -> bool:
-    """Whether `LLMCORE_DEBUG` asks for tracebacks."""
+    """True if `LLMCORE_DEBUG` asks for tracebacks."""
     return os.environ.get(f"{PREFIX}DEBUG", "").lower() not in ("", "0", "false", "no", "off")
 
 
@@ -101,11 +105,11 @@ def resolve_config(
     extra: Iterable[OptionSpec] = (),
     yaml_name: str = "the file",
 ) -> tuple[Config, Origins]:
-    """Settings by precedence, checked, and where each came from.
+    """The checked settings, and the origin of each value.
 
     `cli`: option name (with or without dashes) -> text. `env`: full variable name -> text. `yaml`: name -> value.
-    `extra` are the options plugins bring. Raises ConfigError for what is unknown, out of range or contradictory;
-    logs a warning for what has no effect.
+    `extra`: the options that plugins bring. Raises ConfigError for a setting that is unknown, out of range or
+    contradictory. Logs a warning for a setting without effect.
     """
     present = (*settings(), *plugin_settings(extra))
     known = (*present, *absent_settings(present))
@@ -129,7 +133,7 @@ def resolve_config(
 
 
 def make_config(extra: Iterable[OptionSpec] = (), /, **values: Any) -> Config:
-    """A checked Config for use in process, from settings by name; neither the environment nor a file is read.
+    """A checked Config for use in this process, from settings by name. It reads neither the environment nor a file.
 
     `extra`: the options that plugins bring.
     """
@@ -137,7 +141,7 @@ def make_config(extra: Iterable[OptionSpec] = (), /, **values: Any) -> Config:
 
 
 def with_plugins(config: Config, discovered: Sequence[PluginInfo]) -> Config:
-    """`config` with the plugins that were found; every process is handed this one."""
+    """`config` with the plugins that were found. Every process gets this config."""
     return replace(config, discovered=tuple(discovered))
 
 
@@ -166,15 +170,15 @@ def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
 
 
 def _understood(known: Sequence[Setting]) -> set[str]:
-    """The names that `_collect` has an answer to other than that it does not know them."""
+    """The names that `_collect` knows: settings, retired flags and options of other servers."""
     return {*names(known), *RETIRED, *FOREIGN}
 
 
 def _from_file(given: Mapping[str, Any], file: str, known: Sequence[Setting]) -> Iterator[tuple[str, Any, str]]:
     """The settings of the file. Raises ConfigError for an unknown name.
 
-    Such a name may be a value in the wrong place, even a key. The error shows it only if it looks like the name of a
-    setting, and gives its line otherwise.
+    An unknown name may be a value in the wrong place, even an API key. So the error shows it only if it looks like the
+    name of a setting; otherwise it shows the line number.
     """
     understood = _understood(known)
     for name, raw in given.items():

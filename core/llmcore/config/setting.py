@@ -1,4 +1,4 @@
-"""One setting: what it is called, what it accepts, and how a value is read from text or YAML."""
+"""One setting: its names, its values, and how a value is read from text or YAML."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ RETIRED: Mapping[str, str] = {
     "enable_prefix_caching": "the prefix cache is always on; --disable_dynamic_prompt_cache turns it off",
     "splitfuse_mode": "chunked prefill is always on; --disable_chunked_prefill turns it off",
 }
-"""Flags of LightLLM and LMDeploy that switch on what is always on here; using one is a warning."""
+"""Flags of LightLLM and LMDeploy for features that are always on here. Using one is a warning."""
 
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
 _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-"""Numbers as they are written everywhere: Python's own readers also take `1_0`, `nan` and the digits of any script."""
+"""Plain decimal numbers. Python's int() and float() also take `1_0`, `nan` and the digits of any script."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 MOST_QUOTED = 80
-"""Characters of a wrong value that a message shows."""
+"""Most characters of a wrong value that a message shows."""
 HIDDEN = "(hidden)"
-"""Stands for what is secret."""
+"""Shown in place of a secret."""
 _LOGIN = re.compile(r"^(?:[a-z]+://|)([^/\s]+)@")
 """The login in an address."""
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -54,19 +54,13 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A leaf of the tree, or an option that a plugin brings.
-
-    `group`: the section of the tree; for an option of a plugin the name of its `section`, else "plugin_options".
-    `kind` is int, float, bool or str; a `multiple` setting is a tuple of it. `low` and `high` are inclusive. `unset`:
-    a word that means the default. On the command line a `multiple` setting takes the words up to the next option,
-    with `one_word` the next one only. Nothing shows the value of a `secret` one, or the user and the password in
-    the address that a `login` one holds. `variables`: environment variables beside `LLMCORE_NAME` that set it, which
-    counts more. `serving`: it has an effect on a server only.
-    """
+    """A leaf of the tree, or an option that a plugin brings. `specs.OptionSpec` documents the fields of both."""
 
     name: str
     group: str
+    """The section of the tree. For an option of a plugin, the name of its `section`, else "plugin_options"."""
     kind: type
+    """int, float, bool or str."""
     help: str
     default: Any
     multiple: bool = False
@@ -85,7 +79,7 @@ class Setting:
     serving: bool = False
 
     def parse(self, raw: object, where: str) -> Any:
-        """The value that `raw` (text, or what YAML made of it) stands for; a ConfigError names `where` it is from."""
+        """The value that `raw` (text or YAML) means. Raises ConfigError that names its origin, `where`."""
         if self.secret and (raw is None or str(raw).strip(" ,") == ""):
             raise ConfigError(f"{where} holds nothing; give {self._wanted()}, or leave it out.")
         if raw is None:
@@ -114,17 +108,17 @@ class Setting:
         return value
 
     def shown(self, value: Any) -> Any:
-        """A value of this setting for people to see."""
+        """A value of this setting without its secrets."""
         if self.secret and value:
             return HIDDEN
         return without_login(value, value) if self.login and isinstance(value, str) else value
 
     def quoted(self, raw: object) -> str:
-        """A raw value, wrong or not, for a message."""
+        """A raw value for a message, shortened and without its secrets."""
         if self.secret or (self.login and not isinstance(raw, str)):
             return "its value"
         if isinstance(raw, str) and "\n" in raw:
-            return "its text of several lines"  # one of them may be meant as the line of a key
+            return "its text of several lines"  # one of them may have been meant as the line of an API key
         text = repr(self.shown(raw))
         return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
 
@@ -213,11 +207,11 @@ def settings() -> tuple[Setting, ...]:
 
 
 def options_of(section: type[Any], *, serving: bool = False) -> Iterator[OptionSpec]:
-    """The fields of a frozen dataclass as options that a plugin brings, for `register_options`.
+    """The fields of a frozen dataclass as options of a plugin, for `register_options`.
 
-    Its fields are made with `option`, its docstring is their heading, and `config.section(section)` gives its values.
-    A method `check(config, origins)` of it raises ConfigError for values that contradict each other and yields
-    warnings. `serving`: the options have an effect on a server only, so `LLM` refuses them.
+    `option` makes the fields. The first line of the docstring is their heading. `config.section(section)` has the
+    values. An optional method `check(config, origins)` raises ConfigError for values that contradict each other, and
+    yields warnings. `serving`: the options have an effect on a server only, so `LLM` refuses them.
     """
     hints = typing.get_type_hints(section)
     for leaf in fields(section):
@@ -244,11 +238,11 @@ def _shape(hint: Any) -> dict[str, Any]:
 
 
 _SAME = {leaf.name for leaf in fields(Setting)} & {leaf.name for leaf in fields(OptionSpec)} - {"name", "default"}
-"""What a Setting has of an OptionSpec as it is."""
+"""Fields that a Setting copies from an OptionSpec."""
 
 
 def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
-    """The options that plugins bring; a name that core or another plugin has is a ConfigError."""
+    """The options that plugins bring, as settings. Raises ConfigError for a name that core or another plugin has."""
     taken = set(names(settings()))
     found: list[Setting] = []
     for spec in specs:
@@ -273,7 +267,7 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
 
 
 ELSEWHERE = "elsewhere"
-"""The group of options that are no settings (`config.elsewhere`); no Config holds them."""
+"""The group of options that are not settings (`config.elsewhere`). A Config does not hold them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +277,7 @@ class Absent(Setting):
     option: elsewhere.Elsewhere
 
     def parse(self, raw: object, where: str) -> None:
-        """Nothing, with a warning or none. Raises ConfigError for a value that asks for what there is not."""
+        """Returns None, after a warning if the value has no effect. Raises ConfigError for an unavailable value."""
         items = raw if isinstance(raw, (list, tuple)) else [raw]
         for item in items:
             text = str(item).strip()
@@ -297,7 +291,7 @@ class Absent(Setting):
 
 
 def absent_settings(among: Iterable[Setting]) -> tuple[Absent, ...]:
-    """What is not in `among` of the options that other servers have."""
+    """The options of `config.elsewhere` whose names are not in `among`."""
     taken = names(among)
     return tuple(
         Absent(
@@ -315,7 +309,7 @@ def absent_settings(among: Iterable[Setting]) -> tuple[Absent, ...]:
 
 
 def names(among: Iterable[Setting]) -> dict[str, Setting]:
-    """Setting by its name and by each alias."""
+    """Name or alias -> setting."""
     return {name: setting for setting in among for name in (setting.name, *setting.aliases)}
 
 
@@ -325,7 +319,7 @@ def canonical(name: str) -> str:
 
 
 def find_setting(name: str, among: Iterable[Setting]) -> Setting:
-    """The setting called `name` in any spelling or by an alias; ConfigError with the nearest names otherwise."""
+    """The setting with this name or alias, in any spelling. Raises ConfigError with the nearest names."""
     known = names(among)
     found = known.get(canonical(name))
     if found is None:

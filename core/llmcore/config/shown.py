@@ -1,4 +1,4 @@
-"""Settings as people may see them: nothing secret in them."""
+"""Settings for people to see, without secrets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def value_of(config: Config, setting: Setting) -> Any:
 
 
 def shown_value(config: Config, setting: Setting) -> Any:
-    """The same for people to see."""
+    """A setting's value in a config, without secrets."""
     return setting.shown(value_of(config, setting))
 
 
 def shown_settings(config: Config, brought: Iterable[Setting]) -> dict[str, Any]:
     """The settings of core, and those `brought` by plugins, by name.
 
-    Other settings of plugins are named only, because a config does not say which of them are secret.
+    Other settings of plugins appear without their values, because a config does not say which of them are secret.
     """
     known = (*settings(), *(setting for setting in brought if setting.name in config.plugin_options))
     return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in known}

@@ -1,7 +1,7 @@
 """The tree of settings. A field is an option, a YAML key, an environment variable and a row of docs/options.md.
 
-Names are LightLLM's; where LMDeploy has another name for the same meaning it is an alias. `None` means that the
-default depends on the model or the device, as the help says.
+Names are LightLLM's. If LMDeploy has another name for the same meaning, it is an alias. `None` means that the default
+depends on the model or the device, as the help says.
 """
 
 from __future__ import annotations
@@ -32,41 +32,42 @@ DATA_TYPES: Mapping[str, DType] = {
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A setting: its default, one line of help, and what `Setting` takes of `aliases`, `choices`, `unit`, `low`,
-    `high`, `unset`, `one_word`, `secret`, `login`, `variables` and `first_page`. A setting with a unit is a count and
-    may be written 32k (32,000) or 32K (32,768).
+    """A setting: its default, one line of help, and further fields of `specs.OptionSpec`.
+
+    These are `aliases`, `choices`, `unit`, `low`, `high`, `unset`, `one_word`, `secret`, `login`, `variables` and
+    `first_page`. A setting with a unit is a count and may be written 32k (32,000) or 32K (32,768).
     """
     return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reports:
-    """What is logged."""
+    """Logging."""
 
     log_level: str = option(
         "INFO",
-        "Least severity that is logged; DEBUG logs prompts too.",
+        "Lowest severity that is logged; DEBUG logs prompts too.",
         choices=("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET"),
     )
     log_format: str = option(
-        "text", "Lines for people, or one JSON object per line, of every process.", choices=("text", "json")
+        "text", "Format of every process's log: lines of text, or one JSON object per line.", choices=("text", "json")
     )
     max_log_len: int | None = option(
-        None, "Most characters and most ids of a prompt in the log (default: all).", low=0
+        None, "Most characters, and most token ids, of a prompt in the log (default: all).", low=0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """What becomes of requests before they reach the engine."""
+    """Changes to prompts before they reach the engine."""
 
     token_healing_mode: bool = option(
         False,
-        "Make the end of every prompt anew: its last tokens become the beginning of the answer, which is not shown.",
+        "Token healing: generate the last tokens of every prompt again, and do not show them in the answer.",
     )
     long_truncation_mode: str | None = option(
         None,
-        "Cut a prompt that is too long beside its answer: head drops its beginning, center its middle.",
+        "Cut a prompt that leaves too little room for its answer: head drops its beginning, center its middle.",
         choices=("head", "center"),
         unset="None",
     )
@@ -74,24 +75,26 @@ class Requests:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which model, and how it is loaded."""
+    """The model and how it is loaded."""
 
     model_dir: str | None = option(None, "Directory of the model, or a GGUF file.", first_page=True)
     model_name: tuple[str, ...] = option(
         (),
-        "Name that clients see (default: the directory's); further ones, after a comma, are aliases.",
+        "Name that clients see (default: the directory's name); further names, after a comma, are aliases.",
         one_word=True,
         first_page=True,
     )
     tokenizer_mode: str = option("fast", "Which tokenizer to use.", choices=("fast", "slow", "auto"))
     tool_call_parser: str | None = option(
-        None, "How the model writes tool calls: a parser, none, or auto, which asks the chat template (default: auto)."
+        None, "Parser of the model's tool calls: a name, none, or auto, by the chat template (default: auto)."
     )
     reasoning_parser: str | None = option(
-        None, "How the model marks what it thinks before it answers: a parser, none, or auto (default: auto)."
+        None, "Parser of the model's reasoning before its answer: a name, none, or auto (default: auto)."
     )
     load_way: str = option("HF", "Layout of the checkpoint.", choices=("HF", "DS"))
-    load_format: str = option("auto", "`dummy` draws random weights from the config alone.", choices=("auto", "dummy"))
+    load_format: str = option(
+        "auto", "auto reads the weights; dummy draws random ones from the config alone.", choices=("auto", "dummy")
+    )
     data_type: str | None = option(
         None,
         "Type of weights and KV (default: the checkpoint's).",
@@ -107,8 +110,8 @@ class Model:
     )
     chat_template: str | None = option(
         None,
-        "How conversations are written: a tool parser's name, for its generic template with tools; a Jinja file; or "
-        "LMDeploy's JSON, as a file or as text.",
+        "Chat template: a Jinja file; LMDeploy's JSON, as a file or as text; or a tool parser's name, for its generic "
+        "template with tools.",
     )
     generation_config: str = option(
         "auto", "Sampling defaults: auto (the model's), none (each API's own), or a generation_config.json."
@@ -119,9 +122,7 @@ class Model:
         "Token ids that end an answer (default: those of the model's config.json and generation_config.json).",
         low=0,
     )
-    device: str = option(
-        "auto", "Device to run on: auto, or the name of one that `llmcore env` lists.", first_page=True
-    )
+    device: str = option("auto", "Device to run on: auto, or a name that `llmcore env` lists.", first_page=True)
 
     @property
     def path(self) -> Path:
@@ -131,22 +132,28 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """How much fits."""
+    """Memory and lengths."""
 
     max_total_token_num: int | None = option(
-        None, "KV slots, in tokens (default: what fits).", unit="tokens", low=1, first_page=True
+        None, "Size of the KV cache, in tokens (default: as many as fit).", unit="tokens", low=1, first_page=True
     )
     mem_fraction: float = option(
         0.9, "Share of the accelerator's memory to use, above 0.", low=0, high=1, first_page=True
     )
     cache_max_entry_count: float | None = option(
-        None, "Share for KV of what the weights leave free, above 0; instead of mem_fraction.", low=0, high=1
+        None,
+        "Share for the KV cache, above 0, of the memory that the weights leave free; instead of mem_fraction.",
+        low=0,
+        high=1,
     )
     cache_block_seq_len: int | None = option(
-        None, "Tokens of a KV granule (default: the smallest that the kernels take).", unit="tokens", low=1
+        None,
+        "Tokens of a KV cache block, called granule (default: the smallest that the kernels support).",
+        unit="tokens",
+        low=1,
     )
     running_max_req_size: int = option(
-        1000, "Most requests running at once.", aliases=("max_batch_size",), unit="requests", low=1
+        1000, "Most requests that run at once.", aliases=("max_batch_size",), unit="requests", low=1
     )
     max_req_input_len: int | None = option(
         None, "Longest prompt, in tokens (default: max_req_total_len - 1).", unit="tokens", low=1
@@ -163,7 +170,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    """What runs in a step."""
+    """Scheduling."""
 
     batch_max_tokens: int | None = option(
         None,
@@ -182,29 +189,31 @@ class Scheduling:
     )
     prefill_stall_ms: float | None = option(
         None,
-        "Milliseconds of prompts in a step while answers wait for their next token; more when over 16 prompts wait "
-        "(default: 20 on a GPU, 0 on a CPU; 0: up to batch_max_tokens).",
+        "Milliseconds that a step may spend on prompts while answers wait for their next token; more when over 16 "
+        "prompts wait (default: 20 on a GPU, 0 on a CPU; 0: up to batch_max_tokens).",
         low=0,
     )
     disable_chunked_prefill: bool = option(False, "Compute every prompt in one step.")
-    disable_dynamic_prompt_cache: bool = option(False, "Do not keep and reuse the KV of common prefixes.")
+    disable_dynamic_prompt_cache: bool = option(
+        False, "Turn the prefix cache off: do not keep and reuse the KV of common prefixes."
+    )
     scheduler: str = option("fcfs", "Scheduling policy: fcfs, priority, or a plugin's.")
-    kv_manager: str = option("radix", "Prefix-cache policy.")
+    kv_manager: str = option("radix", "Prefix-cache policy: radix, none, or a plugin's.")
     length_estimator: str | None = option(
-        None, "How answers' lengths are foreseen: past_future (default), capped, conservative."
+        None, "Estimator of answers' lengths: past_future (default), capped, conservative."
     )
     router_token_ratio: float | None = option(
         None,
-        "Below this share of slots in use, foresee capped lengths; above it, and with 0, the full max_new_tokens.",
+        "Below this share of slots in use, expect capped lengths; above it, and with 0, the full max_new_tokens.",
         low=0,
         high=1,
     )
-    router_max_new_token_len: int = option(1024, "Cap of a foreseen answer, in tokens.", unit="tokens", low=1)
+    router_max_new_token_len: int = option(1024, "Cap of an expected length, in tokens.", unit="tokens", low=1)
     router_max_wait_tokens: int = option(0, "New requests join every n-th step (0: any step).", low=0)
 
     @property
     def estimator(self) -> str:
-        """The length estimator that is asked for: a ratio of 0 means `conservative`, one above it `capped`."""
+        """The name of the length estimator. A ratio of 0 means `conservative`, a ratio above 0 `capped`."""
         if self.router_token_ratio is None:
             return self.length_estimator or "past_future"
         return "capped" if self.router_token_ratio > 0 else "conservative"
@@ -212,34 +221,42 @@ class Scheduling:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Which implementations."""
+    """Kernels and modes."""
 
-    mode: tuple[str, ...] = option((), "Modes: bundles of layout, kernels and quantization, by name.")
-    kernel: tuple[str, ...] = option((), "Pins, op=kernel.")
-    deterministic: bool = option(False, "A request's greedy answer has the same bits alone and in any batch; slower.")
+    mode: tuple[str, ...] = option((), "Names of modes; a mode is a bundle of layout, kernels and quantization.")
+    kernel: tuple[str, ...] = option((), "Kernels to use, as op=kernel.")
+    deterministic: bool = option(
+        False, "Make a request's greedy answer the same, to the bit, alone and in any batch; slower."
+    )
     disable_cudagraph: bool = option(
         False, "Launch every kernel of a step by itself instead of replaying captured steps.", aliases=("eager_mode",)
     )
     graph_max_batch_size: int = option(
-        256, "Most requests of a decode step that is captured; larger steps are launched.", unit="requests", low=1
+        256,
+        "Most requests of a decode step that is captured; larger steps are launched kernel by kernel.",
+        unit="requests",
+        low=1,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plugins:
-    """Who takes part."""
+    """Plugins."""
 
     plugins: tuple[str, ...] | None = option(
         None,
-        "Plugins to load, in order of preference; -name leaves one out, distribution:name takes the place of another "
-        "of that name (default: all installed).",
+        "Plugins to load, in order of preference; -name leaves one out, distribution:name replaces another plugin of "
+        "that name (default: all installed).",
         first_page=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings, and the plugins that were found at the start. `plugin_options`: those of plugins, by name."""
+    """All settings, and the plugins that were found at the start.
+
+    `plugin_options`: the values of plugins' options, by name.
+    """
 
     model: Model = Model()
     requests: Requests = Requests()

@@ -1,7 +1,7 @@
-"""The YAML file of settings: read as text, without anchors, tags or depth, and never shown in an error.
+"""The YAML file of settings, without anchors, tags or deep nesting.
 
-Values stay text, as on the command line, so that a setting reads them the same way wherever they come from. An error
-names a line by its number only: any line may hold a key.
+Values stay text, as on the command line, so that a setting reads values of every source alike. An error gives the
+number of a line and never its text, because any line may hold an API key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmcore.errors import ConfigError
 
 MOST_CHARACTERS = 1 << 20
 MOST_DEPTH = 8
-"""Lists and mappings inside each other. No setting takes more than a list."""
+"""Most nested lists and mappings. No setting takes more than a list."""
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = frozenset(_TAG + name for name in ("str", "int", "float", "bool", "timestamp", "merge", "value"))
@@ -34,7 +34,7 @@ class YamlSettings(dict[str, Any]):
 
 
 def read_yaml(path: str | Path) -> YamlSettings:
-    """The settings of a file. Raises ConfigError where it cannot be read, is not such YAML, or sets a name twice."""
+    """The settings of a file. Raises ConfigError if it cannot be read, is not valid here, or sets a name twice."""
     where = f"--config {path}"
     try:
         with open(path, encoding="utf-8") as file:
@@ -55,21 +55,21 @@ def read_yaml(path: str | Path) -> YamlSettings:
 
 
 class _Refused(Exception):
-    """YAML that is not read here; its text follows the name of the file."""
+    """YAML that is not accepted here. Its text follows the name of the file."""
 
     def __init__(self, node: yaml.Node | yaml.Event, what: str) -> None:
         super().__init__(f", line {_line(node)}: {what}.")
 
 
 class _Loader(yaml.SafeLoader):
-    """Builds nodes and no values."""
+    """Builds nodes, without values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """One node. Refuses what no setting needs, and what grows or sinks without end."""
+        """One node. Refuses anchors, aliases and deep nesting: settings need none, and they could grow without end."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _Refused(
@@ -115,7 +115,7 @@ def _plain(node: yaml.Node) -> Any:
 
 
 def _without_content(error: yaml.YAMLError) -> str:
-    """The parser's own words and the line, without the words that the parser quotes from the file."""
+    """The parser's message and line number, without the words that it quotes from the file."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
         return "it holds a character that YAML does not allow; save it as plain text."
     words = " ".join(_QUOTED.sub(_if_syntax, error.problem).split())

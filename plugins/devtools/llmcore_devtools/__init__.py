@@ -39,13 +39,13 @@ _ELSEWHERE = {
 def registry_of(*plugins: str) -> Registry:
     """The registry of the named plugins (or paths to plugin files) and the built-ins.
 
-    Raises ConfigError for a name nobody has installed, PluginError if one of them fails.
+    Raises ConfigError for a name that is not installed, and PluginError if a plugin fails.
     """
     return build_registry(Config(plugins=Plugins(plugins=plugins)))
 
 
 def __getattr__(name: str) -> Any:
-    # `check_<hook>` for every hook; those that compute bring torch, so they are imported when asked for.
+    # `check_<hook>` for every hook. Some checks import torch, so each is imported at its first use.
     if name in _ELSEWHERE:
         return load(_ELSEWHERE[name])
     hook = name.removeprefix("check_")

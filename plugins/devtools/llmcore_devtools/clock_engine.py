@@ -1,12 +1,12 @@
 """`python -m llmcore_devtools.clock_engine FD`: an engine whose tokens tell the time. It loads servers steadily.
 
-At every turn of a fixed grid it sends each worker one message with one token for each of its requests; the token says
-when. What a client receives can then be timed from the engine on, through the real detokenizing, stop check and JSON.
-Asked for in `config.plugin_options`:
+At fixed intervals it sends each worker one message, with one token for each of the worker's requests. The token
+encodes the time. A benchmark can then measure the time from the engine to the client, through the real detokenizer,
+stop check and JSON. Options in `config.plugin_options`:
 
-- ``clock_ids``: a file of little-endian int32 ids. Id i stands for the CLOCK_MONOTONIC time i * TICK_SECONDS, which
-  starts again after the last; they should be words, so that the joined text of several can be told apart,
-- ``clock_rate``: turns per second (30); below 1, streams are open and idle.
+- ``clock_ids``: a file of little-endian int32 ids. The i-th id means the CLOCK_MONOTONIC time i * TICK_SECONDS. After
+  the last id, the first one follows. The ids should be words, so that the text of several can be split again.
+- ``clock_rate``: messages per second (30). Below 1, streams are open and idle.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FACTS = ModelFacts(
 
 @dataclass
 class _Owner:
-    """A worker: where its events go, and how many tokens each of its requests still gets."""
+    """A worker: the outlet for its events, and the number of tokens that each of its requests still gets."""
 
     outlet: Outlet
     left: dict[int, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class ClockEngine:
                 self._stopping = True
 
     def _turn(self) -> None:
-        """One token for every request."""
+        """Send one token for every request."""
         self._steps += 1
         for worker in self._workers.values():
             left = worker.left

@@ -1,10 +1,10 @@
-"""Conformance: does what a plugin contributes keep the contracts? One check per hook, all of one shape.
+"""Conformance: do a plugin's contributions keep their contracts? Every hook has one check, and all have one signature.
 
-    check_register_kernels(registry, "my-plugin", samples) -> how many contributions were tried
+    check_register_kernels(registry, "my-plugin", samples) -> the number of contributions that were tried
 
-`samples` are files or folders that the plugin can read (a checkpoint, a tokenizer); checks that need none ignore it.
-A check goes on after a problem, and raises one `Nonconformance` at the end that lists every problem. A contribution
-that could not run here, such as a kernel for another device, is not counted.
+`samples` are files or folders that the plugin can read (a checkpoint, a tokenizer). Some checks ignore them. A check
+goes on after a problem, and raises one `Nonconformance` at the end that lists every problem. A contribution that could
+not run here, such as a kernel for another device, is not counted.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 CHECKS: Mapping[str, str] = {
     hook: f"llmcore_devtools.conformance_{module}:check_{hook}" for module, hooks in _MODULES.items() for hook in hooks
 }
-"""Hook -> import string of its check; torch comes in with those that compute."""
+"""Hook -> import string of its check. The checks of `computing` import torch."""
 
 
 class Nonconformance(AssertionError):
-    """`problems`: every way in which a plugin breaks a contract, a sentence each."""
+    """A plugin breaks a contract. `problems`: one sentence for each broken contract."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -66,7 +66,7 @@ class Problems:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Keep the problem that ends the block, under the name `what`; the check goes on after the block."""
+        """Note an exception that ends the block, under the name `what`. The check goes on after the block."""
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - what a plugin raises is the finding
@@ -74,7 +74,7 @@ class Problems:
             self.keep(error, f"{what}: ")
 
     def keep(self, error: BaseException, prefix: str = "") -> None:
-        """Note what an exception says."""
+        """Note an exception's text."""
         expected = isinstance(error, AssertionError)
         text = str(error).partition("\nassert ")[0]  # pytest adds the asserted expression to the message
         said = getattr(error, "problems", None) or [text if expected else f"{type(error).__name__}: {text}"]
@@ -84,7 +84,7 @@ class Problems:
 
 @contextmanager
 def all_problems() -> Iterator[Problems]:
-    """Raises Nonconformance at the end of the block if a problem was kept."""
+    """Raises Nonconformance at the end of the block if a problem was noted."""
     problems = Problems()
     try:
         yield problems
@@ -100,7 +100,7 @@ def all_problems() -> Iterator[Problems]:
 def check_plugin(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> dict[str, int]:
     """Run the check of every hook that `plugin` implements, `on_startup` first.
 
-    Returns how many contributions each check tried. Raises Nonconformance with the problems of all checks.
+    Returns the number of contributions that each check tried. Raises Nonconformance with the problems of all checks.
     """
     if plugin not in [info.name for info in registry.plugins]:
         known = ", ".join(info.name for info in registry.plugins)
@@ -116,7 +116,7 @@ def check_plugin(registry: Registry, plugin: str, samples: Sequence[Path] = ()) 
 
 
 def contributed(registry: Registry, plugin: str, kind: type[S]) -> list[S]:
-    """What `plugin` contributes of one kind; AssertionError if that is nothing."""
+    """The contributions of one kind by `plugin`. Raises AssertionError if it has none."""
     found = [spec for spec, owner in registry.specs(kind) if owner.name == plugin]
     declined = [str(d) for d in registry.declined if d.plugin.name == plugin and isinstance(d.spec, kind)]
     assert not declined, "; ".join(declined)
@@ -125,7 +125,7 @@ def contributed(registry: Registry, plugin: str, kind: type[S]) -> list[S]:
 
 
 def loaded(target: str | None, what: str) -> Any:
-    """What an import string names, which must be callable."""
+    """The callable that an import string names. Raises AssertionError if it is missing or not callable."""
     assert target is not None, f"{what} is missing"
     value = load(target)
     assert callable(value), f"{what}: {target} is {type(value).__name__}, which cannot be called"

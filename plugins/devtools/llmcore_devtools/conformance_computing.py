@@ -1,4 +1,4 @@
-"""Conformance of what computes: ops, kernels, layouts and model families, on the device at hand."""
+"""Conformance of ops, kernels, layouts, quantization methods and model families, on this machine's devices."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CPU = DeviceInfo("cpu")
 DTYPES: tuple[DType, ...] = get_args(DType)
 
 _SHAPES = 16
-"""Most shapes that one kernel is tried with per type and bucket."""
+"""Most shapes per kernel, type and bucket."""
 
 HELD = 6
-"""Most mismatches of one kernel that are listed."""
+"""Most listed mismatches of one kernel."""
 
 
 def check_register_ops(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every op's module is whole, its `make` agrees with its `reference`, its cost is a number, its parts exist."""
+    """Every op's module is complete, its `make` agrees with its `reference`, its cost is finite, its parts exist."""
     ops = contributed(registry, plugin, OpSpec)
     with all_problems() as problems:
         for op in ops:
@@ -97,19 +97,19 @@ def _shapes(module: Any) -> Sequence[Shape]:
 
 
 def check_register_kernels(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every kernel agrees with its op's reference wherever it fits, on the devices that are here.
+    """Every kernel agrees with its op's reference wherever it fits, on this machine's devices.
 
-    A kernel for a device that is not here is not run, and not counted; `check_interpreted` can run one.
+    A kernel for another device is neither run nor counted; `check_interpreted` can run it.
     """
     here = [(device.info, device.torch_device) for device in _devices(registry)]
     return _check_kernels(registry, plugin, here, DTYPES)
 
 
 def check_interpreted(registry: Registry, plugin: str, device: str) -> int:
-    """As `check_register_kernels`, for kernels of a device that is not here, on tensors of the CPU.
+    """As `check_register_kernels`, for kernels of a device that this machine does not have, on tensors of the CPU.
 
     The kernels must run in an interpreter (docs/authors/kernel.md shows it). `device` is a name that `--device` takes.
-    Types are f32 and f16, because an interpreter on numpy has no bfloat16.
+    The types are f32 and f16, because an interpreter on numpy has no bfloat16.
     """
     named = (load(spec.named)(device) for spec, _ in registry.specs(specs.DeviceSpec) if spec.named is not None)
     info = next((info for info in named if info is not None), None)
@@ -120,7 +120,7 @@ def check_interpreted(registry: Registry, plugin: str, device: str) -> int:
 
 
 Where = tuple[DeviceInfo, torch.device]
-"""The device that a kernel is made for, and the one of its tensors."""
+"""(the device that a kernel is made for, the device of its tensors)."""
 
 
 def _check_kernels(registry: Registry, plugin: str, devices: Sequence[Where], dtypes: Sequence[DType]) -> int:
@@ -144,7 +144,7 @@ def _devices(registry: Registry) -> Iterator[Device]:
 def _check_kernel(
     registry: Registry, kernel: KernelSpec, module: Any, devices: Sequence[Where], dtypes: Sequence[DType]
 ) -> bool:
-    """Whether it ran. Raises Nonconformance with the first mismatches."""
+    """True if the kernel ran. Raises Nonconformance with the first mismatches."""
     compared, declined, problems = 0, set(), Problems()
     for (info, where), dtype, bucket in itertools.product(devices, dtypes, range(len(TOKEN_BUCKETS))):
         for context in _contexts(kernel, module, info, dtype, bucket):
@@ -170,20 +170,20 @@ def _check_kernel(
 
 def _contexts(kernel: KernelSpec, module: Any, device: DeviceInfo, dtype: DType, bucket: int) -> Iterator[OpContext]:
     when = kernel.when
-    # a batch-invariant kernel may be for deterministic steps alone
+    # a batch-invariant kernel may be for deterministic steps only
     invariant = kernel.batch_invariant
     base = OpContext(op=kernel.op, device=device, dtype=dtype, bucket=bucket, deterministic=invariant)
     layouts: Sequence[str | None] = sorted(when.layouts) or ("token",)
     values = [[(name, value) for value in sorted(allowed, key=repr)] for name, allowed in when.shape.items()]
     shapes = itertools.islice(itertools.product(*values), _SHAPES)
-    # an op that touches no KV computes the same for every granule
+    # an op without KV computes the same for every granule
     granules = sorted(when.granules) or ((1, 4) if hasattr(module, "LAYOUTS") else (1,))
     for layout, granule, shape, known in itertools.product(layouts, granules, shapes, _shapes(module)):
         yield replace(base, layout=layout, granule=granule, shape={**known, **dict(shape)})
 
 
 def check_register_kv_layouts(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """What a layout writes it gathers again; copies take whole granules and touch nothing else."""
+    """A layout gathers the values that it wrote; its copies take whole granules and change nothing else."""
     layouts = contributed(registry, plugin, specs.KVLayoutSpec)
     with all_problems() as problems:
         for spec in layouts:
@@ -242,9 +242,9 @@ def _close(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolera
 
 
 def check_register_models(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every family answers as transformers does where transformers knows the architecture, on small random models.
+    """Every family answers as transformers does, on small random models.
 
-    Of other architectures only the code is loaded.
+    If transformers does not know the architecture, only the family's code is loaded.
     """
     import transformers
 
@@ -266,7 +266,7 @@ def check_register_models(registry: Registry, plugin: str, samples: Sequence[Pat
 
 
 def check_register_quant_methods(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every method can be chosen, reads no other's config, and makes whole checkpoints of the samples it reads."""
+    """Every method can be chosen, reads no other method's config, and makes complete checkpoints of its samples."""
     found = contributed(registry, plugin, specs.QuantMethodSpec)
     checked = 0
     with all_problems() as problems:

@@ -1,4 +1,4 @@
-"""Conformance of what a plugin adds around the model: files, front ends, settings. No torch at import."""
+"""Conformance of contributions around the model: files, front ends, settings. No torch at import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmcore_server.http.front import Route
 
 TEXTS = ("", "hello", "Hello, world! 123", "  two  spaces\n\ttab", "naïve café", "日本語と русский", "👩‍👩‍👧 emoji")
-"""Texts that any tokenizer must survive."""
+"""Texts that every tokenizer must encode and decode."""
 
 RECORD = RequestRecord(
     request_id="conformance-1",
@@ -40,7 +40,7 @@ RECORD = RequestRecord(
 
 
 def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """What every mode pins exists."""
+    """Everything that a mode pins exists."""
     modes = contributed(registry, plugin, specs.ModeSpec)
     kernels = {(spec.op, spec.name) for spec, _ in registry.specs(specs.KernelSpec)}
     with all_problems() as problems:
@@ -58,7 +58,7 @@ def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path
 
 
 def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every device that is available here keeps `protocols.Device`; the others say why they are not."""
+    """Every device that is available here keeps `protocols.Device`; every other one gives a reason."""
     tried = 0
     with all_problems() as problems:
         for spec in contributed(registry, plugin, specs.DeviceSpec):
@@ -74,7 +74,7 @@ def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Pa
 
 
 _OF_GRAPHS = frozenset({"capture", "forget_graphs", "graph_memory"})
-"""What a device needs only where it has graphs."""
+"""Members that a device needs only if it has graphs."""
 
 
 def _members(protocol: type) -> list[str]:
@@ -117,7 +117,7 @@ def _check_graphs(device: Device, numbers: Any) -> None:
 
 
 def check_register_commands(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every command is one of click's, under the name it was registered with, and has help."""
+    """Every command is a click.Command with help."""
     import click
     from click.testing import CliRunner
 
@@ -160,7 +160,7 @@ def check_register_options(registry: Registry, plugin: str, samples: Sequence[Pa
 
 
 def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every sink takes records and snapshots, unknown figures and absent times included."""
+    """Every sink accepts records and snapshots, even with unknown figures and absent times."""
     sinks = contributed(registry, plugin, specs.MetricSinkSpec)
     unknown = {**Load(running=1, cache={"nodes": 2}).figures(), "an_unknown_figure": 3.0}
     counts = ServerFigures({("plugin_failures", ("acme", "on_startup")): 1, ("an_unknown_count", ()): 2})
@@ -185,7 +185,7 @@ def _unanswered() -> RequestRecord:
 
 
 def check_register_tokenizers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every tokenizer that recognises a sample decodes what it encoded; none recognises an empty folder."""
+    """Every tokenizer that recognises a sample decodes its own ids; none recognises an empty folder."""
     found = contributed(registry, plugin, specs.TokenizerSpec)
     checked = 0
     with all_problems() as problems, tempfile.TemporaryDirectory() as empty:
@@ -233,7 +233,7 @@ def _check_text(tokenizer: Tokenizer, text: str) -> None:
 
 
 def check_register_weight_loaders(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every format's headers agree with its tensors, in samples it recognises; none recognises an empty folder."""
+    """Every format's headers agree with its tensors in samples that it recognises; none recognises an empty folder."""
     found = contributed(registry, plugin, specs.WeightLoaderSpec)
     checked = 0
     with all_problems() as problems, tempfile.TemporaryDirectory() as empty:
@@ -270,9 +270,9 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
 
 
 def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """No two routes want one path; broken bodies are 4xx, in JSON; what can be got is answered.
+    """No two routes have one path, a broken body gets a 4xx in JSON, and every GET is answered.
 
-    A dialect that serves nothing by itself is tried with the plugin's flags given.
+    A dialect without routes under default settings is tried with the plugin's flags set.
     """
     from llmcore.config import make_config
     from llmcore.text.tokenizer import load_tokenizer

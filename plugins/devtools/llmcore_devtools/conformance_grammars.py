@@ -1,4 +1,4 @@
-"""Conformance of a parser's grammar: it compiles, and the parser reads what it forces. Needs guided decoding."""
+"""Conformance of a parser's grammar: it compiles, and the parser reads its calls. Needs guided decoding."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ TOOLS: dict[str, Any] = {
     },
     "now": {"parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 }
-"""What the calls of the check may call."""
+"""The functions that the check's calls may call."""
 
 VOCAB = 301
 _SEEDS = 3
 _LONGEST = 3000
-"""Tokens of an answer that does not end by itself."""
+"""Most tokens of a random answer; a longer one fails."""
 
 
 def check_call_grammar(make_grammar: Callable[[ParserContext], CallGrammar], make: MakeParser) -> None:
-    """What the grammar forces is read as calls with valid arguments; what it leaves free can begin as text.
+    """The parser reads forced answers as calls with valid arguments, and a free answer can begin with text.
 
-    Raises Nonconformance; AssertionError where no installed plugin brings guided decoding.
+    Raises Nonconformance, or AssertionError if no installed plugin brings guided decoding.
     """
     tokenizer = _tokenizer()
     compiled, context = _guided(tokenizer), ParserContext(tools=TOOLS)
@@ -83,7 +83,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _guided(tokenizer: Tokenizer) -> Callable[[Mapping[str, Any]], Any]:
-    """Compiles a grammar, given as arguments of `guided`, with any installed plugin: -> start(prompt)."""
+    """Returns a function that compiles a grammar, given as arguments of `guided`, to start(prompt)."""
     processors = (spec for spec, _ in collect(Config()).specs(LogitsProcessorSpec))
     spec = next((spec for spec in processors if spec.name == NAME), None)
     assert spec is not None, "no installed plugin can compile it: pip install plugin-guided"

@@ -1,4 +1,4 @@
-"""Conformance of hooks that observe, or wrap layers."""
+"""Conformance of hooks that observe or that wrap layers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ CONFIG = ModelConfig(
 
 
 def check_on_startup(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Default settings start."""
+    """The hook accepts default settings."""
     return _call(registry, plugin, "on_startup", {"config": Config(plugin_options=_defaults(registry))})
 
 
 def check_on_model_built(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """A report is looked at without error."""
+    """The hook accepts a report."""
     report = ModelReport(config=CONFIG, kernels={"linear": "torch"}, weight_bytes=1, kv_tokens=64, fingerprint="0")
     return _call(registry, plugin, "on_model_built", {"report": report})
 
 
 def check_on_request_finished(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """A record is looked at without error."""
+    """The hook accepts a record."""
     return _call(registry, plugin, "on_request_finished", {"record": RECORD})
 
 
 def check_on_shutdown(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """The end may be told twice: a process that fails while it ends calls it again."""
+    """The hook may be called twice: a process that fails while it ends calls it again."""
     return _call(registry, plugin, "on_shutdown", {}) + _call(registry, plugin, "on_shutdown", {})
 
 
 def check_build_layer(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """A wrapped layer is a module with the same result type and shape, and its weights keep their count."""
+    """A wrapped layer is a module with results of the same type and shape, and it keeps all its parameters."""
     import torch
     from llmcore.layers import Rows
 
@@ -91,7 +91,7 @@ def _block(width: int) -> Any:
             return x
 
     class Block(torch.nn.Module):
-        """A layer as Decoder calls it, with the modules that most families have in it."""
+        """A layer as Decoder calls it, with the modules that most families have in a layer."""
 
         def __init__(self) -> None:
             super().__init__()

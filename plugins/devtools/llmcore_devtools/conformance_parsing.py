@@ -1,4 +1,4 @@
-"""Conformance of output parsers: any way of cutting a text gives the same events, and nothing is lost. No torch."""
+"""Conformance of output parsers: every chunking of a text gives the same events, and no text is lost. No torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KINDS = {
 
 
 def parsed(make: MakeParser, context: ParserContext, pieces: Iterable[str]) -> list[Event]:
-    """The joined events of a text that comes in `pieces`."""
+    """The joined events of a text that arrives in `pieces`."""
     parser = make(context)
     events: list[Event] = []
     for piece in pieces:
@@ -51,11 +51,12 @@ def parsed(make: MakeParser, context: ParserContext, pieces: Iterable[str]) -> l
 
 
 def check_register_output_parsers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """Every parser gives one answer for every way of cutting its samples, their beginnings and plain text; calls of
-    functions that a request does not have, and calls that are cut off before their name is known, come as text.
+    """Every parser gives the same events for every chunking of its samples, of their beginnings and of plain text.
+
+    Calls of functions that a request does not have become text, and so do calls that end before their name is known.
     The parser reads the calls that its grammar forces, and those that its chat template writes.
 
-    `samples`: files with outputs, beside those that the specs state.
+    `samples`: files with outputs, in addition to those of the specs.
     """
     parsers = contributed(registry, plugin, OutputParserSpec)
     given = [ParserSample(text=path.read_text(encoding="utf-8")) for path in samples]
@@ -106,7 +107,7 @@ def _check_sample(kind: str, make: MakeParser, sample: ParserSample) -> None:
 
 
 def _check_template(chosen: Any, make: MakeParser) -> None:
-    """It shows tools, and the parser reads a call as the template writes it into a conversation."""
+    """The template shows tools, and the parser reads a call that the template writes into a conversation."""
     assert isinstance(chosen, ChosenTemplate), f"it is a {type(chosen).__name__}, not an api.text.ChosenTemplate"
     template = ChatTemplate({"default": chosen.source}, {})
     asked = {"role": "user", "content": "How warm is it in Rome?"}
@@ -123,7 +124,7 @@ def _check_template(chosen: Any, make: MakeParser) -> None:
 
 
 def _cuttings(text: str) -> Iterable[list[str]]:
-    """The text by characters, and in random pieces, empty ones included."""
+    """The text cut into characters, and into random pieces, some of them empty."""
     yield list(text)
     draw = random.Random(0)
     for _ in range(_CUTTINGS):
@@ -132,7 +133,7 @@ def _cuttings(text: str) -> Iterable[list[str]]:
 
 
 def _check_events(kind: str, events: Sequence[Event], text: str) -> None:
-    """Kinds and order are right, and a text without a call is not touched."""
+    """The events have the right kinds and order, and a text without a call is unchanged."""
     begun, ended = 0, set()
     for event in events:
         assert isinstance(event, _KINDS[kind]), f"a {kind} parser cannot give {event}"

@@ -1,4 +1,4 @@
-"""Conformance of logits processors: does what a request may ask for by name keep its protocol? Torch where needed."""
+"""Conformance of logits processors: does each keep its protocol? Torch is imported only for device processors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from llmcore_devtools.conformance import all_problems, contributed, loaded
 from llmcore_devtools.tokenizer import EOS, write_tokenizer
 
 VOCAB = 300
-"""More than the tokenizer has, as many models do, and no multiple of 32."""
+"""More than the tokenizer has, as in many models, and not a multiple of 32."""
 _STEPS = 40
 _PROMPT = (72, 101, 108)
 _UNKNOWN = {"no such argument": [3, None]}
 
 
 def check_register_logits_processors(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
-    """With its `example`, each processor keeps its protocol over random tokens; other arguments are refused."""
+    """Each processor keeps its protocol over random tokens, with its `example`, and refuses other arguments."""
     specs = contributed(registry, plugin, LogitsProcessorSpec)
     random, context = np.random.default_rng(0), _context(registry)
     with all_problems() as problems:
@@ -71,7 +71,7 @@ def _context(registry: Registry) -> ProcessorContext:
 
 
 def _check_host(start: Any, prompt: Int32, kind: str, random: np.random.Generator) -> None:
-    """Two choices side by side: what one is told must not change the other."""
+    """Run two choices side by side: the tokens of one must not change the other."""
     one, other = start(prompt.copy()), start(prompt.copy())
     fresh = _said(other, kind)
     for _ in range(_STEPS):
@@ -86,7 +86,7 @@ def _check_host(start: Any, prompt: Int32, kind: str, random: np.random.Generato
 
 
 def _said(processor: Any, kind: str) -> Int32:
-    """Tokens that the processor lets through."""
+    """Tokens that the processor allows."""
     if kind == "bias":
         bias = processor.bias()
         for token, value in bias.items():

@@ -21,7 +21,7 @@ from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, dialect_client, 
 
 @dataclass
 class Side:
-    """A client of one dialect and what it talks to."""
+    """A client of one dialect, with its bridge and front."""
 
     client: falcon.testing.TestClient
     bridge: FakeBridge
@@ -37,8 +37,9 @@ class Side:
         parsers: Iterable[OutputParserSpec] = (),
         **bridge: Any,
     ) -> Side:
-        """Every choice answers with `answer` (None: its prompt, over and over). For `facts` and `parsers` see
-        `fake_front`.
+        """A side on which every choice answers with `answer`, or repeats its prompt if that is None.
+
+        `fake_front` describes `facts` and `parsers`.
         """
         if answer is not None:
             ids = tokenizer.encode(answer) if isinstance(answer, str) else answer
@@ -58,7 +59,7 @@ class Side:
         return result.json
 
     def events(self, path: str, prefix: str = "data: ", **body: Any) -> list[Any]:
-        """The events of a stream that must have ended; "[DONE]" as that text."""
+        """The events of a stream, which must have ended. "[DONE]" stays text."""
         result = self.post(path, **body)
         assert result.headers["content-type"] == "text/event-stream", result.text
         assert self.front.transports[-1].ended
@@ -69,7 +70,7 @@ class Side:
         return [text if text == "[DONE]" else orjson.loads(text) for text in texts]
 
     def lines(self, path: str, **body: Any) -> list[Any]:
-        """The objects of a stream of lines of JSON that must have ended."""
+        """The objects of a stream of JSON lines, which must have ended."""
         result = self.post(path, **body)
         assert result.headers["content-type"] == "application/x-ndjson", result.text
         assert self.front.transports[-1].ended

@@ -1,4 +1,4 @@
-"""A bridge that answers from a script, and a client to try a dialect on it without a server.
+"""A bridge that answers from a script, and a client to try a dialect with it, without a server.
 
 bridge = FakeBridge(lambda prompt, choice: tokenizer.encode("Hello"))
 client = dialect_client(routes, fake_front(bridge, tokenizer))
@@ -26,7 +26,7 @@ from llmcore_server.http.reply import Reply
 from llmcore_server.messages import State
 
 Answer = Callable[[Sequence[int], int], Sequence[int]]
-"""(prompt, choice) -> the ids that choice would get if nothing stopped it."""
+"""(prompt, choice) -> the ids that the choice would get if nothing stopped it."""
 
 
 def echo(prompt: Sequence[int], choice: int) -> Sequence[int]:
@@ -36,22 +36,26 @@ def echo(prompt: Sequence[int], choice: int) -> Sequence[int]:
 
 @dataclass
 class FakeBridge:
-    """Runs every request when it is submitted, or, with `wait`, one token per `step`.
+    """A bridge that answers from a script.
 
-    `error`: (code, message) that ends each choice after `error_after` tokens. `refuse`: raised by `submit`. `group`:
-    tokens per event. Token i of an answer has the log-probability -(i + 1) / 8, and `top` lists the ids before it.
-    Token i of a prompt has -(i + 1) / 4, and the ids before it as its best. Who asks for a score gets `scores`, who
-    asks for a hidden state `state` of the prompt's ids.
+    Token i of an answer has the log-probability -(i + 1) / 8, and `top` lists the ids just below its own. Token i of a
+    prompt has -(i + 1) / 4, and the ids just below its own as the best ones.
     """
 
     answer: Answer = echo
     wait: bool = False
+    """Send one event per `step`. Otherwise a request runs to its end when it is submitted."""
     group: int = 1
+    """Tokens per event."""
     error: tuple[str, str] | None = None
+    """(code, message) that ends each choice after `error_after` tokens."""
     error_after: int = 0
     refuse: RequestError | None = None
+    """`submit` raises it."""
     scores: tuple[float, ...] = (0.5,)
+    """The answer to a request for a score."""
     state: Callable[[Sequence[int]], Sequence[float]] = lambda ids: (ids[0], ids[-1], len(ids))
+    """The hidden state of a prompt's ids."""
     submitted: list[Submit] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     finished: list[tuple[int, int, int]] = field(default_factory=list)
@@ -84,7 +88,7 @@ class FakeBridge:
         return Load(running=len(self._open), kv_live=25, kv_free=75, kv_total=100, peak=50)
 
     def step(self) -> None:
-        """One event for every choice that runs."""
+        """Send one event for every choice that runs."""
         for key, script in list(self._open.items()):
             if key not in self._open:
                 continue
@@ -106,7 +110,7 @@ class FakeBridge:
 
 @dataclass
 class _Script:
-    """One choice and what it is going to say."""
+    """One choice and its answer."""
 
     request: Submit
     sink: Sink
@@ -160,7 +164,7 @@ class _Script:
 
 @dataclass
 class FakeTransport:
-    """Collects what a reply sends, into Falcon's response while the responder still runs."""
+    """Collects the parts of a reply in Falcon's response, while the responder still runs."""
 
     response: falcon.Response
     sent: bytes = b""
@@ -200,7 +204,7 @@ class FakeTransport:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeFront(Front):
-    """A front whose replies are collected. `replies`, `transports` and `records` hold all there were."""
+    """A front that keeps all its replies, transports and records."""
 
     replies: list[Reply] = field(default_factory=list)
     transports: list[FakeTransport] = field(default_factory=list)
@@ -228,9 +232,10 @@ def fake_front(
     config: Config | None = None,
     **facts: Any,
 ) -> FakeFront:
-    """A front on `bridge`. `parsers`: at most one of each kind. `processors`: names of logits processors.
-    `config`: its settings, apart from the model's.
-    `facts`: of bridge.ModelFacts, over a small model's.
+    """A front on `bridge`.
+
+    `parsers`: at most one of each kind. `processors`: names of logits processors. `config`: its settings, apart from
+    the model's. `facts`: fields of bridge.ModelFacts that replace a small model's.
     """
     known = {
         "architecture": "Fake",
@@ -257,5 +262,5 @@ def fake_front(
 
 
 def dialect_client(routes: Callable[[Front], Iterable[Route]], front: Front) -> falcon.testing.TestClient:
-    """A client of the application that has only this dialect's routes, with its errors as clients see them."""
+    """A client of an application with only this dialect's routes, and with the errors that clients see."""
     return falcon.testing.TestClient(build_app((route, "test") for route in routes(front)))

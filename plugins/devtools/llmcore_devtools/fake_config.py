@@ -14,7 +14,7 @@ _WIDTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FakeConfig(ModelConfig):
-    """`step_delay`: seconds per forward. `faults`: name of one (`testing.fault_names`) -> the token that brings it."""
+    """The fake model's config. `step_delay`: seconds per forward. `faults`: name (`fault_names`) -> its token."""
 
     step_delay: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict)
@@ -38,5 +38,5 @@ def read_config(config: Mapping[str, Any]) -> FakeConfig:
 
 
 def weights(config: FakeConfig) -> WeightMap:
-    """ModelSpec.weights: names in the checkpoint are those of the parameters."""
+    """ModelSpec.weights: the checkpoint and the parameters have the same names."""
     return WeightMap()

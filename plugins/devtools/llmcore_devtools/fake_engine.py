@@ -1,12 +1,12 @@
 """`python -m llmcore_devtools.fake_engine FD`: an engine that echoes prompts. It tests servers without a model.
 
-It speaks the wire as the real one does. Token i of an answer is token i of the prompt, over and over. What it does
-beside that is asked for in `config.plugin_options`:
+It exchanges the same messages as the real engine. An answer repeats the tokens of its prompt. Options in
+`config.plugin_options`:
 
-- ``fake_step_seconds``: length of a step (0.005),
-- ``fake_load_seconds``: how long it takes to start (0),
-- ``fake_fail``: a message to fail with at start-up,
-- ``fake_hang_token``: a prompt that holds this id makes the engine hang for ever.
+- ``fake_step_seconds``: seconds of a step (0.005),
+- ``fake_load_seconds``: seconds until it is ready (0),
+- ``fake_fail``: a message with which the start fails,
+- ``fake_hang_token``: a prompt with this id makes the engine hang for ever.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FACTS = ModelFacts(
 
 @dataclass
 class _Running:
-    """One request: which choices still run, and how far they are."""
+    """One request: the choices that still run, and the number of tokens that each has."""
 
     submit: Submit
     prompt: array[int]
@@ -107,7 +107,7 @@ class FakeEngine:
         self.context.term()
 
     def handle(self, message: ToEngine) -> None:
-        """One message of a worker, or of the supervisor."""
+        """Handle one message of a worker or of the supervisor."""
         owner, body = message.sender, message.body
         match body:
             case Submit():
@@ -131,7 +131,7 @@ class FakeEngine:
                 self.stopping = True
 
     def step(self) -> None:
-        """One token for every running choice."""
+        """Send one token for every running choice."""
         self.steps += 1
         events: dict[int, StepEvents] = {}
         for (owner, number), request in list(self.running.items()):
@@ -152,7 +152,7 @@ class FakeEngine:
             self.workers[owner].send(batch)
 
     def end_choice(self, owner: int, number: int, choice: int) -> None:
-        """A worker found a stop text."""
+        """End a choice in which a worker found a stop text."""
         request = self.running.get((owner, number))
         if request is not None and choice in request.choices:
             request.choices.remove(choice)
@@ -160,7 +160,7 @@ class FakeEngine:
                 del self.running[owner, number]
 
     def forget(self, worker: int) -> None:
-        """A worker has died: so do its requests."""
+        """End the requests of a worker that died."""
         for key in [key for key in self.running if key[0] == worker]:
             del self.running[key]
             self.aborts += 1

@@ -1,4 +1,4 @@
-"""What the fake model answers, and the files of its directory. No torch."""
+"""The fake model's answers, and the files of its directory. No torch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def fake_answer(prompt: Sequence[int], n: int, salt: int = _SALT) -> list[int]:
 def write_fake_model(directory: Path, *, max_position: int = 4096, all_faults: bool = False, **config: Any) -> Path:
     """Write a model directory with config, weights, tokenizer and chat template; returns `directory`.
 
-    `config`: more of FakeConfig, e.g. `step_delay`, or `faults={"nan": 13}` for a fault that token 13 brings.
-    `all_faults`: every fault there is has tokens of its own, with the texts in `llmcore_devtools.fault_names`.
+    `config`: further fields of FakeConfig, for example `step_delay`, or `faults={"nan": 13}` for a fault that token 13
+    brings. `all_faults`: give every fault of `llmcore_devtools.fault_names` tokens of its own.
     """
     write_tokenizer(directory, more=fault_texts() if all_faults else ())
     tokenizer = orjson.loads((directory / "tokenizer.json").read_bytes())
@@ -57,5 +57,5 @@ def write_fake_model(directory: Path, *, max_position: int = 4096, all_faults: b
 
 
 def mix(token: Any, position: Any) -> Any:
-    """One token's share of the hash, for numbers and tensors alike."""
+    """One token's share of the hash, for numbers and for tensors."""
     return ((token + 1) * (position + 7) * 40503 + token * 69069) % MODULUS

@@ -1,8 +1,8 @@
-"""A model for tests whose next token is a plain function of everything before it, read back through the KV tables.
+"""A model for tests whose next token is a plain function of all tokens before it, which it reads from the KV cache.
 
-It is a family like any other: it stores each token's id and position through the layout, and computes a row's answer
-from what the tables lead to. A wrong slot, a lost copy, a prefix hit that is none or a neighbour's token changes the
-answer, and `fake_answer` says what it should have been.
+It is a family like any other. It stores each token's id and position through the layout, and computes a row's answer
+from the slots in the tables. A wrong slot, a lost copy, a wrong prefix hit or another request's token changes the
+answer. `fake_answer` computes the right one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIGITS = 4
 
 
 class FakeModel(nn.Module):
-    """Implements what the engine needs of a model. Its one weight, `salt`, is part of every answer."""
+    """Implements the engine's interface of a model. Its one weight, `salt`, changes every answer."""
 
     def __init__(self, build: Build, config: FakeConfig) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class FakeModel(nn.Module):
         self._faults = StepFaults(config.faults, answers=ANSWERS) if config.faults else None
 
     def forward(self, step: Step, hidden: Tensor | None = None, residual: Tensor | None = None) -> Hidden:
-        """Stores the step's tokens; the digits of each row's hash are the hidden state of its last token."""
+        """Store the step's tokens. The hidden state of a row's last token is the digits of the row's hash."""
         config, state = self.config, step.kv[GROUP]
         time.sleep(config.step_delay)
         if self._faults is not None:
@@ -54,7 +54,7 @@ class FakeModel(nn.Module):
         return hidden if step.sampled is None else hidden[step.sampled], None
 
     def logits(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The answer stands well above a pseudo-random rest."""
+        """Logits in which the answer is well above pseudo-random scores."""
         hashes = _number(hidden)
         vocabulary = torch.arange(self.config.vocab_size, device=hidden.device)
         scores = ((hashes[:, None] * 31 + vocabulary * 40503) % 997).float() / 125
@@ -64,11 +64,11 @@ class FakeModel(nn.Module):
         return scores.masked_fill(hidden.isnan().any(1, keepdim=True), torch.nan)
 
     def normed(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """There is no norm."""
+        """`hidden`: the fake model does not normalize."""
         return hidden
 
     def _states(self, kv: tuple[Tensor, ...], meta: Mapping[str, Tensor]) -> Tensor:
-        """[R, 5] the digits of a hash of each row's whole content, as the tables and the layout give it back."""
+        """[R, 5] digits of a hash of each row's whole content, as the tables and the layout return it."""
         length = meta["kv_len"].long()
         row = torch.arange(len(length), device=length.device).repeat_interleave(length)
         place = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
@@ -95,6 +95,6 @@ def _digits(numbers: Tensor, count: int = _DIGITS) -> Tensor:
 
 
 def _number(digits: Tensor) -> Tensor:
-    """[N] int64, the reverse of `_digits`; 0 where digits are NaN, and below 0 where they say something else."""
+    """[N] int64, the reverse of `_digits`. NaN digits give 0, and marks (`fault_steps`) give a negative number."""
     powers = _BASE ** torch.arange(digits.shape[1], device=digits.device)
     return (digits.nan_to_num().long() * powers).sum(1)

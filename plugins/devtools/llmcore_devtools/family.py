@@ -1,8 +1,8 @@
-"""Holding a model family against transformers: same weights, same logits, same greedy tokens.
+"""Comparison of a model family with transformers: same weights, same logits, same greedy tokens.
 
 `assert_family_matches_transformers("LlamaForCausalLM")` in a plugin's test makes a small random model with
-transformers, saves it, loads it the way the engine does, and compares whole prompts, prompts in chunks, and steps
-that mix prompts with decoding. `LoadedModel` drives a model by hand, for tests that need more.
+transformers, saves it, and loads it as the engine does. It compares whole prompts, prompts in chunks, and steps that
+mix prefill with decode. `LoadedModel` drives a model by hand, for tests that need more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALL: Mapping[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-"""What a small random model has where a test does not say otherwise; odd sizes and head groups on purpose."""
+"""The default config of a small random model. Its sizes and head groups are odd on purpose."""
 
 SMALL_LATENT: Mapping[str, Any] = {
     "num_key_value_heads": None,
@@ -53,12 +53,12 @@ SMALL_LATENT: Mapping[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
 }
-"""The same for models with latent attention, whose heads all have keys of their own."""
+"""Further defaults for models with latent attention, in which every head has its own keys."""
 
 
 @torch.inference_mode()
 def oracle(model: Any, prompt: Sequence[int], new: int) -> Generated:
-    """What a transformers model generates greedily, with its cache; of a model that scores, the one answer it has."""
+    """The greedy tokens and logits of a transformers model, with its cache; of a model that scores, its one answer."""
     out, past, ids = Generated([], []), None, torch.tensor([list(prompt)], device=model.device)
     for _ in range(new):
         reply = model(input_ids=ids, past_key_values=past, use_cache=True)
@@ -76,10 +76,10 @@ def small_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
     model_class = getattr(transformers, architecture)
     latent = SMALL_LATENT if hasattr(model_class.config_class, "kv_lora_rank") else {}
     config = model_class.config_class(**{**SMALL, **latent, **overrides})
-    # experts of any size, which the grouped products of torch do not take
+    # torch's grouped products do not accept experts of every size
     config._experts_implementation = "eager"
     if getattr(config, "attn_logit_softcapping", None) is not None:
-        # torch's attention has no soft cap; transformers 5.17 uses it all the same
+        # torch's attention has no soft cap, but transformers 5.17 would use it
         config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = model_class._from_config(config, dtype=torch.float32).eval()
@@ -101,8 +101,9 @@ def assert_same(
     tolerance: float,
     where: Callable[[Sequence[int]], str] = lambda before: "",
 ) -> None:
-    """Tokens equal, and logits within `tolerance` of the largest. `where`: what to say of the layers, by the generated
-    tokens before the one that differs.
+    """Raises AssertionError unless tokens are equal and logits agree within `tolerance` of the largest.
+
+    `where`: (generated tokens before the one that differs) -> words about the layers, for the error.
     """
     for index, (ours, theirs) in enumerate(zip(got.logits, expected.logits, strict=True)):
         if differs(ours, theirs, tolerance):
@@ -116,7 +117,10 @@ def assert_same(
 
 
 def differs(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> bool:
-    """True if shapes differ, or values by more than `tolerance` of the largest or of 1, or if any is NaN."""
+    """True if shapes differ, if a value is NaN, or if values differ by more than `tolerance`.
+
+    `tolerance` is relative to the largest value, or to 1 if that is larger.
+    """
     if ours.shape != theirs.shape:
         return True
     return not float((ours - theirs).abs().max()) <= tolerance * max(float(theirs.abs().max()), 1.0)
@@ -130,8 +134,9 @@ def where_they_part(
     tolerance: float,
     chunk: int | None = None,
 ) -> str:
-    """The first layer whose states differ, for an error: in the prompt, computed in chunks of `chunk` tokens, or when
-    the tokens after it are decoded one by one.
+    """Words about the first layer whose states differ, for an error.
+
+    It looks at the prompt, computed in chunks of `chunk` tokens, and then at the decode of each token after it.
     """
     apart = partial(differs, tolerance=tolerance)
     expected, past = their_states(theirs, prompt)
@@ -158,9 +163,9 @@ def assert_family_matches_transformers(
 ) -> None:
     """Compare a family with transformers in f32, on a small random model of `architecture`.
 
-    `prompts`: their lengths in tokens; `longest_request`: what a server takes, for a rope that is chosen by it;
-    `config_overrides`: fields of the transformers config, over `SMALL`. Raises
-    AssertionError that says in which mode of running, at which token and from which layer on they differ.
+    `prompts`: the prompts' lengths in tokens. `longest_request`: the server's longest request, for a rope that depends
+    on it. `config_overrides`: fields of the transformers config, over `SMALL`. Raises AssertionError that names the
+    kind of step, the token and the first layer that differ.
     """
     theirs = small_model(architecture, seed, **config_overrides)
     draw = np.random.default_rng(seed)

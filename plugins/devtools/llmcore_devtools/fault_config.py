@@ -13,7 +13,7 @@ from llmcore_devtools.faults import NAME
 
 
 def with_faults(config: Config) -> Config:
-    """`config` with the plugin `faults`, its prefix cache and its parser of tool calls where no others are named."""
+    """`config` with the plugin `faults`. Its prefix cache replaces `radix`."""
     plugin = PluginInfo(NAME, CORE_DIST, __version__, "llmcore_devtools.faults")
     config = with_plugins(config, [*discover(config.plugins.plugins), plugin])
     if config.scheduling.kv_manager == "radix":

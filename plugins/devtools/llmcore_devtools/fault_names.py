@@ -1,7 +1,7 @@
-"""What can be made to go wrong in a server of the fake model, by the text of a request. No torch.
+"""The faults that the text of a request can cause in a server of the fake model. No torch.
 
-`<|fault:NAME|>` in a prompt is one token, which brings the fault NAME when the engine computes it.
-`<|later:NAME|>` lets the model answer with that token as the eighth of its answer, so that streams have begun.
+`<|fault:NAME|>` in a prompt is one token. It causes the fault NAME when the engine computes it. After `<|later:NAME|>`
+the eighth token of the model's answer is that token, so the fault comes after a stream has begun.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ FAULTS: Mapping[str, str] = {**STEP_FAULTS, **ENGINE_FAULTS, **WORKER_FAULTS}
 
 
 class Panic(BaseException):
-    """What a native library's panic is in Python: no Exception."""
+    """Like the panic of a native library: a BaseException that is not an Exception."""
 
 
 SLOW_SECONDS = 0.5
 LATER = 8
-"""Which token of an answer `<|later:NAME|>` makes the fault's."""
+"""The number of the token of an answer that `<|later:NAME|>` makes the fault's."""
 
 
 def fault(name: str) -> str:
-    """The text that brings a fault at once. KeyError for a name that is none."""
+    """The text that causes a fault at once. Raises KeyError for an unknown name."""
     return f"<|fault:{name}|>" if FAULTS[name] else ""
 
 
 def later(name: str) -> str:
-    """The text after which the eighth token of the answer is the fault's; it goes to the end of a prompt."""
+    """The text that makes the eighth token of the answer the fault's. Put it at the end of a prompt."""
     return f"<|later:{name}|>" if FAULTS[name] else ""
 
 
 def fault_texts() -> tuple[str, ...]:
-    """Every text there is; the tokenizer of a fake model with faults has a token for each."""
+    """All these texts. The tokenizer of a fake model with faults has a token for each."""
     return tuple(make(name) for make in (fault, later) for name in FAULTS)

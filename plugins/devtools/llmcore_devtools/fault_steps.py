@@ -1,4 +1,4 @@
-"""Faults that the fake model brings about in a step, where it meets their tokens."""
+"""Faults that the fake model causes in a step with their tokens."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch import Tensor
 from llmcore_devtools.fault_names import LATER, SLOW_SECONDS
 
 SAMPLE_MARK, ILLEGAL_MARK = 3.0e8, 6.0e8
-"""Scores of the first token by which the sampling kernel `faults` knows the rows it shall fail on."""
+"""Scores of the first token that mark a row on which the sampling kernel `faults` must fail."""
 
 _MARKS = {"sample": SAMPLE_MARK, "illegal": ILLEGAL_MARK}
 _ECHO = 1000
-"""A hidden state below minus this is a token to answer with, one above it the number of a mark."""
+"""A hidden state below minus this encodes a token to answer with; a negative one above it, the number of a mark."""
 
 
 class DeviceFault(RuntimeError):
-    """What the device `faults` calls sticky."""
+    """The error that is sticky on the device `faults`."""
 
 
 class StepFaults:
-    """`tokens`: name -> id; those called `later:NAME` are answered with `NAME`'s, LATER tokens on.
+    """The faults of one model.
 
-    `answers`: what is below may be the answer of a row without faults.
+    `tokens`: name -> id. LATER tokens after the token of `later:NAME`, the answer is the token of `NAME`. `answers`:
+    ids below it may be the answer of a row without faults.
     """
 
     def __init__(self, tokens: Mapping[str, int], answers: int) -> None:
@@ -48,13 +49,13 @@ class StepFaults:
         }
 
     def before(self, tokens: Tensor) -> None:
-        """Whatever befalls the whole step that computes `tokens` [T]."""
+        """Cause the faults of the whole step that computes `tokens` [T]."""
         for name, act in self._raises.items():
             if name in self._tokens and bool((tokens == self._tokens[name]).any()):
                 act()
 
     def mark(self, hidden: Tensor, tokens: Tensor) -> None:
-        """Change the hidden states [T, 5] of the rows in which single rows shall fail."""
+        """Mark the hidden states [T, 5] of rows that must fail alone."""
         if "nan" in self._tokens:
             hidden[tokens == self._tokens["nan"]] = torch.nan
         for number, name in enumerate(_MARKS, 1):
@@ -62,9 +63,9 @@ class StepFaults:
                 hidden[tokens == self._tokens[name]] = -number
 
     def echo(self, tokens: Tensor, positions: Tensor, row: Tensor, length: Tensor) -> Tensor | None:
-        """[R] the token that each row of `length` [R] tokens shall answer with next, below 0 where it is free.
+        """[R] the token that each row of `length` [R] tokens must answer with next; below 0 for any token.
 
-        `tokens`, `positions` and `row` [N] are what the rows hold. None where nobody wants one.
+        `tokens`, `positions` and `row` [N] are the rows' content. Returns None if there are no faults of this kind.
         """
         if not self._later:
             return None
@@ -75,7 +76,7 @@ class StepFaults:
         return due
 
     def scores(self, scores: Tensor, hidden: Tensor) -> None:
-        """Change the scores [S, V] of rows as their hidden states [S, 5] say; nobody else draws a fault's token."""
+        """Change the scores [S, V] of rows as their hidden states [S, 5] demand. Other rows draw no fault's token."""
         scores[:, self._never] = -1e4
         sign = hidden[:, 0]
         for number, mark in enumerate(_MARKS.values(), 1):
@@ -85,7 +86,7 @@ class StepFaults:
         scores[echoed, (-sign[echoed] - _ECHO).long()] = 11.0
 
     def _once(self, name: str, error: Exception) -> None:
-        """Raise, unless it did the last time."""
+        """Raise `error`, unless the last call with `name` raised."""
         if name in self._tried:
             self._tried.discard(name)
             return
@@ -94,7 +95,7 @@ class StepFaults:
 
 
 def echoing(token: Tensor) -> Tensor:
-    """The hidden states' values that say: answer with `token`."""
+    """The hidden states' values that mean: answer with `token`."""
     return -(token + _ECHO).float()
 
 

@@ -1,7 +1,7 @@
-"""Plugin `faults`: what goes wrong on request in a test server, through the hooks that any plugin has.
+"""Plugin `faults`: failures on request in a test server, through the hooks that any plugin has.
 
-Only `llmcore testserver --fault_injection` and `llmcore_devtools.server.serving(faults=True)` load it. What a prompt
-can ask for is in `llmcore_devtools.fault_names`; the logits processor `fault` is for what goes wrong beside a step.
+Only `llmcore testserver --fault_injection` and `llmcore_devtools.server.serving(faults=True)` load it.
+`llmcore_devtools.fault_names` has the faults that a prompt can cause. The logits processor `fault` causes others.
 """
 
 from __future__ import annotations
@@ -107,6 +107,6 @@ def register_output_parsers() -> Iterable[OutputParserSpec]:
 
 @hookimpl
 def on_request_finished(record: RequestRecord) -> None:
-    """Raise for those that asked for it by their id."""
+    """Raise for requests whose id asks for it."""
     if record.request_id.startswith(HOOK_REQUEST_ID):
         raise Panic("the hook was told to fail")

@@ -1,4 +1,4 @@
-"""What the plugin `faults` does in the engine."""
+"""The parts of the plugin `faults` that run in the engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_device(index: int) -> Device:
 
 
 def make_sampler(context: OpContext) -> Sampler:
-    """The CPU's, which fails on rows that the fake model has marked."""
+    """The CPU's sampler, which fails on rows that the fake model has marked."""
     sample: Sampler = load(f"{_BUILTIN}.cpu.sample:make")(context)
 
     def faulty(logits: Tensor, rows: SampleRows) -> Sampled:
@@ -64,10 +64,11 @@ class FaultyManager:
 
 
 class FaultyProcessor:
-    """processors.MaskProcessor: allows everything, and fails where `args` say.
+    """A processors.MaskProcessor that allows every token, and fails as `args` demand.
 
-    `at`: where ("make", "start", "mask", "accept", "finished", "never"). `how`: "raise"; "slow" takes `seconds`;
-    "hang" never returns; "none" (of "mask") allows no token. `after`: tokens that are accepted before it fails.
+    `at`: the call that fails ("make", "start", "mask", "accept", "finished", "never"). `how`: "raise"; "slow", which
+    takes `seconds`; "hang", which never returns; "none", with which "mask" allows no token. `after`: accepted tokens
+    before it fails.
     """
 
     def __init__(self, args: Mapping[str, Any], vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""What the plugin `faults` does in an HTTP worker. No torch."""
+"""The parts of the plugin `faults` that run in an HTTP worker. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["always", "has_tokenizer_json", "load_tokenizer", "make_parser"]
 
 
 class FaultyTokenizer(FastTokenizer):
-    """Raises on the texts of its faults."""
+    """A tokenizer that raises on the texts of its faults."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`."""
@@ -27,7 +27,7 @@ class FaultyTokenizer(FastTokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes of one id; asked of every id by who knows nothing of faults."""
+        """The raw bytes of one id. It does not raise, because code that knows nothing of faults asks for every id."""
         if self.token(token_id) == fault("detokenize"):
             return fault("detokenize").encode()
         return super().token_bytes(token_id)
@@ -43,7 +43,7 @@ class FaultyTokenizer(FastTokenizer):
 
 
 class FaultyPieces(Pieces):
-    """Raises for the id of its fault."""
+    """Pieces that raise for the id of their fault."""
 
     _backend: Any
     _rule: PieceRule
@@ -55,7 +55,7 @@ class FaultyPieces(Pieces):
 
 
 class FaultyParser:
-    """api.text.OutputParser: all is text."""
+    """An api.text.OutputParser that returns everything as text."""
 
     def feed(self, text: str) -> Iterator[Event]:
         """OutputParser."""

@@ -1,4 +1,4 @@
-"""Hidden states layer by layer, of a model here and of transformers' one: they name the first layer that differs."""
+"""Hidden states of each layer, of our model and of transformers', to find the first layer that differs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMBEDDING, LOGITS = "embed_tokens", "logits"
 
 States = dict[str, torch.Tensor]
 """Part of a decoder -> [tokens, size] f32: "embed_tokens", "layers.0", "layers.0.self_attn", ..., "logits". A layer's
-state is the sum of what it passes on, which is the residual stream behind it."""
+state is the residual stream after it: the sum of hidden and residual."""
 
 Differs = Callable[[torch.Tensor, torch.Tensor], bool]
 """(our state, transformers') -> True if they differ."""
@@ -26,7 +26,7 @@ Differs = Callable[[torch.Tensor, torch.Tensor], bool]
 
 @torch.inference_mode()
 def our_states(ours: LoadedModel, tokens: Sequence[int], chunk: int | None = None) -> States:
-    """Of a sequence that `ours` computes in chunks of `chunk` tokens."""
+    """The states of a sequence that `ours` computes in chunks of `chunk` tokens."""
     with recording(*our_parts(ours.model), _stream) as found:
         logits = ours.all_logits(tokens, chunk=chunk)
     return {**_joined(found), LOGITS: logits.float()}
@@ -34,7 +34,7 @@ def our_states(ours: LoadedModel, tokens: Sequence[int], chunk: int | None = Non
 
 @torch.inference_mode()
 def our_decoded_states(ours: LoadedModel, step: Step) -> States:
-    """Of one token that `step` decodes, after what has its KV already."""
+    """The states of one token that `step` decodes."""
     with recording(*our_parts(ours.model), _stream) as found:
         hidden, residual = ours.model(replace(step, sampled=None))
     return {**_joined(found), LOGITS: ours.model.logits(hidden, residual).float()}
@@ -42,7 +42,7 @@ def our_decoded_states(ours: LoadedModel, step: Step) -> States:
 
 @torch.inference_mode()
 def their_states(theirs: Any, tokens: Sequence[int], past: Any = None) -> tuple[States, Any]:
-    """Of the same in a transformers model, after what is in `past`; and the cache with them."""
+    """The states of `tokens` in a transformers model, after the cache `past`, and the new cache."""
     ids = torch.tensor([list(tokens)], device=theirs.device)
     with recording(*their_parts(theirs), _first) as found:
         reply = theirs(input_ids=ids, past_key_values=past, use_cache=True)
@@ -51,7 +51,7 @@ def their_states(theirs: Any, tokens: Sequence[int], past: Any = None) -> tuple[
 
 
 def first_difference(ours: States, theirs: States, differs: Differs) -> str | None:
-    """The first part whose states differ, as words; None where none does."""
+    """Words about the first part whose states differ, or None if all agree."""
     parts = [name for name in ours if name in theirs and (name in (EMBEDDING, LOGITS) or name.count(".") == 1)]
     if (name := next((name for name in parts if differs(*_both(ours, theirs, name))), None)) is None:
         return None
@@ -69,9 +69,9 @@ def first_difference(ours: States, theirs: States, differs: Differs) -> str | No
 def recording(
     first: nn.Module, parts: Mapping[str, nn.Module], value: Callable[[str, Any], torch.Tensor | None]
 ) -> Iterator[dict[str, list[torch.Tensor]]]:
-    """Meanwhile: what goes into `first` as "embed_tokens", and what each of `parts` gives, call by call.
+    """Record states during the block: the input of `first` as "embed_tokens", and the output of each of `parts`.
 
-    `value`: the part's name and its output -> the state.
+    `value`: (the part's name, its output) -> the state.
     """
     found: dict[str, list[torch.Tensor]] = {EMBEDDING: []}
 
@@ -95,14 +95,14 @@ def recording(
 
 
 def our_parts(model: Any) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """The first layer, and every layer and what it is made of, by the names of the family."""
+    """The first layer, and every layer with its parts, by the names of the family."""
     layers = {f"layers.{name}": layer for name, layer in model.layers.items()}
     blocks = {name: model.get_submodule(model.wrapped.get(name, name)) for name in layers}
     return next(iter(layers.values())), _with_children(layers, blocks)
 
 
 def their_parts(model: Any) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """The same of a transformers model."""
+    """The first layer, and every layer with its parts, of a transformers model."""
     count = model.config.get_text_config().num_hidden_layers
     lists = (part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
     layers = {f"layers.{index}": layer for index, layer in enumerate(next(lists))}
@@ -118,7 +118,7 @@ def _with_children(layers: Mapping[str, nn.Module], blocks: Mapping[str, nn.Modu
 
 
 def _stream(name: str, output: Any) -> torch.Tensor | None:
-    """Of a layer here, or of what goes into one: hidden and residual are one state. Else the first of the outputs."""
+    """The state of a layer's output or input: the sum of hidden and residual. Otherwise the first of the outputs."""
     if isinstance(output, tuple) and name.count(".") < 2:
         hidden, residual = output
         return hidden if residual is None else hidden + residual  # type: ignore[no-any-return]
@@ -135,13 +135,13 @@ def _joined(found: Mapping[str, list[torch.Tensor]]) -> States:
 
 
 def _both(ours: States, theirs: States, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a prompt that is scored, transformers has the last token's logits alone."""
+    """Both states of one part, of equal length: for a scored prompt, transformers has only the last token's logits."""
     expected = theirs[name]
     return ours[name][-len(expected) :].to(expected.device), expected
 
 
 def _apart(ours: States, theirs: States, name: str) -> str:
-    """By how much two states differ, and where."""
+    """Words about the size and the place of the difference between two states."""
     mine, expected = _both(ours, theirs, name)
     if mine.shape != expected.shape:
         return f"{list(mine.shape)} where transformers has {list(expected.shape)}"

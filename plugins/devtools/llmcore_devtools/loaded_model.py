@@ -23,7 +23,7 @@ from llmcore.weights.source import open_checkpoint, read_model
 
 
 def registry_for_tests(plugins: Sequence[str] | None = None) -> Registry:
-    """Everything installed, or what `--plugins` would select."""
+    """The registry of all installed plugins, or of those that `--plugins` would select."""
     return build_registry(Config(discovered=discover(plugins)))
 
 
@@ -40,13 +40,13 @@ class Row:
 
 @dataclass
 class Generated:
-    """Greedy tokens and the logits [vocab_size] each was the largest of."""
+    """Greedy tokens, and for each the logits [vocab_size] whose largest it was."""
 
     tokens: list[int]
     logits: list[torch.Tensor]
 
     def take(self, logits: torch.Tensor) -> None:
-        """The next token."""
+        """Add the next token."""
         self.tokens.append(int(logits.argmax()))
         self.logits.append(logits)
 
@@ -54,7 +54,7 @@ class Generated:
 class LoadedModel:
     """A model on the CPU (or on `device`) with its KV pools, driven step by step by hand.
 
-    Granules are handed out in a scattered order and requests never share any.
+    Requests get granules in a scattered order and never share one.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class LoadedModel:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Run rows, those that decode first; logits [len(rows), vocab_size] f32 of each row's last token."""
+        """Run rows, decode rows first. Returns logits [len(rows), vocab_size] f32 of each row's last token."""
         step = self.make_step(rows)
         hidden, residual = self.model(step)
         logits: torch.Tensor = self.model.logits(hidden, residual).float()
         return logits
 
     def make_step(self, rows: Sequence[Row]) -> Step:
-        """The step of these rows, with every kernel's plan made."""
+        """The step of these rows, after the `plan` of every kernel."""
         n_query = np.array([len(row.tokens) for row in rows], np.int32)
         kv_len = np.array([row.start for row in rows], np.int32) + n_query
         where = self.device
@@ -179,8 +179,9 @@ class LoadedModel:
         return out
 
     def generate_mixed(self, prompts: Sequence[Sequence[int]], new: int, chunk: int) -> list[Generated]:
-        """Greedy tokens after several prompts at once: request i starts i steps late, in chunks of `chunk`, so that
-        steps mix rows that decode with chunks of prompts.
+        """Greedy tokens after several prompts at once.
+
+        Request i starts i steps late, in chunks of `chunk` tokens, so that steps mix decode rows with prompt chunks.
         """
         outs = [Generated([], []) for _ in prompts]
         done = [0] * len(prompts)

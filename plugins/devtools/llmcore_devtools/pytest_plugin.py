@@ -1,4 +1,4 @@
-"""Fixtures that pytest finds by itself where llmcore is installed."""
+"""Fixtures that pytest finds by itself if llmcore-devtools is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def llmcore_registry() -> Callable[..., Registry]:
     """`llmcore_registry("my-plugin", "./mine.py")` is the registry of those plugins and the built-ins.
 
-    Names are what `--plugins` takes; a plugin that fails raises PluginError.
+    Names are values of `--plugins`. A plugin that fails raises PluginError.
     """
     from llmcore_devtools import registry_of
 
@@ -29,8 +29,8 @@ def llmcore_registry() -> Callable[..., Registry]:
 def llmcore_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """`llmcore_server(plugins=("./mine.py",))` starts a real server of the fake model and returns it.
 
-    Settings are those of `llmcore serve`; `model_dir` takes another model. `faults`: requests may ask for those of
-    `llmcore_devtools.fault_names`. It listens on a free port of 127.0.0.1 and ends with the test.
+    Settings are those of `llmcore serve`; `model_dir` takes another model. `faults`: requests may cause the faults of
+    `llmcore_devtools.fault_names`. The server listens on a free port of 127.0.0.1 and ends with the test.
     """
     from llmcore_devtools.server import serving
 

@@ -31,19 +31,19 @@ from llmcore_server.supervisor.supervisor import ENGINE_MODULE
 from llmcore_devtools.fault_config import with_faults
 
 FAKE_ENGINE = "llmcore_devtools.fake_engine"
-"""An engine that echoes prompts; starts in a moment and needs no model, only a tokenizer."""
+"""An engine that echoes prompts. It starts at once and needs only a tokenizer."""
 
 
 BRISK = Pace(engine=0.05, workers=0.05)
-"""For tests, which need not wait for figures then."""
+"""Short intervals for tests, so that they need not wait for figures."""
 
 
 class ServerFailed(Exception):
-    """The server did not start; the text is what it wrote."""
+    """The server did not start. The text is the server's output."""
 
 
 class _Order(msgspec.Struct):
-    """What the server process is started with."""
+    """The input of the server process."""
 
     config: Config
     engine_module: str
@@ -53,9 +53,10 @@ class _Order(msgspec.Struct):
 
 @dataclass
 class RunningServer:
-    """A server that accepts requests. `log` holds everything its processes wrote, `temporary` its temporary files.
+    """A server that accepts requests.
 
-    `admin`: the URL of the admin listener.
+    `log`: the output of all its processes. `temporary`: the folder of its temporary files. `admin`: the URL of the
+    admin listener.
     """
 
     url: str
@@ -66,16 +67,16 @@ class RunningServer:
 
     @property
     def admin_port(self) -> int:
-        """Where the admin listener is, on 127.0.0.1."""
+        """The port of the admin listener, on 127.0.0.1."""
         return int(self.admin.rpartition(":")[2])
 
     @property
     def port(self) -> int:
-        """Where it listens, on 127.0.0.1."""
+        """The server's port, on 127.0.0.1."""
         return int(self.url.rpartition(":")[2])
 
     def children(self) -> dict[str, int]:
-        """Process ids by module: "llmcore_server.http.worker", and with #2, #3 for further ones of it."""
+        """Module ("llmcore_server.http.worker") -> process id. A module's second process has the suffix #2."""
         found: dict[str, int] = {}
         for pid in _children_of(self.process.pid):
             module = _command(pid).partition("-m\0")[2].partition("\0")[0]
@@ -84,7 +85,7 @@ class RunningServer:
         return found
 
     def stop(self, timeout: float = 30.0) -> int:
-        """SIGTERM; the exit code. subprocess.TimeoutExpired if it takes longer."""
+        """Send SIGTERM and return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
 
@@ -100,11 +101,11 @@ def serving(
     pace: Pace = BRISK,
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """A server of the model in `model_dir` with `settings` as on the command line, ended when the block is left.
+    """A server of the model in `model_dir`, with `settings` as on the command line. It ends with the block.
 
-    `faults`: requests may ask for those of `llmcore_devtools.fault_names`; the model has to be written with
-    `all_faults`. `pace`: how old its figures may get. Raises ServerFailed if it does not accept requests within
-    `timeout` seconds.
+    `faults`: requests may cause the faults of `llmcore_devtools.fault_names`, if the model was written with
+    `all_faults`. `pace`: the intervals at which it updates its figures. Raises ServerFailed if it does not accept
+    requests within `timeout` seconds.
     """
     config, _ = configure(
         **{"model_dir": str(model_dir), "host": "127.0.0.1", "port": 0, "drain_timeout": 5, **settings}
@@ -130,7 +131,7 @@ def serving(
 
 
 def _start(order: _Order, log: Path, temporary: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """The server's process, and a descriptor from which its URLs can be read."""
+    """The server's process, and a descriptor to read its URLs from."""
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as file, log.open("wb") as out:
         file.write(msgspec.msgpack.encode(order))
@@ -164,7 +165,7 @@ def _children_of(pid: int) -> list[int]:
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         if int(fields[1]) == pid:
             found.append(int(path.parent.name))
     return sorted(found)
@@ -174,7 +175,7 @@ def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
-        return ""  # it has just ended
+        return ""  # the process has just ended
 
 
 def main() -> int:

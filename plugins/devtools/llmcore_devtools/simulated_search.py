@@ -1,4 +1,4 @@
-"""Beam search on the simulated device, written down as plainly as it can be."""
+"""Beam search on the simulated device, in the plainest form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmcore.bridge import Submit
 from llmcore_devtools.simulated_device import START, extend, logprobs
 
 Found = tuple[np.float32, list[int]]
-"""A score and the tokens that have it."""
+"""(score, tokens of the beam)."""
 
 
 def searched(prompt: Sequence[int], submit: Submit, vocab: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""HTTP over bare sockets, for tests that look at the bytes of an answer and at when its connection closes."""
+"""HTTP over bare sockets, for tests that check the bytes of an answer and the time at which its connection closes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def request(method: str, path: str, body: Any = None, *, version: str = "1.1", h
 
 
 def read_until(sock: socket.socket, text: bytes, times: int = 1, data: bytes = b"") -> bytes:
-    """`data` and what comes after it, until `text` has come so often."""
+    """`data` and the bytes after it, until they contain `text` this number of `times`."""
     while data.count(text) < times:
         more = sock.recv(65536)
         if not more:
@@ -37,7 +37,7 @@ def read_until(sock: socket.socket, text: bytes, times: int = 1, data: bytes = b
 
 
 def read_head(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers (lower case) and what of the body has come with them."""
+    """Status, headers (lower case), and the part of the body that came with them."""
     head, _, rest = read_until(sock, b"\r\n\r\n").partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}

@@ -1,8 +1,8 @@
-"""`python -m llmcore_devtools.timed_engine FD`: the real engine, which notes when clients' departures reach it.
+"""`python -m llmcore_devtools.timed_engine FD`: the real engine, which logs when client disconnects reach it.
 
-For every abort it appends a line to the file that `config.plugin_options["abort_log"]` names: the time.monotonic() at
-which it took the message, and after how many further steps (0: none) one request less was running or waiting; where
-that was the last one, no slot may be live either.
+For every abort it appends a line to the file that `config.plugin_options["abort_log"]` names. The line has the
+time.monotonic() at which the engine took the message, and the number of steps until one request fewer was running or
+waiting. If that was the last request, no slot may be live either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmcore_server.messages import EngineLaunch, ToEngine
 
 @dataclass
 class _Leaving:
-    """An abort whose request still counts. `most`: as many are left when it does no more."""
+    """An abort whose request still counts. `most`: the number of requests that are left without it."""
 
     taken: float
     most: int
@@ -28,7 +28,7 @@ class _Leaving:
 
 
 class TimedEngine(EngineProcess):
-    """The engine process with its notes."""
+    """The engine process, which logs aborts."""
 
     def __init__(self, launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         super().__init__(launch, context)

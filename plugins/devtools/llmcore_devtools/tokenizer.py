@@ -1,7 +1,7 @@
-"""Small tokenizers for tests, written as the files a model directory has.
+"""Small tokenizers for tests, written as the files of a model directory.
 
-Ids of `write_tokenizer`: 0 to 255 are bytes, then the special tokens, then a few merges that cut words, spaces and
-multi-byte characters in awkward places.
+Ids of `write_tokenizer`: 0 to 255 are bytes. Then come the special tokens, then a few merges that cut words, spaces
+and multi-byte characters in awkward places.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MERGES = (
 def write_tokenizer(directory: Path, more: Sequence[str] = ()) -> Path:
     """A byte-level BPE tokenizer with a chat template, eos id and companions; returns `directory`.
 
-    `more`: texts that are one token each, with the last ids.
+    `more`: further texts that are one token each. They get the last ids.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {char: i for i, char in enumerate(alphabet)}

@@ -12,7 +12,7 @@ from llmcore.api import Config, ConfigError, Origins, option, without_effect
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Where the server listens and how its processes talk."""
+    """The server's addresses and processes."""
 
     host: str = option("127.0.0.1", "Address to listen on.", aliases=("server_name",), first_page=True)
     port: int = option(
@@ -23,52 +23,64 @@ class Server:
     )
     max_connections: int | None = option(
         None,
-        "Most connections of one HTTP worker; further ones get a 503 at once (default: 4096, or 256 beyond "
-        "running_max_req_size where that is more).",
+        "Most connections of one HTTP worker; further ones get a 503 at once (default: 4096, or running_max_req_size "
+        "+ 256 if that is more).",
         low=1,
     )
     max_connections_per_address: int = option(
-        0, "Most of them from one address (0: any number; behind a proxy all have the same).", low=0
+        0,
+        "Most connections of one HTTP worker from one address (0: any number; behind a proxy all clients have one "
+        "address).",
+        low=0,
     )
     sse_keep_alive: float = option(
         15.0,
-        "Seconds of silence in a stream after which it gets a comment, so that proxies do not cut its connection "
+        "Seconds of silence in a stream until the server sends a comment, so that proxies do not close the connection "
         "(0: never).",
         low=0,
     )
     zmq_mode: str = option(
-        "ipc:///tmp/", "How processes talk: a private directory, or loopback.", choices=("ipc:///tmp/", "tcp://")
+        "ipc:///tmp/",
+        "Messages between processes: through a private directory, or over loopback.",
+        choices=("ipc:///tmp/", "tcp://"),
     )
     disable_log_stats: bool = option(False, "Do not log throughput.")
     log_stats_interval: int = option(10, "Seconds between throughput lines.", low=1)
     drain_timeout: float = option(30.0, "Seconds that open requests may go on after SIGTERM.", low=0)
     watchdog_timeout: int = option(
         30,
-        "Seconds without a finished step, work pending, until the engine is killed; of silence, until a worker is.",
+        "Seconds until an engine is killed that has work and finishes no step, or an HTTP worker that is silent.",
         low=1,
     )
     admin_host: str = option(
-        "127.0.0.1", "Address of the admin listener: health, metrics, dashboard. One that others reach needs api_keys."
+        "127.0.0.1",
+        "Address of the admin listener: health, metrics, dashboard. It needs api_keys if other machines reach it.",
     )
     admin_port: int | None = option(
-        None, "Its port; 0: any free one (default: port + 1, or any free one where that is taken).", low=0, high=65535
+        None,
+        "Port of the admin listener; 0: any free one (default: port + 1, or any free one if that is taken).",
+        low=0,
+        high=65535,
     )
-    disable_admin: bool = option(False, "Have no admin listener.")
+    disable_admin: bool = option(False, "Do not start the admin listener.")
     ready_timeout: int = option(
-        30, "Seconds without a finished step until its /ready says 503; an idle engine is made to do one.", low=1
+        30,
+        "Seconds without a finished step until /ready of the admin listener answers 503; an idle engine is asked to "
+        "make a step.",
+        low=1,
     )
     health_monitor: bool = option(
-        False, "Start a new engine, after a pause, when it has died or hangs; without it the server ends."
+        False, "Replace an engine that died or hangs, after a pause; without this option the server ends."
     )
     restart_pause: float = option(
-        1.0, "Seconds until a dead engine is replaced; doubled by every further death within ten minutes.", low=0
+        1.0, "Seconds until a dead engine is replaced; every further death within ten minutes doubles them.", low=0
     )
     restart_limit: int = option(
-        5, "How often within ten minutes an engine is replaced before the server ends instead (0: always).", low=0
+        5, "Most replacements of an engine within ten minutes; then the server ends (0: any number).", low=0
     )
 
     def check(self, config: Config, origins: Origins) -> Iterator[str]:
-        """Raises ConfigError for an admin listener that others reach without a key; yields warnings."""
+        """Yields warnings. Raises ConfigError for an admin listener that other machines reach without a key."""
         keys = config.section(Access).api_keys
         exposed = not self.disable_admin and not is_loopback(self.admin_host)
         if exposed and not keys:
@@ -91,35 +103,39 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Who may connect, and how."""
+    """Access: API keys, CORS, TLS."""
 
     api_keys: tuple[str, ...] = option(
         (),
-        "Keys of which every request must bring one; only health and readiness stay open. Best kept out of the "
-        "command line: in LLMCORE_API_KEYS or the YAML file.",
+        "API keys. Every request must bring one, except for health and readiness. Keep them out of the command line: "
+        "use LLMCORE_API_KEYS or the YAML file.",
         secret=True,
         first_page=True,
     )
     allow_origins: tuple[str, ...] = option((), "Origins of web pages that may call this server (CORS); * for any.")
-    allow_methods: tuple[str, ...] = option(("*",), "Methods that they may use.")
-    allow_headers: tuple[str, ...] = option(("*",), "Headers that they may send.")
-    allow_credentials: bool = option(False, "Let them send cookies and the like; not with origin *.")
+    allow_methods: tuple[str, ...] = option(("*",), "Methods that these web pages may use.")
+    allow_headers: tuple[str, ...] = option(("*",), "Headers that these web pages may send.")
+    allow_credentials: bool = option(
+        False, "Let these web pages send credentials, such as cookies; not with origin *."
+    )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "Names beside localhost, this machine's own and any address under which clients may call the server, as its "
-        "Host header; * for any. Checked where they are given, and on loopback without api_keys.",
+        "Further names that a request's Host header may have, besides localhost, this machine's name and any address; "
+        "* for any. Checked if names are given, and on loopback without api_keys.",
     )
     ssl: bool = option(False, "Speak HTTPS; needs ssl_certfile and ssl_keyfile.")
     ssl_certfile: str | None = option(
         None, "Certificate chain, PEM (or the variable SSL_CERTFILE).", variables=("SSL_CERTFILE",)
     )
     ssl_keyfile: str | None = option(
-        None, "Its private key, PEM, without a password (or the variable SSL_KEYFILE).", variables=("SSL_KEYFILE",)
+        None,
+        "The certificate's private key, PEM, without a password (or the variable SSL_KEYFILE).",
+        variables=("SSL_KEYFILE",),
     )
     disable_fastapi_docs: bool = option(False, "Do not serve /openapi.json and /docs.")
 
     def check(self, config: Config, origins: Origins) -> Iterator[str]:
-        """Raises ConfigError for a key, a host name or a combination that cannot work; yields warnings."""
+        """Yields warnings. Raises ConfigError for a key, a host name or a combination that cannot work."""
         for key in self.api_keys:
             if not (key.isascii() and key.isprintable() and " " not in key):
                 raise ConfigError(
@@ -147,55 +163,57 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """How many requests may wait, and how long they may take. Every answer of a request counts (`n`, beams)."""
+    """Limits on requests and their time. Every answer of a request counts (`n`, beams)."""
 
     max_waiting_requests: int | None = option(
         None,
-        "Most requests that wait for a place; one more is refused with 429 (default: running_max_req_size; 0: any).",
+        "Most requests that wait for a place; further ones get 429 (default: running_max_req_size; 0: any number).",
         unit="requests",
         low=0,
     )
     max_waiting_tokens: int | None = option(
         None,
-        "Most tokens of prompts that wait; beyond that 429 (default: 4 times the KV slots; 0: any).",
+        "Most prompt tokens that wait; further requests get 429 (default: 4 times the KV slots; 0: any number).",
         unit="tokens",
         low=0,
     )
     max_requests_per_key: int | None = option(
         None,
-        "Most requests of one API key that wait or run; beyond that 429 (default: with several keys half of what may "
-        "wait and run in all; 0: any).",
+        "Most requests of one API key that wait or run; further ones get 429 (default: with several keys, half of all "
+        "that may wait and run; 0: any number).",
         unit="requests",
         low=0,
     )
-    queue_timeout: float = option(0.0, "Seconds a request may wait before it runs, else 503 (0: any).", low=0)
+    queue_timeout: float = option(
+        0.0, "Seconds that a request may wait before it runs; then it gets 503 (0: any number).", low=0
+    )
     first_token_timeout: float = option(
-        0.0, "Seconds from a request's arrival to its first token, else 504 (0: any).", low=0
+        0.0, "Seconds from a request's arrival to its first token; then it gets 504 (0: any number).", low=0
     )
     request_timeout: float = option(
         0.0,
-        "Seconds from a request's arrival to its end, else 504, or an error in the stream (0: any). The header "
-        "x-request-timeout can only shorten it.",
+        "Seconds from a request's arrival to its end; then it gets 504, or an error in its stream (0: any number). "
+        "The header x-request-timeout can only shorten it.",
         low=0,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What is pushed to a Prometheus Pushgateway."""
+    """Figures for a Prometheus Pushgateway."""
 
     metric_gateway: str | None = option(
-        None, "Address of a Prometheus Pushgateway that figures are pushed to.", login=True
+        None, "Address of a Prometheus Pushgateway, to which the server pushes figures.", login=True
     )
-    job_name: str = option("llmcore", "Name of the job under which they are pushed.")
-    grouping_key: tuple[str, ...] = option((), "More labels to group them by, key=value.")
+    job_name: str = option("llmcore", "Name of the job under which figures are pushed.")
+    grouping_key: tuple[str, ...] = option((), "More labels that group the pushed figures, key=value.")
     push_interval: int = option(10, "Seconds between two pushes.", low=1)
     enable_monitor_auth: bool = option(
         False, "Log in at the gateway with the variables USERNAME and PASSWORD (HTTP basic auth)."
     )
 
     def check(self, config: Config, origins: Origins) -> Iterator[str]:
-        """Raises ConfigError for labels that the gateway would refuse; yields warnings."""
+        """Yields warnings. Raises ConfigError for labels that the gateway would refuse."""
         keys = [label.partition("=")[0] for label in self.grouping_key]
         for label, key in zip(self.grouping_key, keys, strict=True):
             if not (re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", key) and label.partition("=")[2]):
@@ -212,7 +230,7 @@ SECTIONS = (Server, Access, Admission, Push)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """True if only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

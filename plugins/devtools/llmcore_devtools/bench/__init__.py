@@ -1,1 +1,1 @@
-"""Measuring: an engine in this process (`engine_runs`), or any server over HTTP (`load`, which needs no torch)."""
+"""Measurements of an engine in this process (`engine_runs`), or of any server over HTTP (`load`, without torch)."""

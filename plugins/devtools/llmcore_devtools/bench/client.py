@@ -1,7 +1,7 @@
-"""A client that carries a thousand streams: HTTP/1.1 straight on asyncio's transports, one connection per request.
+"""A client for a thousand streams: HTTP/1.1 directly on asyncio's transports, one connection per request.
 
-What an answer says is not looked at; only how many tokens have come, from the counts that dialects send with every
-event, and when. No torch.
+It does not read the text of an answer. It records the time and the number of tokens so far, which dialects send with
+every event. No torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SHOWN = 300
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one HTTP API is asked for a stream of an exact length, and which member counts an answer's tokens.
+    """One HTTP API: the body that asks for a stream of an exact length, and the member that counts tokens.
 
-    `body(ids, text, output, model)`: `ids` is the prompt, `text` stands for it where ids are not accepted.
+    `body(ids, text, output, model)`: `ids` is the prompt. `text` replaces it in an API that does not accept ids.
     """
 
     path: str
@@ -72,7 +72,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 @dataclass(frozen=True)
 class Target:
-    """Where a server listens. Raises ConfigError for an address that is none."""
+    """A server's address. Raises ConfigError for an invalid one."""
 
     url: str
     dialect: Dialect
@@ -99,10 +99,10 @@ class Target:
 
 @dataclass
 class Answer:
-    """What came of one request. Times are time.perf_counter()'s.
+    """The result of one request. Times are time.perf_counter()'s.
 
-    `arrivals`: when tokens came, and how many had come by then. `error`: why it failed; None while `ended` is 0 means
-    that it was given up.
+    `arrivals`: (time, tokens so far). `error`: why the request failed. Without an error, `ended` 0 means that the
+    client gave the request up.
     """
 
     prompt: int
@@ -114,12 +114,12 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """That have come."""
+        """Tokens that have arrived."""
         return self.arrivals[-1][1] if self.arrivals else 0
 
 
 async def ask(target: Target, request: bytes, answer: Answer) -> None:
-    """Send a request and follow its stream to the end; everything that can happen ends in `answer`."""
+    """Send a request and follow its stream to the end. `answer` gets the result, even of a failure."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     answer.sent = time.perf_counter()
@@ -159,7 +159,7 @@ class Stream(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Count what has come."""
+        """Count the tokens that have arrived."""
         now = time.perf_counter()
         self._raw += data
         if not self._status and not self._read_head():
@@ -175,7 +175,7 @@ class Stream(asyncio.Protocol):
             self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Right after the last byte, else too early; the count of tokens tells."""
+        """End the answer. The count of tokens shows whether the connection closed too early."""
         if error is not None and self._answer.error is None:
             self._answer.error = f"the connection broke: {error}"
         self._end()
@@ -214,7 +214,7 @@ class Stream(asyncio.Protocol):
                 break
             size = bytes(raw[at:end]).partition(b";")[0].strip()
             at = end + 2
-            if size:  # what is empty is the line end after a chunk
+            if size:  # an empty line is the line end after a chunk
                 self._left = int(size, 16)
                 self._ends = self._ends or self._left == 0
         del raw[:at]
@@ -238,7 +238,7 @@ class Stream(asyncio.Protocol):
 
 
 def number_after(name: bytes, text: bytes) -> int:
-    """The whole number that follows the last `name`, 0 where there is none."""
+    """The whole number after the last `name`, or 0 if there is none."""
     at = text.rfind(name)
     if at < 0:
         return 0

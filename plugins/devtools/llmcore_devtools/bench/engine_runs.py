@@ -27,7 +27,7 @@ _OWNER = 0
 
 @dataclass(frozen=True)
 class Run:
-    """One run of requests that were submitted together. `first`: seconds to each one's first token, sorted."""
+    """One run of requests that were submitted together. `first`: seconds to each request's first token, sorted."""
 
     seconds: float
     requests: int
@@ -39,10 +39,10 @@ class Run:
 
 
 class BenchEngine:
-    """What the settings build, and runs on it; a context manager.
+    """The engine of the settings, and runs on it; a context manager.
 
-    The prefix cache is off unless `prefix_cache`. `ready`: seconds that building took; `since_start`: seconds from
-    the start of the process until it was ready. Raises ConfigError as `llmcore serve` does.
+    The prefix cache is off unless `prefix_cache`. `ready`: seconds that building took. `since_start`: seconds from
+    the start of the process until the engine was ready. Raises ConfigError as `llmcore serve` does.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class BenchEngine:
         gc.freeze()
 
     def run(self, lengths: Sequence[Lengths]) -> Run:
-        """Submit everything at once and step until all is answered; no stop ids, fresh prompts.
+        """Submit all requests at once, with fresh prompts and without stop ids, and step until all have ended.
 
-        The clock starts before the first submit and ends with the last token on the host. Raises RequestError for
-        what can never fit, LlmcoreError where a request fails.
+        The clock starts before the first submit and ends with the last token on the host. Raises RequestError for a
+        request that can never fit, and LlmcoreError if a request fails.
         """
         submits = [self.request(prompt, output) for prompt, output in lengths]
         before = self.engine.load()
@@ -120,7 +120,7 @@ class BenchEngine:
         return None
 
     def close(self) -> None:
-        """Tell the plugins that it is over."""
+        """Call the plugins' `on_shutdown`."""
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -134,7 +134,7 @@ class BenchEngine:
 
 @dataclass
 class _Tally:
-    """What the events of a run come to; cheap, because it runs between two steps."""
+    """Totals of a run's events. It is cheap, because it runs between two steps."""
 
     waiting: int
     tokens: int = 0
@@ -154,7 +154,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class Latency:
-    """One batch size: runs with the whole answer and runs with one token, in turns. Times in seconds."""
+    """One batch size: runs with the whole answer and runs with one token, by turns. Times are in seconds."""
 
     batch: int
     input_len: int
@@ -164,27 +164,27 @@ class Latency:
 
     @property
     def step(self) -> Spread:
-        """Of a decode step: (T(whole) - T(one token)) / (tokens - 1), per repeat."""
+        """Seconds of a decode step: (T(whole) - T(one token)) / (tokens - 1), per repeat."""
         pairs = zip(self.whole, self.one, strict=True)
         return Spread.of([(whole.seconds - one.seconds) / (self.output_len - 1) for whole, one in pairs])
 
     @property
     def first_token(self) -> Spread:
-        """To the first token of the request in the middle, in the runs with the whole answer."""
+        """Seconds to the first token of the median request, in the runs with the whole answer."""
         return Spread.of([run.first[len(run.first) // 2] for run in self.whole])
 
     @property
     def times(self) -> tuple[Spread, Spread]:
-        """Of the runs with the whole answer, and of those with one token."""
+        """Seconds of the runs with the whole answer, and of those with one token."""
         return Spread.of([run.seconds for run in self.whole]), Spread.of([run.seconds for run in self.one])
 
 
 def measure_latency(
     engine: BenchEngine, batch: int, input_len: int, output_len: int, *, repeats: int = 3, warmup: int = 1
 ) -> Latency:
-    """`batch` requests at once, `repeats` times after `warmup` times that do not count.
+    """Time `batch` requests at once, `repeats` times after `warmup` times that do not count.
 
-    Raises ConfigError where they cannot all run at once, and where the answer has no second token.
+    Raises ConfigError if they cannot all run at once, or if the answer has fewer than 2 tokens.
     """
     if output_len < 2:
         raise ConfigError(f"--output_len {output_len}: a decode step needs answers of at least 2 tokens")
@@ -200,6 +200,6 @@ def measure_latency(
 
 
 def measure_throughput(engine: BenchEngine, workload: Workload, *, repeats: int = 3, warmup: int = 1) -> list[Run]:
-    """The whole workload submitted at once, `repeats` times after `warmup` times that do not count."""
+    """Time the whole workload, submitted at once, `repeats` times after `warmup` times that do not count."""
     runs = [engine.run(workload.lengths) for _ in range(warmup + repeats)]
     return runs[warmup:]

@@ -1,4 +1,4 @@
-"""Open-loop load: requests leave when their time has come, whether earlier ones were answered or not. No torch."""
+"""Open-loop load: requests leave at their own times, without waiting for earlier answers. No torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from llmcore_devtools.bench.stats import distribution, meets
 from llmcore_devtools.bench.workloads import Lengths, Prompts
 
 OBJECTIVES = ("ttft", "tpot", "gap", "e2e")
-"""ms of one answer: to the first token; per further token; the longest time between two arrivals of tokens; to the
-last byte."""
+"""Milliseconds of one answer: to the first token; per further token; the longest time between two arrivals of tokens;
+to the last byte."""
 METRICS = (*OBJECTIVES, "itl")
-"""Beside these: between two arrivals of tokens, of all answers."""
+"""`itl`: milliseconds between two arrivals of tokens, over all answers."""
 
 _WORDS = ("the", "river", "of", "stone", "and", "light", "under", "a", "quiet", "morning", "with", "seven", "birds")
 _FILES_BESIDE = 64
@@ -32,10 +32,10 @@ _FILES_BESIDE = 64
 
 @dataclass(frozen=True)
 class Window:
-    """All of one rate: what was asked, and how the client itself kept up.
+    """All answers of one rate, and the client's own load.
 
-    `seconds`: from the first departure to the last end. `busy`: share of a core that the client used; `late`: the
-    most seconds by which a request left late. Both say whether the client or the server was measured.
+    `seconds`: from the first departure to the last end. `busy`: share of a core that the client used. `late`: the
+    longest delay of a request's departure, in seconds. If these two are high, the client was the bottleneck.
     """
 
     rate: float
@@ -46,7 +46,7 @@ class Window:
 
 
 def departures(n: int, rate: float, seed: int) -> list[float]:
-    """Seconds at which `n` requests leave: a Poisson process of `rate` per second, all at once where it is inf."""
+    """Seconds at which `n` requests leave: a Poisson process of `rate` per second, or all at once if it is inf."""
     if math.isinf(rate):
         return [0.0] * n
     draw = random.Random(seed)
@@ -58,7 +58,7 @@ def departures(n: int, rate: float, seed: int) -> list[float]:
 
 
 def payloads(target: Target, lengths: Sequence[Lengths], vocab_size: int, model: str) -> list[bytes]:
-    """The bytes of every request; made before the clock starts."""
+    """The bytes of every request, made before the clock starts."""
     prompts, draw = Prompts(vocab_size), random.Random()
     found = []
     for prompt, output in lengths:
@@ -71,7 +71,7 @@ def payloads(target: Target, lengths: Sequence[Lengths], vocab_size: int, model:
 def offer(
     target: Target, requests: Sequence[bytes], lengths: Sequence[Lengths], rate: float, *, seconds: float, seed: int
 ) -> Window:
-    """Send everything at `rate` per second, and wait for the answers; what is open after `seconds` is given up."""
+    """Send all requests at `rate` per second and wait for the answers. After `seconds`, open requests are given up."""
     _allow_connections(len(requests))
     answers = [Answer(prompt, output) for prompt, output in lengths]
     gc.collect()
@@ -121,15 +121,15 @@ def latencies(answer: Answer) -> dict[str, float | None]:
 
 
 def gaps(answer: Answer) -> list[float]:
-    """ms between arrivals of tokens; a piece that brings several counts once."""
+    """Milliseconds between arrivals of tokens. A piece with several tokens is one arrival."""
     times = [at for at, _ in answer.arrivals]
     return [(after - before) * 1e3 for before, after in pairwise(times)]
 
 
 def figures(window: Window, objectives: Mapping[str, float]) -> dict[str, Any]:
-    """Rates and distributions over the requests that were answered, and how many were not.
+    """Rates and distributions over the answered requests, and the number of the others.
 
-    `objectives`: most ms by metric; goodput counts the answers that keep all of them.
+    `objectives`: metric -> most milliseconds. Goodput counts the answers that meet all of them.
     """
     good = [answer for answer in window.answers if answer.ended and answer.error is None]
     given_up = sum(1 for answer in window.answers if not answer.ended)
@@ -162,7 +162,7 @@ def figures(window: Window, objectives: Mapping[str, float]) -> dict[str, Any]:
 
 
 def raw(window: Window) -> list[dict[str, Any]]:
-    """Every answer as it was, with times in seconds since its request left."""
+    """Every answer, with times in seconds since its request left."""
     rows = []
     for answer in window.answers:
         row = asdict(answer)
@@ -174,7 +174,7 @@ def raw(window: Window) -> list[dict[str, Any]]:
 
 
 def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
-    """`ttft=500`, `tpot=50ms`: most ms by metric. Raises ConfigError."""
+    """Metric -> most milliseconds, from texts like `ttft=500` or `tpot=50ms`. Raises ConfigError."""
     found: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""What a figure means nothing without: the machine, the versions, and the age of this process. No torch."""
+"""The context of every figure: the machine, the versions, and the age of this process. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machine() -> dict[str, str | int]:
 
 
 def versions(registry: Registry | None = None) -> dict[str, str]:
-    """Of llmcore, Python, what computes, and the plugins of `registry`."""
+    """Versions of llmcore, Python, the libraries that compute, and the plugins of `registry`."""
     found = {"llmcore": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

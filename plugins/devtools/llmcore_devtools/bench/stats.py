@@ -11,7 +11,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the values lie, between two of them by linear interpolation."""
+    """The value below which `percent` of the values lie, with linear interpolation between two of them."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     below = int(place)
@@ -20,7 +20,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """`mean`, `p50`, `p90`, `p95`, `p99`; None of no values."""
+    """`mean`, `p50`, `p90`, `p95` and `p99`, or None without values."""
     if not values:
         return None
     quantiles = {f"p{percent}": percentile(values, percent) for percent in QUANTILES}
@@ -29,7 +29,7 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Repeats of one measurement: the median, and how far they lie apart."""
+    """Repeats of one measurement: the median, the lowest and the highest."""
 
     median: float
     low: float
@@ -37,21 +37,21 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
     def scaled(self, factor: float) -> Spread:
-        """In another unit."""
+        """The same spread in another unit."""
         return Spread(self.median * factor, self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
-        digits = max(0, 3 - math.floor(math.log10(self.median))) if self.median > 0 else 3  # four that count
+        digits = max(0, 3 - math.floor(math.log10(self.median))) if self.median > 0 else 3  # four significant digits
         if self.low == self.high:
             return f"{self.median:,.{digits}f}"
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
 
 
 def meets(figures: Mapping[str, float | None], objectives: Mapping[str, float]) -> bool:
-    """Whether one request keeps every objective; what it has no value of (TPOT of one token) cannot be late."""
+    """True if one request meets every objective. A missing value (TPOT of one token) meets its objective."""
     values = ((figures[name], most) for name, most in objectives.items())
     return all(value is None or value <= most for value, most in values)

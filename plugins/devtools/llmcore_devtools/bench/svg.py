@@ -1,4 +1,4 @@
-"""Line charts as SVG: panels side by side, a linear axis across, a logarithmic one upwards. No torch."""
+"""Line charts as SVG: panels side by side, with a linear x axis and a logarithmic y axis. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Panel:
 
 
 def chart(title: str, panels: Sequence[Panel]) -> str:
-    """The document. Panels without a point stay empty."""
+    """The SVG document. Panels without a point stay empty."""
     width = _WIDTH * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT}" '

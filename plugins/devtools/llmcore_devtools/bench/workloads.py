@@ -1,4 +1,4 @@
-"""What is asked for in a benchmark: pairs of lengths, and prompts nobody has seen before. No torch."""
+"""Workloads of benchmarks: pairs of lengths, and new random prompts. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Lengths = tuple[int, int]
 """(prompt, answer) of one request, in tokens."""
 
 LOWEST_ID, HIGHEST_ID = 10, 99_999
-"""Prompts hold ids between these, as far as the vocabulary goes: special tokens are mostly outside."""
+"""Prompts hold ids between these, within the vocabulary. Special tokens are mostly outside."""
 
 _FORMS = "write chat:N, or fixed:N,PROMPT,ANSWER"
 
@@ -29,12 +29,12 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Prompt tokens of all requests."""
         return sum(prompt for prompt, _ in self.lengths)
 
     @property
     def output_tokens(self) -> int:
-        """Of all requests."""
+        """Answer tokens of all requests."""
         return sum(output for _, output in self.lengths)
 
     def cut(self, n: int) -> Workload:
@@ -102,7 +102,7 @@ def _column(header: Sequence[str], name: str, path: Path) -> int:
 
 
 class Prompts:
-    """Random prompts, other ones in every run and every process, so that no cache can know them."""
+    """Random prompts, different in every run and every process, so that no prefix cache has them."""
 
     def __init__(self, vocab_size: int) -> None:
         self._draw = np.random.default_rng()

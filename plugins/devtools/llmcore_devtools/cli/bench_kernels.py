@@ -1,4 +1,4 @@
-"""`llmcore kernels --bench`: kernels timed on the device that is here, as shares of its roofline."""
+"""`llmcore kernels --bench`: times of kernels on this machine's device, as shares of its roofline."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from llmcore_devtools.kernels.bench import BenchRow, Ceilings
 
 SHAPES_EACH = 5
-"""Shapes of every op where neither an op nor a model was asked for: one decoder's linears are as many."""
+"""Shapes of every op if neither an op nor a model is given. A decoder has this number of linears."""
 
 SMALL = 3
-"""Real shapes that are small enough for any device."""
+"""Number of real shapes, the smallest ones, for an op without shapes of its own."""
 
 
 def run(asked: Asked, registry: Registry) -> None:
-    """Time, print a table or JSON, and exit with 1 where a kernel failed."""
+    """Time kernels, print a table or JSON, and exit with 1 if a kernel failed."""
     from llmcore.engine.model import pick_device
 
     from llmcore_devtools.kernels import bench
@@ -69,7 +69,7 @@ def run(asked: Asked, registry: Registry) -> None:
 
 
 def _wanted(asked: Asked, spec: OpSpec, known: Sequence[Shape]) -> Sequence[Shape]:
-    """The shapes of the model or of real ones; else the op's own, or the smallest real ones where it has none."""
+    """The shapes of the model or of common models; else the op's own; else the smallest real ones."""
     from llmcore_devtools.kernels.real_shapes import real_shapes
 
     module = importlib.import_module(spec.module)

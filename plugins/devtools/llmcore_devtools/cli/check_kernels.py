@@ -1,4 +1,4 @@
-"""`llmcore kernels --check`: kernels compared with their references on the device that is here."""
+"""`llmcore kernels --check`: comparison of kernels with their references on this machine's device."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 DTYPES: tuple[DType, ...] = ("f32", "f16", "bf16")
 
 JOBS = 12
-"""Processes on an accelerator: most of the time goes into compiling, on the host."""
+"""Processes on an accelerator. Most of the time goes into compiling, on the host."""
 
 Row = dict[str, Any]
-"""An engine.check_kernels.CheckRow."""
+"""A kernels.check.CheckRow as a dictionary."""
 
 
 def run(asked: Asked, registry: Registry) -> None:
-    """Check, print a table or JSON, and exit with 1 where a kernel is wrong."""
+    """Check kernels, print a table or JSON, and exit with 1 if a kernel is wrong."""
     from llmcore.engine.model import pick_device
 
     if asked.op is not None:
@@ -85,14 +85,14 @@ def _rows(asked: Asked, registry: Registry, device: Device, seed: int, todo: Ite
 
 
 def _work(asked: Asked, registry: Registry, device: Device, seed: int) -> None:
-    """A process of `_spread`: a line in is the number of a unit, a line out its row."""
+    """Run as a process of `_spread`. It reads a unit's number per line, and writes the unit's row per line."""
     todo = _units(asked, registry, device)
     for row in _rows(asked, registry, device, seed, (todo[int(line)] for line in sys.stdin)):
         click.echo(json.dumps(row))
 
 
 def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, Sequence[Shape]]:
-    """By op: the model's shapes, or on an accelerator those of common models."""
+    """Op -> the model's shapes, or on an accelerator the shapes of common models."""
     from llmcore.engine.explain import resolutions_of
 
     from llmcore_devtools.kernels.real_shapes import real_shapes
@@ -110,7 +110,7 @@ def asked_shapes(asked: Asked, registry: Registry, device: Device) -> dict[str, 
 
 
 def _spread(asked: Asked, seed: int, jobs: int, count: int) -> Iterator[Row]:
-    """The rows of units 0 to `count`, as they are done by `jobs` processes, each of which runs this command."""
+    """The rows of `count` units, in the order in which `jobs` processes finish them. Each runs this command."""
     given: list[tuple[str, Iterable[str]]] = [
         ("device", [asked.device] if asked.device else []),
         ("model", [asked.model] if asked.model else []),
@@ -132,7 +132,7 @@ def _spread(asked: Asked, seed: int, jobs: int, count: int) -> Iterator[Row]:
         given, said = child.stdin, child.stdout
         if given is None or said is None:
             return
-        for number in todo:  # one iterator for all: who is done first takes the next
+        for number in todo:  # all threads share this iterator, so a free process takes the next unit
             with contextlib.suppress(BrokenPipeError):
                 given.write(f"{number}\n")
                 given.flush()
@@ -184,7 +184,7 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def _declined(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """Rows of kernels that take nothing here, those with one reason together."""
+    """Rows of kernels that decline everything here, grouped by op, kernel and reason."""
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row["declined"] is not None:

@@ -1,4 +1,4 @@
-"""`llmcore plugins new`: a package for one hook, from that hook's example. Its tests pass as written."""
+"""`llmcore plugins new`: a package for one hook, from that hook's example. Its tests pass without a change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IRREGULAR: Mapping[str, str] = {
 
 
 def _kind(hook: str) -> str:
-    """What authors call the thing that a hook brings."""
+    """The authors' word for a hook's contribution."""
     return _IRREGULAR.get(hook) or hook.removeprefix("register_").removesuffix("s").replace("_", "-")
 
 
@@ -33,7 +33,7 @@ KINDS: Mapping[str, str] = {
     **{_kind(hook): hook for hook in HOOKS if not hook.startswith("on_")},
     **{hook.replace("_", "-"): hook for hook in HOOKS if hook.startswith("on_")},
 }
-"""--kind -> hook: every hook has one."""
+"""Value of --kind -> hook. Every hook has one."""
 
 _POST = "curl -H 'Content-Type: application/json' http://127.0.0.1:8000"
 
@@ -55,7 +55,7 @@ _USES: Mapping[str, str] = {
     "register_commands": "llmcore {name} you",
     "register_options": "llmcore testserver --{ident}_layers 2",
 }
-"""Hook -> how its contribution is used; `llmcore plugins` shows the others."""
+"""Hook -> commands that use its contribution. Other contributions appear in `llmcore plugins`."""
 
 _SAMPLES: Mapping[str, str] = {
     "register_quant_methods": '    config = {"quantization_config": {"quant_method": "int8_rows"}}\n'
@@ -66,12 +66,12 @@ _SAMPLES: Mapping[str, str] = {
     "register_weight_loaders": '    (tmp_path / "config.json").write_text(\'{"architectures": ["Any"]}\')\n'
     '    np.save(tmp_path / "lm_head.weight.npy", np.ones((3, 2), np.float32))\n',
 }
-"""Hook -> lines of a test that make a sample in `tmp_path`: these hooks read files."""
+"""Hook that reads files -> lines of a test that make a sample in `tmp_path`."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a new plugin is called: its distribution, on the command line, as an identifier, its module."""
+    """The names of a new plugin: its distribution, the plugin, an identifier, its module."""
 
     dist: str
     plugin: str
@@ -80,9 +80,9 @@ class Names:
 
 
 def names_of(dist: str) -> Names:
-    """`plugin-my-thing` and `my-thing` both are the plugin `my-thing` in the module `llmcore_my_thing`.
+    """The names for `dist`: `plugin-my-thing` and `my-thing` both give the plugin `my-thing` in `llmcore_my_thing`.
 
-    Raises ConfigError for what pip would not take, and for the name of a plugin that is installed.
+    Raises ConfigError for a name that pip would refuse, and for the name of an installed plugin.
     """
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", dist):
         raise ConfigError(f"{dist!r} is no name of a distribution; use letters, digits and -, as in my-plugin")
@@ -144,7 +144,7 @@ def _example(hook: str) -> str:
 
 
 def renamed(code: str, hook: str, names: Names) -> str:
-    """The example with what it registers under the new plugin's name, so that two plugins never clash."""
+    """The example, registering under the new plugin's name, so that two new plugins never clash."""
     code = code.replace('"my_plugin"', f'"{names.module}"').replace(f"./{hook}.py", f"./{names.module}.py")
     if hook == "register_options":
         return re.sub(r"\bprobe(?=_)", names.ident, code)
@@ -157,11 +157,11 @@ def renamed(code: str, hook: str, names: Names) -> str:
 
 
 _PART = "code"
-"""The module beside the hooks, where the code imports torch."""
+"""The module beside the hooks, for code that imports torch."""
 
 
 def split(code: str) -> tuple[str, str] | None:
-    """(hooks, code) of an example that imports torch at its top, which a module of hooks must not; else None."""
+    """(hook module, code module) of an example that imports torch, which a hook module must not do; else None."""
     tree = ast.parse(code)
     heads = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     if not any("torch" in ast.unparse(node) for node in heads):

@@ -1,4 +1,4 @@
-"""`llmcore testserver`: a real server of a fake model, for those who test clients or plugins."""
+"""`llmcore testserver`: a real server of a fake model, to test clients and plugins."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ from llmcore_devtools.server import BRISK
 def command(ctx: click.Context, resolved: Resolved, step_ms: float, context: int, fault_injection: bool) -> None:
     """Serve a fake model, on which clients and plugins can be tried.
 
-    Everything is what `llmcore serve` runs, but the model: its next token follows from the prompt alone, so that an
-    answer that is not what it should be is seen at once (llmcore_devtools.fake_answer says what it should be). Every
-    stream gets one token per step. With --fault_injection the text <|fault:NAME|> in a prompt makes something go
-    wrong; docs/authors/faults.md has the names.
+    Everything except the model is the same as in `llmcore serve`. The fake model's next token follows from the prompt
+    alone, so you can compare an answer with llmcore_devtools.fake_answer. Every stream gets one token per step. With
+    --fault_injection the text <|fault:NAME|> in a prompt causes a fault; docs/authors/faults.md has the names.
     """
     if resolved.config.model.model_dir is not None:
         raise ConfigError("llmcore testserver brings its own model: leave --model_dir out, or use llmcore serve")

@@ -1,4 +1,4 @@
-"""Cases for attention kernels whose layout the samples do not know: the same KV, as that layout stores it."""
+"""Cases for attention kernels whose layout the op's samples do not know: the same KV, stored in that layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KV = tuple[torch.Tensor, ...]
 
 
 class Stores(Protocol):
-    """What is needed of a llmcore.layers.Layout."""
+    """The part of a llmcore.layers.Layout that these cases use."""
 
     granule: int
     joined: bool
@@ -31,9 +31,9 @@ class Stores(Protocol):
 
 
 def unknown_layout(registry: Registry, module: Any, context: OpContext) -> Stores | None:
-    """The layout of an attention kernel's pools where the samples of its op, in `module`, do not know it; else None.
+    """The layout of an attention kernel's pools if the op's samples, in `module`, do not know it; else None.
 
-    It is for the heads of `context`. Raises ConfigError where no plugin brings it.
+    It is made for the heads of `context`. Raises ConfigError if no plugin brings it.
     """
     if not context.op.startswith("attn.") or context.layout in getattr(module, "LAYOUTS", (context.layout,)):
         return None
@@ -45,25 +45,25 @@ def unknown_layout(registry: Registry, module: Any, context: OpContext) -> Store
 
 
 class StoredSamples:
-    """The samples of `module` with the keys and values that `layout` gives back, so that a layout may quantize."""
+    """The samples of `module` with the keys and values that `layout` returns, so that a layout may quantize."""
 
     def __init__(self, module: Any, layout: Stores) -> None:
         self.module, self.layout = module, layout
         self.TOLERANCE = module.TOLERANCE
 
     def samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
-        """As the op's own."""
+        """The op's samples."""
         for (case,) in self.module.samples(context):
             yield (_given_back(case, self.layout),)
 
     def long_samples(self, context: OpContext) -> Iterator[tuple[AttnCase]]:
-        """As the op's own."""
+        """The op's long samples."""
         for (case,) in self.module.long_samples(context):
             yield (_given_back(case, self.layout),)
 
 
 class OverPool:
-    """An AttentionKernel that is handed plain keys and values; `kernel` gets a pool of `layout` that holds them."""
+    """An AttentionKernel over plain keys and values. It stores them in a pool of `layout` and calls `kernel`."""
 
     def __init__(self, kernel: AttentionKernel, layout: Stores) -> None:
         self.kernel, self.layout = kernel, layout
@@ -94,7 +94,7 @@ class OverPool:
 
 
 def _held(keys: torch.Tensor) -> torch.Tensor:
-    """The slots that rows hold: a case fills the others with NaN."""
+    """The slots that rows hold. A case fills the other slots with NaN."""
     return keys.flatten(1).isfinite().all(1).nonzero()[:, 0]
 
 

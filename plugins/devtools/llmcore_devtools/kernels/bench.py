@@ -1,8 +1,8 @@
-"""Every kernel that fits a device, timed there beside its alternatives: `llmcore kernels --bench`.
+"""Times of every kernel that fits a device, beside its alternatives: `llmcore kernels --bench`.
 
-A time is judged by the roofline: the longer of the bytes that the op's `cost` declares over this run's own copy
-bandwidth, and its flops over this run's own matmul rate. Calls go round copies of their arguments that together are
-larger than a cache, so that what is read comes from memory; where the device has graphs, they are replayed in one, so
+A time is compared with the roofline: the longer of the bytes that the op's `cost` declares over this run's copy
+bandwidth, and its flops over this run's matmul rate. The calls use copies of their arguments by turns. Together these
+are larger than a cache, so the kernel reads from memory. If the device has graphs, one graph replays the calls, so
 that the host's time does not count.
 """
 
@@ -33,26 +33,30 @@ from llmcore_devtools.kernels.compare import moved
 Call = Callable[[], Any]
 
 _LONG = 10
-"""Times the least that is measured: so long a run is as precise by itself."""
+"""A single run of this many times the least time is precise enough."""
 
 PARTS = "parts"
-"""What a composite's expansion into other ops, each by its chosen kernel, is called among its kernels."""
+"""The name, among a composite's kernels, of its expansion into other ops, each with its chosen kernel."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. `tokens`: of each bucket. `cold`: bytes that calls go through before they come again to
-    the same arguments; `most`: copies, and `memory` bytes, that this may take. `seconds`: of one measurement, made
-    three times. `copy`: bytes, and `side`: of the square matrices, that the ceilings are measured with.
-    """
+    """The extent of the measurements."""
 
     tokens: tuple[int, ...]
+    """Tokens of each bucket."""
     cold: int
+    """Bytes that the calls read before they use the same arguments again."""
     most: int
+    """Most copies of the arguments for that."""
     memory: int
+    """Most bytes of these copies."""
     seconds: float
+    """Seconds of one measurement, which is made three times."""
     copy: int
+    """Bytes of the copy that measures the bandwidth."""
     side: int
+    """Side of the square matrices that measure the matmul rate."""
 
 
 ACCELERATOR = Effort((1, 16, 64, 256, 2048), 192 << 20, 48, 4 << 30, 2e-3, 2 << 30, 8192)
@@ -61,25 +65,21 @@ HOST = Effort((1, 4, 32, 80, 300), 64 << 20, 4, 1 << 30, 5e-4, 64 << 20, 512)
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The best of this run, per second: bytes read and written by a copy, and flops of a product in `dtype`."""
+    """The best rates of this run, per second: bytes read and written by a copy, and flops of a product in `dtype`."""
 
     dtype: DType
     copy: float
     matmul: float
 
     def seconds(self, moved: float, flops: float) -> tuple[float, str]:
-        """The shortest time for so much, and what takes it."""
+        """The shortest time for `moved` bytes and `flops`, and the one that takes it: "compute" or "memory"."""
         memory, compute = moved / self.copy, flops / self.matmul
         return (compute, "compute") if compute > memory else (memory, "memory")
 
 
 @dataclass
 class BenchRow:
-    """One kernel on one call. `moved`, `flops`: what the op declares for it. `roofline`: its share of the time.
-
-    `kv_len`: tokens of KV of all rows, of attention. `us`: microseconds; None where it failed, see `failure`.
-    `host_time`: it could not be replayed as other kernels of the device are, so that the host's time counts.
-    """
+    """One kernel on one call."""
 
     op: str
     kernel: str
@@ -89,12 +89,18 @@ class BenchRow:
     chosen: bool
     tokens: int = 0
     kv_len: int | None = None
+    """KV tokens of all rows, for attention."""
     moved: float = 0.0
+    """Bytes that the op declares for the call."""
     flops: float = 0.0
+    """Flops that the op declares for the call."""
     bound: str = ""
     us: float | None = None
+    """Microseconds; None if the kernel failed, see `failure`."""
     roofline: float | None = None
+    """The roofline's time as a share of the measured time."""
     host_time: bool = False
+    """The device has graphs, but this kernel could not be captured, so the host's time counts."""
     failure: str | None = None
 
 
@@ -103,11 +109,11 @@ class BenchRow:
 
 @torch.inference_mode()
 def ceilings(device: Device, dtype: DType, effort: Effort) -> Ceilings:
-    """This run's own, of a large copy and a square product of random numbers."""
+    """This run's rates, from a large copy and a square product of random numbers."""
     where, seconds = device.torch_device, 20 * effort.seconds
     source = torch.ones(effort.copy, dtype=torch.uint8, device=where)
     target = torch.empty_like(source)
-    # Not from a graph, where a copy may be left to an engine that is slower than the device's processors.
+    # Not from a graph: there a copy engine may copy, which is slower than the device's processors.
     copying = seconds_of(device, partial(target.copy_, source), seconds)
     del source, target
     left, right = (torch.randn(effort.side, effort.side, device=where).to(DTYPES[dtype]) for _ in range(2))
@@ -116,9 +122,9 @@ def ceilings(device: Device, dtype: DType, effort: Effort) -> Ceilings:
 
 
 def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tuple[float, bool]:
-    """As `seconds_of`, for each of `calls`, and whether they were replays of a graph.
+    """As `seconds_of`, per call of `calls`, and True if a graph replayed them.
 
-    Of what cannot be captured and takes `least` by itself one call is enough: no cache makes it look fast.
+    If the calls cannot be captured and one takes `least` seconds alone, one is enough: a cache cannot make it fast.
     """
 
     def work() -> None:
@@ -128,11 +134,11 @@ def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tup
     calls[0]()
     device.synchronize()
     if device.graphs:
-        device.forget_graphs()  # the one before is gone, and with it the memory it shared
+        device.forget_graphs()  # nothing holds the last graph any more; this frees its memory
         try:
             graph, _ = device.capture(work)
             return seconds_of(device, graph.replay, least) / len(calls), True
-        except BaseException as error:  # noqa: BLE001 - what waits for the host, as some references do, is timed with it
+        except BaseException as error:  # noqa: BLE001 - a call that waits for the host, as some references do
             reraise_if_stopping(error)
             device.synchronize()
     alone = seconds_of(device, calls[0], least)
@@ -140,7 +146,7 @@ def seconds_per_call(device: Device, calls: Sequence[Call], least: float) -> tup
 
 
 def seconds_of(device: Device, run: Call, least: float) -> float:
-    """The best of three measurements of at least `least` seconds, per run; one of a run that takes far longer."""
+    """Seconds per run: the best of three measurements of at least `least` seconds; a far longer run is timed once."""
 
     def timed(times: int) -> float:
         device.synchronize()
@@ -163,7 +169,7 @@ def seconds_of(device: Device, run: Call, least: float) -> float:
 
 @dataclass(frozen=True)
 class Bench:
-    """A run. `base`: what all contexts have in common; `pins`: op -> the kernel to time, beside the reference."""
+    """A run. `base`: the common part of all contexts. `pins`: op -> the kernel to time, beside the reference."""
 
     registry: Registry
     device: Device
@@ -173,7 +179,7 @@ class Bench:
     pins: Mapping[str, str]
 
     def rows(self, op: str, shapes: Sequence[Shape]) -> Iterator[BenchRow]:
-        """A row per shape, bucket, call and kernel, as it is done."""
+        """A row per shape, bucket, call and kernel, as soon as it is measured."""
         module = importlib.import_module(self.registry.find(OpSpec, op).module)
         where = self.device.torch_device
         for shape in shapes:
@@ -188,14 +194,14 @@ class Bench:
                         del rotated
 
     def _kernels(self, context: OpContext) -> Iterator[tuple[BenchRow, Call]]:
-        """Those that fit, and for a composite its parts, with what makes them."""
+        """(row, make) of every kernel that fits, and of a composite's parts."""
         candidates = candidates_for(self.registry, context.op)
         spec = self.registry.find(OpSpec, context.op)
         try:
             chosen = resolve(candidates, context, self.pins, self.registry.order).chosen.name
         except LlmcoreError:
             chosen = ""
-        # the engine runs a composite's parts wherever it would run its reference
+        # the engine runs a composite's parts instead of its reference
         chosen = PARTS if chosen == REFERENCE and spec.expands_to else chosen
         for kernel, plugin in candidates:
             if kernel.name in (self.pins.get(context.op, kernel.name), REFERENCE) and why_not(kernel, context) is None:
@@ -223,14 +229,14 @@ class Bench:
             seconds, captured = seconds_per_call(self.device, calls, self.effort.seconds)
             row.host_time = self.device.graphs and not captured
             row.us, row.roofline = 1e6 * seconds, floor / seconds
-        except BaseException as error:  # noqa: BLE001 - it is said in the row
+        except BaseException as error:  # noqa: BLE001 - the row shows it
             reraise_if_stopping(error)
             row.failure = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             self.device.synchronize()
 
 
 def _tokens(effort: Effort, module: Any, shape: Shape, dtype: DType) -> Iterator[int]:
-    """The effort's, as long as one call's declared bytes stay below a quarter of its memory."""
+    """The effort's tokens, while one call's declared bytes are at most a quarter of the effort's memory."""
     for tokens in effort.tokens:
         declared = {"kv_len": 512, **shape, "tokens": tokens, "element": DTYPES[dtype].itemsize}
         if tokens > 1 and module.cost(declared)[0] > effort.memory / 4:
@@ -250,7 +256,7 @@ def _made(kernel: KernelSpec, context: OpContext) -> Any:
 
 
 def _calls(kernel: Any, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call], int]:
-    """A call per copy of the arguments, and how many tokens come out of one."""
+    """A call per copy of the arguments, and the number of tokens in a call's result."""
     one = rotated[0][0]
     if isinstance(one, AttnCase):
         rows, meta, out = one.rows, dict(one.meta), one.out()
@@ -266,10 +272,10 @@ def _calls(kernel: Any, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call],
 def _declared(
     module: Any, context: OpContext, arguments: tuple[Any, ...], tokens: int
 ) -> tuple[int | None, float, float]:
-    """(KV tokens, bytes, flops) of one call, as the op's `cost` has them.
+    """(KV tokens, bytes, flops) of one call, from the op's `cost`.
 
-    Attention is declared row by row: its bytes with the KV that any query sees, its flops with what a query sees on
-    average, about half of a causal prompt.
+    For attention this is a sum over rows. A row's bytes include the KV that any of its queries sees. Its flops use the
+    average KV of a query, which is about half of a causal prompt.
     """
     element = DTYPES[context.dtype].itemsize
     if not isinstance(arguments[0], AttnCase):

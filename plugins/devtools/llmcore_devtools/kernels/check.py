@@ -1,9 +1,9 @@
-"""Every kernel that fits a device against its op's torch reference, there: `llmcore kernels --check`.
+"""Comparison of every kernel that fits a device with its op's torch reference: `llmcore kernels --check`.
 
-In small shapes the reference runs on the CPU; in real ones, with the long samples an op may have, on the device
-itself. Inputs are drawn anew for every seed, and memory that a kernel allocates is full of NaN before it writes.
-Attention over a layout that a plugin brings gets pools of that layout. Under `deterministic` rows are also compared,
-to the bit, with themselves alone.
+For small shapes the reference runs on the CPU. For real shapes and an op's long samples it runs on the device. Every
+seed draws other inputs, and memory that a kernel allocates is full of NaN before the kernel writes. Attention over a
+plugin's layout gets pools of that layout. Under `deterministic`, rows are also compared, to the bit, with themselves
+computed alone.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from llmcore_devtools.kernels.compare import compare
 from llmcore_devtools.kernels.invariance import check_invariance
 
 Shapes = Callable[[str], Sequence[Shape]]
-"""The shapes to check an op in besides its own."""
+"""Op -> further shapes to check, besides the op's own."""
 
 HELD = 3
-"""Most failures that are told of one kernel in one dtype."""
+"""Most failures that are shown for one kernel in one dtype."""
 
 
 @dataclass
 class CheckRow:
-    """One kernel in one dtype. `worst`: the largest error as a share of what is allowed, None where nothing ran.
+    """One kernel in one dtype.
 
-    `declined`: why it takes no context of this device and dtype. `failures`: what went wrong, the first few.
+    `worst`: the largest error as a share of the allowed one, or None if nothing ran. `declined`: why no context of
+    this device and dtype fits the kernel. `failures`: the first HELD failures. `failed`: the number of all.
     """
 
     op: str
@@ -57,7 +58,7 @@ class CheckRow:
 
 
 class Unit(NamedTuple):
-    """What one row is about."""
+    """The subject of one row."""
 
     op: OpSpec
     candidate: Candidate
@@ -65,7 +66,7 @@ class Unit(NamedTuple):
 
 
 def units(registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: Collection[DType]) -> list[Unit]:
-    """What there is to check: of `op` or of all ops, the pinned kernel or all but the reference."""
+    """The units to check: of `op` or of all ops, the pinned kernel or all except the reference."""
     found = []
     for spec, _ in registry.specs(OpSpec):
         if op not in (None, spec.name) or (pins and op is None and spec.name not in pins):
@@ -79,7 +80,7 @@ def units(registry: Registry, op: str | None, pins: Mapping[str, str], dtypes: C
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how all kernels are checked. `shapes`: real ones, by op."""
+    """The device and the parameters of the check. `shapes`: real shapes, by op."""
 
     registry: Registry
     device: Device
@@ -89,7 +90,7 @@ class Bench:
 
 
 def check_units(todo: Iterable[Unit], bench: Bench) -> Iterator[CheckRow]:
-    """A row per unit, as it is done."""
+    """A row per unit, as soon as it is checked."""
     broken: str | None = None
     for unit in todo:
         spec, plugin = unit.candidate
@@ -127,7 +128,7 @@ def _check_unit(row: CheckRow, unit: Unit, bench: Bench) -> None:
 
 
 def _contexts(unit: Unit, bench: Bench, shape: Shape, large: bool) -> Iterator[OpContext]:
-    """Every bucket, layout and granule; real shapes with the smallest granule only."""
+    """The contexts of every bucket, layout and granule. A real shape gets the smallest granule only."""
     when = unit.candidate[0].when
     stored: Sequence[str] = getattr(importlib.import_module(unit.op.module), "LAYOUTS", ())
     layouts: Sequence[str | None] = sorted(when.layouts) or stored or (None,)
@@ -150,7 +151,7 @@ def _contexts(unit: Unit, bench: Bench, shape: Shape, large: bool) -> Iterator[O
 def _check_context(
     row: CheckRow, spec: KernelSpec, module: Any, context: OpContext, bench: Bench, large: bool
 ) -> None:
-    """Its samples; in real shapes drawn on the device, and the long ones too."""
+    """Check the samples of one context. Those of real shapes are drawn on the device, and include the long ones."""
     kinds = ["samples", "long_samples"] if large and hasattr(module, "long_samples") else ["samples"]
     name, device = "", bench.device
     try:
@@ -189,7 +190,7 @@ def _check_context(
 
 @contextmanager
 def _uninitialized_is_nan() -> Iterator[None]:
-    """What torch allocates is NaN (or the largest integer) until it is written."""
+    """Make torch fill new memory with NaN (or the largest integer)."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -201,7 +202,7 @@ def _uninitialized_is_nan() -> Iterator[None]:
 
 
 def _forms(kernel: Any) -> Iterator[Any]:
-    """The kernel on plain weights, and on its own arrangement of them where it has one."""
+    """The kernel on plain weights, and on packed weights if it can pack them."""
     yield kernel
     if getattr(kernel, "packing", None) is not None:
         yield lambda x, weight, *rest: kernel(x, kernel.pack(weight), *rest)

@@ -1,4 +1,4 @@
-"""Comparing a kernel with the meaning of its op, on the op's own samples."""
+"""Comparison of a kernel with its op's reference, on the op's own samples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 
 
 SHARED = 256 << 20
-"""Bytes above which a tensor is taken for a weight: the kernel gets the sample's own tensor, without a copy."""
+"""A tensor with more bytes counts as a weight: the kernel gets the sample's own tensor, without a copy."""
 
 Tolerance = Mapping[str, float]
 """dtype -> the largest error, relative to the largest expected value."""
 
 NO_TOLERANCE: Tolerance = {}
-"""A kernel that states none: its op's holds."""
+"""For a kernel without a tolerance of its own: the op's tolerance holds."""
 
 
 def check(
@@ -35,11 +35,10 @@ def check(
     *,
     tolerance: Tolerance = NO_TOLERANCE,
 ) -> int:
-    """Compare `kernel`, made for `context`, with the op of `module`; returns how many samples were compared.
+    """Compare `kernel`, made for `context`, with the op of `module`. Returns the number of compared samples.
 
-    `tolerance`: a KernelSpec's, which takes the place of the op's. Raises AssertionError that names the first sample
-    in which an output differs in value, shape or dtype, or in which the kernel changed an input that it may not
-    overwrite.
+    `tolerance`: a KernelSpec's, which replaces the op's. Raises AssertionError that names the first sample in which an
+    output differs in value, shape or dtype, or in which the kernel changed an input that it must not overwrite.
     """
     count = 0
     for count, sample in enumerate(module.samples(context), 1):
@@ -61,11 +60,11 @@ def compare(
     long: bool = False,
     tolerance: Tolerance = NO_TOLERANCE,
 ) -> float:
-    """The worst error of one sample, as a share of the allowed error; raises AssertionError above 1.
+    """The worst error of one sample, as a share of the allowed error. Raises AssertionError above 1.
 
-    `tolerance`: a KernelSpec's, which takes the place of the op's. The expected values of a `long` sample are computed
-    on its own device, half types as f32, and attention is held to the size of each token's own result: over a long
-    context the values are small.
+    `tolerance`: a KernelSpec's, which replaces the op's. The reference of a `long` sample runs on the sample's device,
+    with half types as f32. The error of attention is then relative to each token's own result, because values over a
+    long context are small.
     """
     allowed, worst = tolerance.get(context.dtype, module.TOLERANCE[context.dtype]), 0.0
     if isinstance(sample[0], AttnCase):
@@ -136,13 +135,14 @@ def _attention(kernel: AttentionKernel, case: AttnCase, where: torch.device) -> 
 
 
 def moved(value: Any, where: torch.device, widen: bool = False) -> Any:
-    """A copy on `where` with the same strides (of large tensors only if it must be), half types as f32 if `widen`."""
+    """`value` on `where` with the same strides, and half types as f32 if `widen`. Large tensors are copied only if
+    they must be."""
     if isinstance(value, torch.Tensor):
         half = widen and value.dtype in (torch.float16, torch.bfloat16)
         dtype = torch.float32 if half else value.dtype
         if value.nbytes > SHARED or value.is_contiguous():
             return value.to(where, dtype, copy=value.nbytes <= SHARED)
-        # `to` would close the gaps between the rows of a view
+        # `to` would remove the gaps between the rows of a view
         return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=where).copy_(value)
     if isinstance(value, tuple):
         return tuple(moved(item, where, widen) for item in value)
@@ -183,7 +183,7 @@ Measure = Callable[[str, torch.Tensor, torch.Tensor, float], float]
 
 
 def _error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
-    # near the largest number of a half type, rounding decides whether a result is infinite
+    # near the largest number of a half type, a result may round to infinity
     most = 0.99 * torch.finfo(got.dtype).max if got.is_floating_point() else torch.inf
     got, expected = _comparable(name, got, expected)
     known = expected.abs() < most
@@ -201,7 +201,7 @@ def _error_by_token(name: str, got: torch.Tensor, expected: torch.Tensor, tolera
 
 
 def _comparable(name: str, got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as f32 where the expected one is; they have one shape and NaN in the same places."""
+    """Both as f32 on the expected one's device. Raises AssertionError unless shapes and places of NaN are equal."""
     got, expected = got.detach().to(expected.device).float(), expected.float()
     if got.shape != expected.shape:
         raise AssertionError(f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
@@ -211,7 +211,7 @@ def _comparable(name: str, got: torch.Tensor, expected: torch.Tensor) -> tuple[t
 
 
 def _held(name: str, error: float, allowed: float) -> float:
-    """The error as a share of what is allowed."""
+    """The error as a share of the allowed error."""
     if not error <= allowed:
         raise AssertionError(f"{name}: off by {error:.3g}, allowed {allowed:.3g}")
     return error / allowed if allowed else 0.0

@@ -1,4 +1,4 @@
-"""Do a row's results have the same bits alone and in a batch? For kernels that say so, under `deterministic`."""
+"""Do a row's results have the same bits alone and in a batch? For batch-invariant kernels, under `deterministic`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ ROW_ARGUMENTS: Mapping[str, int] = {
     "gelu_and_mul": 1,
     "rope": 3,
 }
-"""Ops of plain rows: how many of the first arguments have one row per token."""
+"""Op of plain rows -> the number of its first arguments that have one row per token."""
 
 MOST = 6
-"""Rows of a sample that are computed once more."""
+"""Most rows of a sample that are computed again, beside the last one."""
 
 
 def check_invariance(op: str, kernel: Any, alone: Any, sample: tuple[Any, ...], device: torch.device) -> None:
-    """Compare the rows of a sample with themselves alone; `alone`: the kernel made for one token.
+    """Compare the rows of a sample with themselves computed alone. `alone`: the kernel made for one token.
 
-    Raises AssertionError that names the first row which differs. Ops that are not of rows pass.
+    Raises AssertionError that names the first row that differs. Ops without plain rows pass.
     """
     if isinstance(sample[0], AttnCase):
         _attention(kernel, alone, moved(sample[0], device))
@@ -64,7 +64,7 @@ def _attention(kernel: AttentionKernel, alone: AttentionKernel, case: AttnCase) 
 
 
 def _parts(case: AttnCase) -> Iterator[tuple[int, int, int]]:
-    """(row, first query, queries): of some rows the whole, its first half, and its last query."""
+    """(row, first query, queries): some rows as a whole, their first halves, and their last queries."""
     rows = [row for row, n in enumerate(case.rows.n_query) if n]
     for row in sorted({*rows[:2], *rows[-2:]}):
         n = int(case.rows.n_query[row])
@@ -75,7 +75,7 @@ def _parts(case: AttnCase) -> Iterator[tuple[int, int, int]]:
 
 
 def _part(case: AttnCase, row: int, first: int, count: int, start: int) -> AttnCase:
-    """A case of some queries of one row: as a chunk of a prompt, or a step of decoding, has them."""
+    """A case of some queries of one row, as in a chunk of a prompt or in a decode step."""
     kv_len = int(case.rows.kv_len[row]) - int(case.rows.n_query[row]) + first + count
     tokens, where = slice(start, start + count), case.q.device
     ints = {"q_start": [0, count], "kv_len": [kv_len]}

@@ -1,4 +1,4 @@
-"""Shapes that decoders in use ask ops for, for checks on a device; names as `layers` passes them."""
+"""Shapes of ops in common decoders, for checks on a device. The names are those of `layers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcore.ops.sample import VARIANTS
 
 
 class Sizes(NamedTuple):
-    """One decoder's sizes, in elements; `bias`: of its first linear of attention."""
+    """One decoder's sizes, in elements. `bias`: the first linear of its attention has a bias."""
 
     hidden: int
     heads: int
@@ -35,7 +35,7 @@ DECODERS = (
     Sizes(576, 9, 3, 64, 1536, 49152),
     Sizes(3584, 28, 4, 128, 18944, 152064, bias=True),
 )
-"""Groups of 4, 3 and 7 query heads; sizes that powers of two divide, and odd ones."""
+"""Groups of 4, 3 and 7 query heads; sizes that large powers of two divide, and odd sizes."""
 
 MORE_ATTENTION = (
     AttnSpec(heads=10, kv_heads=10, key_size=80, value_size=80, scale=80**-0.5),
@@ -47,7 +47,7 @@ MORE_ATTENTION = (
 
 
 class Latent(NamedTuple):
-    """Sizes of latent attention, in elements: a head's part without and with rope, the values', the latent's."""
+    """Sizes of latent attention, in elements: a head's part without rope and with rope, the values, the latent."""
 
     heads: int
     plain: int = 128
@@ -68,11 +68,11 @@ class Latent(NamedTuple):
 
 
 LATENT = (Latent(16), Latent(128))
-"""One tile of query heads, and many."""
+"""One tile of query heads, and many tiles."""
 
 
 class Mixture(NamedTuple):
-    """A mixture of experts: hidden size, width of an expert, how it chooses, and what all tokens see."""
+    """A mixture of experts: hidden size, width of an expert, routing, and width of the shared experts."""
 
     hidden: int
     inner: int
@@ -82,7 +82,7 @@ class Mixture(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """As op moe.fused is asked for it."""
+        """The shape of the op moe.fused."""
         sizes = {"size": self.hidden, "inner": self.inner, "shared": self.shared}
         return {**route_shape(self.route), "bias": self.bias, **sizes}
 
@@ -112,11 +112,11 @@ ROUTES = (
         bias=True,
     ),
 )
-"""Routers, one with groups and a correction; its experts would fill the memory."""
+"""Routers. The last has groups and a correction; its experts would fill the memory."""
 
 
 def _linears(d: Sizes) -> tuple[Shape, ...]:
-    """Those of a layer, the head, a result whose rows start anywhere, and one with a single output."""
+    """The linears of a layer, the head, a linear with unaligned rows, and one with a single output."""
     wide = d.heads * d.head
     sizes = (
         (d.hidden, wide + 2 * d.kv_heads * d.head, d.bias),
@@ -177,11 +177,11 @@ _OTHERS: Mapping[str, tuple[Shape, ...]] = {
     "moe.combine": tuple(_only(m.shape, "top_k", "size") for m in ROUTES),
     "moe.fused": tuple(m.shape for m in MIXTURES),
 }
-"""What only some decoders use."""
+"""Shapes of ops that only some decoders use."""
 
 
 def real_shapes(op: str) -> tuple[Shape, ...]:
-    """What `op` is asked for; nothing where no decoder here uses it."""
+    """The shapes of `op`; () if none of these decoders uses it."""
     if op in _OTHERS:
         return _OTHERS[op]
     if op.startswith("attn.gqa."):

@@ -1,4 +1,4 @@
-"""`llmcore bench`: a group whose commands are imported when they are named."""
+"""`llmcore bench`: a group whose commands are imported when they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, how an engine is started for them, and the document they write."""
+"""Shared code of the benchmarks: options, the start of an engine, and the JSON document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 GROUPS = ("model", "memory", "scheduling", "kernels", "plugins", "plugin_options")
-"""The settings of a benchmark in this process: all but the server's."""
+"""The settings of a benchmark in this process: all except the server's."""
 
 
 def names(name: str) -> tuple[str, ...]:
@@ -40,14 +40,14 @@ def _writable(ctx: click.Context, parameter: click.Parameter, value: str | None)
 
 
 def file_option(name: str, help: str) -> Callable[[F], F]:
-    """A file to write, checked before anything takes long."""
+    """An option for a file to write. Its folder is checked before the benchmark starts."""
     return click.option(
         f"--{name}", f"{name}_file", type=click.Path(dir_okay=False, writable=True), callback=_writable, help=help
     )
 
 
 def engine_options(function: F) -> F:
-    """What both benchmarks in this process take beside their own options and the settings."""
+    """The common options of both benchmarks in this process."""
     options = (
         click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs that count."),
         click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Runs before them."),
@@ -91,7 +91,7 @@ def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -
 
 
 def document(command: str, engine: BenchEngine, options: Mapping[str, Any], results: list[Any]) -> dict[str, Any]:
-    """Everything a figure depends on, and the figures."""
+    """The figures, and everything that they depend on."""
     brought = plugin_settings(spec for spec, _ in engine.registry.specs(OptionSpec))
     offered = [setting for setting in (*settings(), *brought) if setting.group in GROUPS]
     return {
@@ -106,7 +106,7 @@ def document(command: str, engine: BenchEngine, options: Mapping[str, Any], resu
 
 
 def described(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """How every document begins."""
+    """The beginning of every document."""
     return {
         "command": command,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -117,6 +117,6 @@ def described(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
-    """As a file, where one is wanted."""
+    """Write `content` as JSON, unless `path` is None."""
     if path is not None:
         path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""`llmcore bench latency`: how long a decode step and a first token take, by batch size."""
+"""`llmcore bench latency`: the times of a decode step and of a first token, by batch size."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(
 
 
 def as_json(found: Latency) -> dict[str, Any]:
-    """The figures in ms, and every run as it was, in seconds."""
+    """The figures in milliseconds, and every run in seconds."""
     step, first = _milliseconds(found)
     return {
         "batch": found.batch,

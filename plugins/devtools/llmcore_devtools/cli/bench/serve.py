@@ -1,4 +1,4 @@
-"""`llmcore bench serve`: what a server's clients see, at given rates of arrival."""
+"""`llmcore bench serve`: latency and throughput that clients of a server see, at given rates of arrival."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rate_of(text: str | float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for every rate."""
+    """The parameters that all rates share."""
 
     target: Target
     model: str
@@ -160,7 +160,7 @@ def _workload(options: Mapping[str, Any]) -> Workload:
 
 
 def _warm_up(plan: Plan, n: int) -> None:
-    """A few short requests, one after the other; the first that fails ends the benchmark with its reason."""
+    """Send `n` short requests, one after the other. The first failure ends the benchmark with its reason."""
     for lengths in fixed(n, 16, 4).lengths if n else ():
         requests = payloads(plan.target, [lengths], plan.vocab_size, plan.model)
         window = offer(plan.target, requests, [lengths], math.inf, seconds=plan.seconds, seed=plan.seed)

@@ -1,4 +1,4 @@
-"""`llmcore bench throughput`: how long it takes to answer everything of a workload."""
+"""`llmcore bench throughput`: the time to answer a whole workload."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def command(
 
 
 def as_json(name: str, runs: list[Run]) -> dict[str, Any]:
-    """Rates of the run in the middle, and every run as it was, in seconds."""
+    """Rates from the median time, and every run in seconds."""
     seconds = Spread.of([run.seconds for run in runs])
     run = runs[0]
     return {

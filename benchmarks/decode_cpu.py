@@ -26,8 +26,7 @@ Generate = Callable[[int], list[int]]
 
 
 def speed(generate: Generate, tokens: int) -> tuple[float, list[int]]:
-    """Returns tokens per second of decoding, and the tokens. It subtracts a run of one token, so the prompt does not
-    count."""
+    """Tokens per second of decoding, and the tokens. It subtracts a run of one token, so the prompt does not count."""
     start = time.perf_counter()
     generate(1)
     middle = time.perf_counter()

@@ -235,8 +235,7 @@ def check(family: str, index: int, device_name: str, shrink: int) -> Found:
 
 
 def first_layers(exact: Any, rough: Any, ours: LoadedModel, ours32: LoadedModel, part: Sequence[int]) -> str:
-    """Returns the first layer whose bf16 error exceeds the limit, and the first whose f32 differs from
-    transformers'."""
+    """The first layer whose bf16 error exceeds the limit, and the first whose f32 differs from transformers'."""
     (expected, _), (found, _), mine = their_states(exact, part), their_states(rough, part), our_states(ours, part)
     alike = [name for name in mine if name in found and mine[name].shape == found[name].shape]
     over = (
@@ -270,8 +269,7 @@ def decoded_together(ours: LoadedModel, parts: Sequence[Sequence[int]], count: i
 
 
 def greedy(exact: Any, ours: LoadedModel, parts: Sequence[Sequence[int]], new: int) -> tuple[int, int]:
-    """Returns the number of answers that equal transformers', and of all: whole prompts, in chunks, and in mixed
-    steps."""
+    """The number of answers that equal transformers', and of all: whole prompts, in chunks, and in mixed steps."""
     wanted = [oracle(exact, part, new).tokens for part in parts]
     got = [ours.generate(part, new, chunk=chunk).tokens for chunk in (None, 48) for part in parts]
     got += [answer.tokens for answer in ours.generate_mixed(parts, new, chunk=48)]

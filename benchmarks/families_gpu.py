@@ -209,8 +209,7 @@ def cut(name: str, layers: int, shrink: int, folder: Path) -> None:
 
 
 def decode(engine: BenchEngine, batch: int, shrink: int) -> tuple[int, float]:
-    """Returns (tokens that a row holds, seconds of a step in which all rows decode). As many steps before do not
-    count."""
+    """(tokens that a row holds, seconds of a step in which all rows decode). As many steps before do not count."""
     batch, prompt, steps = (max(1, n // shrink) for n in (batch, PROMPT, STEPS))
     # the first rows answer while the others' prompts are computed
     output = min(2 * steps + 8 + batch * prompt // 2048, ANSWER)

@@ -59,8 +59,7 @@ def config_of(options: argparse.Namespace) -> Config:
 
 
 def start_apart(environment: Mapping[str, str]) -> tuple[float, float]:
-    """Returns the seconds until an engine in a new process was ready: since the process began, and those of building
-    it."""
+    """The seconds until an engine in a new process was ready: since the process began, and those of building it."""
     command = [sys.executable, __file__, *sys.argv[1:], "--start-only"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     began, building = done.stdout.splitlines()[-1].split()

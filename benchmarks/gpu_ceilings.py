@@ -48,8 +48,7 @@ def matmul() -> float:
 
 
 def layer(inputs: list[torch.Tensor], weights: list[torch.Tensor], rounds: int = 8) -> float:
-    """Returns the microseconds of one pass over the linears, in a graph of `rounds`, so that the host does not
-    count."""
+    """The microseconds of one pass over the linears, in a graph of `rounds`, so that the host does not count."""
 
     def work() -> None:
         for x, weight in zip(inputs, weights, strict=True):

@@ -26,8 +26,7 @@ class Bench:
         return [(self.n(prompt), self.n(output))] * self.n(count)
 
     def seconds(self, lengths: Sequence[Lengths], warmup: Sequence[Lengths], repeats: int | None = None) -> Spread:
-        """Returns the seconds of `lengths`, submitted at once. First it runs `warmup` until its step sizes are
-        captured."""
+        """The seconds of `lengths`, submitted at once. First it runs `warmup` until its step sizes are captured."""
         for _ in range(CAPTURED_AT):
             self.engine.run(warmup)
         return Spread.of([self.engine.run(lengths).seconds for _ in range(repeats or self.repeats)])

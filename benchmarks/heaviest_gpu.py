@@ -57,8 +57,7 @@ class Requests:
         self._made = 0
 
     def steps(self, tokens: int) -> int:
-        """Returns the steps that compute `tokens` tokens of prompts. Longer answers keep all requests running at
-        once."""
+        """The steps that compute `tokens` tokens of prompts. Longer answers keep all requests running at once."""
         most = self.config.scheduling.batch_max_tokens
         return tokens // (most or pick_device(self.bench.registry, self.config.model.device).step_tokens) + 1
 

@@ -56,8 +56,7 @@ MODELS: Mapping[str, RealModel] = {
 
 
 def fetch(name: str, folder: Path) -> Path:
-    """Returns the model's file in `folder`, downloaded if it is missing. Raises SystemExit if it is not the known
-    one."""
+    """The model's file in `folder`, downloaded if it is missing. Raises SystemExit if it is not the known one."""
     model = MODELS[name]
     target = folder / model.file
     print(f"{name}: {model.licence}", file=sys.stderr, flush=True)

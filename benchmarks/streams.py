@@ -112,8 +112,7 @@ class Rig:
 
 
 def words(tokenizer: Tokenizer) -> dict[int, str]:
-    """Returns ids whose text is a space and some ASCII letters, with these texts. Joined, they can be told apart
-    again."""
+    """Ids whose text is a space and some ASCII letters, with these texts. Joined, they can be told apart again."""
     found: dict[int, str] = {}
     seen: set[str] = set()
     for token_id in range(tokenizer.vocab_size):

@@ -123,7 +123,6 @@ def _of_this_tree() -> Registry:
 
 
 def plugin_templates() -> str:
-    """Returns llmcore_devtools/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new`
-    writes."""
+    """llmcore_devtools/plugin_templates.json: hook -> the lines of its example, which `llmcore plugins new` writes."""
     examples = {row.name: (EXAMPLES / f"{row.name}.py").read_text().splitlines() for row in hook_rows()}
     return json.dumps(examples, indent=1, ensure_ascii=False) + "\n"

@@ -156,8 +156,7 @@ def _read(given: Mapping[str, Any], architecture: str, route: RouteSpec, *, inte
 
 
 def sharpened(rope: RopeConfig) -> float:
-    """Returns yarn's factor of attention scores: (0.1 mscale_all_dim ln(factor) + 1)^2 (arXiv:2309.00071, equation
-    22)."""
+    """Yarn's factor of attention scores: (0.1 mscale_all_dim ln(factor) + 1)^2 (arXiv:2309.00071, equation 22)."""
     by, factor = rope.scaling.get("mscale_all_dim"), float(rope.scaling.get("factor") or 1)
     if rope.kind == "default" or not by or factor <= 1:
         return 1.0

@@ -59,8 +59,7 @@ class GGUF:
         return value
 
     def end_ids(self) -> list[int]:
-        """Returns the token ids that end an answer: the file's own, and other control tokens that are known to end
-        one."""
+        """The token ids that end an answer: the file's own, and other control tokens that are known to end one."""
         own = [self.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         kinds = self.get("tokenizer.ggml.token_type", [])
         texts = self.get("tokenizer.ggml.tokens", [])

@@ -45,8 +45,7 @@ def build(file: GGUF) -> Tokenizer:
 
 
 def merges(texts: Sequence[str], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
-    """Returns every pair of pieces whose joined text is a piece, ordered by that piece's score, best first, then by
-    its id."""
+    """Every pair of pieces whose joined text is a piece, ordered by that piece's score, best first, then by its id."""
     pieces = {text: index for index, text in enumerate(texts) if kinds[index] == NORMAL}
     pairs: list[tuple[str, str]] = []
     for text in sorted(pieces, key=lambda text: (-scores[pieces[text]], pieces[text])):

@@ -157,8 +157,7 @@ class _Closing:
         return {keyword: [self._at([*flats, *rest, branch]) for branch in branches]}
 
     def _applied(self, place: Place) -> tuple[list[Node], list[tuple[str, list[Any]]]] | None:
-        """Returns the schemas that apply without a choice, references resolved, and the choices. None: nothing
-        fits."""
+        """The schemas that apply without a choice, references resolved, and the choices. None: nothing fits."""
         flats: dict[int, Node] = {}
         groups: list[tuple[str, list[Any]]] = []
         path: set[int] = set()
@@ -244,8 +243,7 @@ class _Closing:
         return made
 
     def _conditional(self, flats: Sequence[Node]) -> dict[str, list[Any]]:
-        """Returns the schemas of properties that only conditions name, by property. llguidance does not enforce
-        conditions."""
+        """The schemas of properties that only conditions name, by property. llguidance does not enforce conditions."""
         found: dict[str, list[Any]] = {}
         left: list[Any] = []
         for flat in flats:

@@ -116,8 +116,7 @@ def compiled_again(text: str, tokens: LLTokenizer, unenforced: tuple[str, ...] =
 
 
 def compiled(text: str, tokens: LLTokenizer, unenforced: tuple[str, ...] = ()) -> Compiled | str:
-    """Returns a matcher, or the reason against it: also if no first token is possible, or two trial answers meet a
-    limit."""
+    """A matcher, or the reason against it: also if no first token is possible, or two trial answers meet a limit."""
     made = compiled_again(text, tokens, unenforced)
     if isinstance(made, str):
         return made

@@ -50,8 +50,7 @@ Expression = Kind | Series | Branch | Repeat
 
 
 def expression(text: str) -> tuple[Expression, list[Characters]]:
-    """Returns the parsed expression and its kinds of characters. Raises ValueError for syntax that is not read
-    here."""
+    """The parsed expression and its kinds of characters. Raises ValueError for syntax that is not read here."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError("it is too long")
     reader = _Reader(text)

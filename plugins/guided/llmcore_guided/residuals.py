@@ -88,8 +88,7 @@ class Residuals:
         return node
 
     def _kinds_of(self, character: str) -> int:
-        """Returns the bits of the character's kinds, followed by the bits of the kinds that are not known to have
-        it."""
+        """The bits of the character's kinds, followed by the bits of the kinds that are not known to have it."""
         kinds = 0
         for i, characters in enumerate(self._characters):
             has = characters.has(character)

@@ -70,8 +70,7 @@ def _serve(engine: socket.socket) -> None:
 
 
 def _tokens(words: Words) -> LLTokenizer:
-    """Returns the special tokens under their own ids, and one token per byte. They spell the same texts as all tokens
-    do."""
+    """The special tokens under their own ids, and one token per byte. They spell the same texts as all tokens do."""
     tokens = [b""] * words.size + [bytes((byte,)) for byte in range(255)]
     for token, name in words.special.items():
         tokens[token] = _SPECIAL + name.encode()

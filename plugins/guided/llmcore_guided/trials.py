@@ -42,8 +42,7 @@ class Trials:
         self._give(self._take())
 
     def answer(self, question: Question) -> Answer:
-        """Returns a process's answer, or that it took too long. Raises RequestError (503) if the server is too
-        busy."""
+        """A process's answer, or that it took too long. Raises RequestError (503) if the server is too busy."""
         process = self._take()
         try:
             answer = process.answer(question, time.monotonic() + limits.PATIENCE_SECONDS)

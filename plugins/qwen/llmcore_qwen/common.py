@@ -58,8 +58,7 @@ class QwenConfig(DenseConfig):
 
 
 def read_qwen(hf: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Returns the fields of a QwenConfig from config.json. Raises ConfigError for unsupported or contradictory
-    values."""
+    """The fields of a QwenConfig from config.json. Raises ConfigError for unsupported or contradictory values."""
     if (activation := hf.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ConfigError(f"{architecture} with hidden_act {activation!r} is not known; its MLP uses silu")
     fields = read_dense({**DEFAULTS, **hf}, architecture, partial_rotary=False)

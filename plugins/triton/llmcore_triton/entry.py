@@ -55,8 +55,7 @@ def launch_of(compiled: Any, boxes: tuple[int, ...], constants: tuple[Any, ...])
 
 
 def _entry(run: Any, boxes: bool) -> tuple[Callable[..., None], Sequence[Any]] | None:
-    """Returns the C function, and how it wants descriptors to be encoded. None: this is not the launcher that we
-    know."""
+    """The C function, and how it wants descriptors to be encoded. None: this is not the launcher that we know."""
     if not triton.__version__.startswith(_KNOWN) or not all(hasattr(run, part) for part in _PARTS):
         return None
     if run.global_scratch_size or run.profile_scratch_size:

@@ -60,8 +60,7 @@ def processors(context: OpContext) -> int:
 
 @cache
 def buffer(where: torch.device, dtype: torch.dtype, size: int) -> torch.Tensor:
-    """Returns `size` zeros. All kernels of a device share the tensor, since they run one after another in one
-    stream."""
+    """`size` zeros. All kernels of a device share the tensor, since they run one after another in one stream."""
     return torch.zeros(size, dtype=dtype, device=where)
 
 

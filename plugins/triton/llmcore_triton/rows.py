@@ -48,7 +48,6 @@ def power(number: int) -> int:
 
 
 def warps(context: OpContext, elements: int, vectors: int) -> int:
-    """Returns the warps (1 to 16) such that each thread has `vectors` loads of `elements` elements. It is a power of
-    two."""
+    """The warps (1 to 16) such that each thread has `vectors` loads of `elements` elements. It is a power of two."""
     per_warp = WARP * vectors * VECTOR // ELEMENT[context.dtype]
     return min(max(elements // per_warp, 1), 16)

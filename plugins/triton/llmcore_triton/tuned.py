@@ -40,8 +40,7 @@ def fastest(context: OpContext) -> float | None:
 
 
 def fastest_of_any_shape(context: OpContext) -> float | None:
-    """Returns the least microseconds of any measured shape: a lower bound for a `context` that has not been
-    measured."""
+    """The least microseconds of any measured shape: a lower bound for a `context` that has not been measured."""
     return _least(context.device, _key(context.op, "", context.dtype, context.bucket, {})[:-1])
 
 

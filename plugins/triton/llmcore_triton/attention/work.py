@@ -103,8 +103,7 @@ class Planner:
             tokens = np.minimum(left, self.tokens)
             span = length[row] - left + tokens
         if self.window is not None:
-            # reading starts at a multiple of the block (of the chunk if fixed), so up to one token less than that too
-            # early
+            # reading starts at a multiple of the block (or fixed chunk), up to that size minus 1 too early
             span = np.minimum(span, self.window + (self.tokens or 1) + (self.fixed or self.block) - 2)
         return Tiles(row, place, tokens, span)
 
@@ -135,8 +134,7 @@ class Planner:
         return np.where(whole, np.minimum(count, 1), count), whole
 
     def _fair(self, span: Int32) -> float:
-        """Returns the KV tokens of an item. With many tiles it is about two tiles' mean, so that no long one is left
-        at the end."""
+        """The KV tokens of an item. With many tiles it is twice their mean, so that no long one is left at the end."""
         return float(span.sum()) / max(self.items, len(span) / 2)
 
     @staticmethod

@@ -53,8 +53,7 @@ class Boxes:
         self._made: dict[int, TensorDescriptor] = {}
 
     def __call__(self, weight: torch.Tensor) -> TensorDescriptor | None:
-        """Returns the descriptor of all rows of weight [experts, rows, inputs]. None if TMA cannot or should not read
-        them."""
+        """The descriptor of all rows of weight [experts, rows, inputs]. None if TMA cannot or should not read them."""
         if not self._takes:
             return None
         address, inputs = weight.data_ptr(), weight.shape[2]
@@ -107,8 +106,7 @@ class Half:
     def _boxes(
         self, x: torch.Tensor, weight: torch.Tensor
     ) -> tuple[TensorDescriptor | None, torch.Tensor, TensorDescriptor | None]:
-        """Returns the TMA box of x, the weight, and the weight's descriptor. The TMA values are None if TMA is not
-        used."""
+        """The TMA box of x, the weight, and the weight's descriptor. The TMA values are None if TMA is not used."""
         tile, found = self._tile, self._weights(weight)
         if found is None or self._gated or tile.block_m < LONG:
             return None, weight, found

@@ -235,8 +235,7 @@ def _select(  # type: ignore[no-untyped-def]
 
 
 def floors(scores: Tensor, found: Peaks, rows: SampleRows, pdl: bool) -> Tensor:
-    """Returns [S] f32: the least tempered score of each row that its filters keep. `found` are the peaks of
-    `scores`."""
+    """[S] f32: the least tempered score of each row that its filters keep. `found` are the peaks of `scores`."""
     count, vocabulary = scores.shape
     parts, where = found.best.shape[1], scores.device
     counts = torch.empty((count, parts, DEPTHS), dtype=torch.int32, device=where)

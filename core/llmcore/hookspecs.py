@@ -240,7 +240,7 @@ def build_layer(layer: torch.nn.Module, info: LayerInfo) -> torch.nn.Module | No
     Returns: a module called as `layer(x, step)`, or None to leave the layer as it is. The plugin may wrap the block or
     modules inside it, and must keep each wrapped module as a submodule, because weights are loaded later. The plugin
     fills its own parameters. An exception ends the start: a model that is only partly wrapped would answer wrongly.
-    Chosen by: nothing; every plugin is called.
+    Chosen by: every plugin is called.
     """
 
 
@@ -250,7 +250,7 @@ def on_startup(config: Config) -> None:
 
     Called: once per process after plugins are loaded, before anything is built.
     Returns: nothing; a ConfigError ends the start-up with its text, any other exception is logged.
-    Chosen by: nothing; every plugin is called.
+    Chosen by: every plugin is called.
     """
 
 
@@ -260,7 +260,7 @@ def on_model_built(report: ModelReport) -> None:
 
     Called: once per engine, before the first request.
     Returns: nothing; an exception is logged with the plugin's name.
-    Chosen by: nothing; every plugin is called.
+    Chosen by: every plugin is called.
     """
 
 
@@ -271,7 +271,7 @@ def on_request_finished(record: RequestRecord) -> None:
     Called: once per request, after its last byte, in the HTTP worker or by LLM.generate. The HTTP worker makes the
         calls one after the other on a thread of their own, so a call may be slow. It drops records when 10,000 wait.
     Returns: nothing; an exception is logged with the plugin's name.
-    Chosen by: nothing; every plugin is called.
+    Chosen by: every plugin is called.
     """
 
 
@@ -283,7 +283,7 @@ def on_shutdown() -> None:
         interrupted or failed, but not if the process is killed. It is not called for a plugin whose `on_startup` did
         not run because another plugin raised a ConfigError.
     Returns: nothing; an exception is logged with the plugin's name.
-    Chosen by: nothing; every plugin is called.
+    Chosen by: every plugin is called.
     """
 
 

@@ -103,7 +103,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Access: API keys, CORS, TLS."""
+    """API keys, CORS and TLS."""
 
     api_keys: tuple[str, ...] = option(
         (),
@@ -163,7 +163,7 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """Limits on requests and their time. Every answer of a request counts (`n`, beams)."""
+    """Limits on requests and their time; every answer counts (`n`, beams)."""
 
     max_waiting_requests: int | None = option(
         None,

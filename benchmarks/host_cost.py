@@ -62,8 +62,8 @@ INTERVAL = 2e-4
 class Pretended(CPU):
     """The CPU, for which kernels are chosen as for an H200."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
         self.info = INFO
 
 

@@ -114,7 +114,7 @@ def test_hook_register_devices() -> None:
 
     registry, module = example("register_devices")
     assert find_device(registry, "counting-cpu") == DeviceInfo("cpu", name="counting-cpu")
-    device = module.CountingCPU()
+    device = module.CountingCPU(0)
     device.synchronize()
     assert device.waits == 1
 

@@ -18,7 +18,7 @@ def test_every_spec_loads() -> None:
 
 
 def test_the_cpu_measures_its_memory() -> None:
-    device = cpu.make()
+    device = cpu.make(0)
     assert 0 < device.free_memory() <= device.info.memory
     assert 0 < device.kv_budget(0.9) <= 4 << 30
     device.reset_peak()
@@ -31,7 +31,7 @@ def test_the_cpu_measures_its_memory() -> None:
 
 
 def test_the_cpu_does_not_copy() -> None:
-    device = cpu.make()
+    device = cpu.make(0)
     tensor = torch.arange(3)
     assert device.pinned(tensor) is tensor and device.to_host(tensor) is tensor
     assert device.event().done()

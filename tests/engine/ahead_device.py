@@ -60,8 +60,8 @@ class AheadCPU(CPU):
 class Short(AheadCPU):
     """An accelerator that is old and has little memory, as kernels and limits see it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
         self.info = DeviceInfo("cuda", "Old and Small", capability=75, memory=1 << 30, processors=20)
 
     def kv_budget(self, fraction: float) -> int:
@@ -80,20 +80,10 @@ class Short(AheadCPU):
 @hookimpl
 def register_devices() -> Iterable[DeviceSpec]:
     """`cpu-ahead` and `short`."""
-    for name, made in (("cpu-ahead", "ahead"), ("short", "short")):
-        yield DeviceSpec(name=name, make=f"{__name__}:make_{made}", available=f"{__name__}:available")
+    for name, made in (("cpu-ahead", "AheadCPU"), ("short", "Short")):
+        yield DeviceSpec(name=name, make=f"{__name__}:{made}", available=f"{__name__}:available")
 
 
 def available() -> str | None:
     """Always."""
     return None
-
-
-def make_ahead(index: int) -> AheadCPU:
-    """DeviceSpec.make."""
-    return AheadCPU()
-
-
-def make_short(index: int) -> Short:
-    """DeviceSpec.make."""
-    return Short()

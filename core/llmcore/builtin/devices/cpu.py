@@ -41,7 +41,7 @@ class CPU:
     measured = False
     graphs = False
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
         self.info = DeviceInfo(type="cpu", name=platform.processor() or platform.machine(), memory=_total_memory())
         self.torch_device = torch.device("cpu")
         self._passed = Passed()
@@ -84,7 +84,7 @@ class CPU:
 
 def make(index: int) -> CPU:
     """DeviceSpec.make: every index is the one CPU."""
-    return CPU()
+    return CPU(index)
 
 
 def available() -> str | None:

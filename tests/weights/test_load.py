@@ -243,7 +243,7 @@ import sys, threading, time
 from pathlib import Path
 from llmcore.models import ModelConfig
 from llmcore.specs import DeviceInfo
-from llmcore_devtools.family import LoadedModel, registry_for_tests
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 import torch, llmcore.layers, llmcore.weights.load, llmcore_llama.llama
 
 def anonymous():

@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """List what --mode accepts.
 
-    Those that do not fit the device, or the model where one is given, say why.
+    A mode that does not fit the device, or the given model, is listed with the reason.
     """
     if model is None and (dtype or deterministic):
         raise click.UsageError("--dtype and --deterministic are for --model")

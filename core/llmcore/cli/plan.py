@@ -54,7 +54,7 @@ def command(resolved: Resolved, model: str | None, memory: str | None, as_json: 
     """Predict what fits, from a model's headers alone.
 
     MODEL is a directory or a GGUF file, as in --model_dir. --device sm90 --memory 80GiB plans for another machine.
-    The options are those of `serve`, so that its command line can be planned as it stands; not all change the plan.
+    It takes the options of `serve`, so that you can plan a server's command line; some options do not change the plan.
     """
     resolved = replace(resolved, config=with_model(resolved.config, model))
     plan = make_plan(resolved, parse_size(memory) if memory else None)

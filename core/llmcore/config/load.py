@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z_-]+")
 _ALL = "`llmcore serve --help-all` lists all."
 
 Origins = Mapping[str, str]
-"""Setting name -> "default", or where its value is written: `--port`, `LLMCORE_PORT`, `port in server.yaml`."""
+"""Setting name -> the origin of its value: "default", `--port`, `LLMCORE_PORT` or `port in server.yaml`."""
 
 
 def environment(known: Iterable[Setting] = ()) -> dict[str, str]:
@@ -150,7 +150,7 @@ _Source = list[tuple[Setting, Any, str]]
 
 
 def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
-    """(setting, raw, where) of each (name, raw, where); unknown names and a setting named twice are errors."""
+    """(setting, raw, where) of each (name, raw, where). Raises ConfigError for unknown names and repeated settings."""
     found: dict[str, tuple[Setting, Any, str]] = {}
     by_name = names(known)
     for name, raw, where in given:

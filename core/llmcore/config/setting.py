@@ -44,7 +44,7 @@ _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 """Plain decimal numbers. Python's int() and float() also take `1_0`, `nan` and the digits of any script."""
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 MOST_QUOTED = 80
-"""Most characters of a wrong value that a message shows."""
+"""Most characters of a wrong value in a message."""
 HIDDEN = "(hidden)"
 """Shown in place of a secret."""
 _LOGIN = re.compile(r"^(?:[a-z]+://|)([^/\s]+)@")

@@ -1,7 +1,7 @@
 """The faults that the text of a request can cause in a server of the fake model. No torch.
 
-`<|fault:NAME|>` in a prompt is one token. It causes the fault NAME when the engine computes it. After `<|later:NAME|>`
-the eighth token of the model's answer is that token, so the fault comes after a stream has begun.
+`<|fault:NAME|>` in a prompt is one token. It causes the fault NAME when the engine computes it. With `<|later:NAME|>`
+the eighth token of the model's answer is the fault's token, so the fault comes after a stream has begun.
 """
 
 from __future__ import annotations

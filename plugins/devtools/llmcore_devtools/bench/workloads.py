@@ -38,7 +38,7 @@ class Workload:
         return sum(output for _, output in self.lengths)
 
     def cut(self, n: int) -> Workload:
-        """The first `n` requests, from the start again where there are fewer."""
+        """The first `n` requests. If there are fewer, they repeat."""
         return Workload(self.name, tuple(self.lengths[i % len(self.lengths)] for i in range(n)))
 
 

@@ -58,7 +58,7 @@ class _Rows:
     borders: Int32
 
 
-class FramePacker:
+class BatchPacker:
     """Packs plans for a model's attention kernels. `scratch`: the request that stands for padding."""
 
     def __init__(self, kernels: Mapping[str, AttentionKernels], groups: Sequence[str], scratch: int) -> None:

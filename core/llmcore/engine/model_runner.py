@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.engine.frame import FramePacker, Packed
+from llmcore.engine.batch_packer import BatchPacker, Packed
 from llmcore.engine.graphs import Graphs
 from llmcore.engine.probes import Asked, Probed, answered, put_probed
-from llmcore.engine.sampling import Draw, RowSampler
-from llmcore.engine.scoring import Scored
-from llmcore.engine.steer import Outcome, Pending, changed, put_outputs, settle
+from llmcore.engine.sampler import Draw, RowSampler, Scored
 from llmcore.engine.tables import Tables, Upload
+from llmcore.engine.token_masks import Outcome, Pending, changed, put_outputs, settle
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
@@ -105,7 +104,7 @@ class Launched:
     probed: Probed | None = None
 
 
-class Runner:
+class ModelRunner:
     """Executes plans on one device, in order.
 
     Steps that decode at most `graph_rows` rows (0: none), and small mixed ones, are captured; all graphs together take
@@ -135,7 +134,7 @@ class Runner:
         self._graphs: Graphs[Sampled | Scores | None] | None = (
             Graphs(device, graph_bytes) if self._graph_rows else None
         )
-        self._packer = FramePacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
+        self._packer = BatchPacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
         # A host buffer is written again only after the step that used it was read.
         turns = device.ahead + 1
         self._changes = Upload(device, _CHANGES, turns)

@@ -1,12 +1,14 @@
-"""From request indices to the parameters of one draw: which variant a step needs, and the columns it reads."""
+"""From logits to tokens: which draw a step needs, the columns that it reads, and the scores of a model that scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -299,3 +301,27 @@ def _rises(upload: Upload) -> Rises:
         start=upload.get("rise_start"),
         rate=upload.get_float("rise_rate"),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Sampled):
+    """`scores` [S, n] f32; every token is 0 and ends its request."""
+
+    scores: Tensor
+
+
+class RowScorer(RowSampler):
+    """In place of a RowSampler."""
+
+    def admit(self, plan: StepPlan) -> None:
+        """Nothing to note."""
+
+    def pack(self, plan: StepPlan, upload: Upload, rows: int, ready: Sequence[Any] = ()) -> Draw:
+        """Every step is alike."""
+        return Draw(0)
+
+    def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Scored:
+        """logits [S, n] as they are."""
+        scores = logits.float()
+        tokens = torch.zeros(len(scores), dtype=torch.int32, device=scores.device)
+        return Scored(tokens=tokens, finite=scores.isfinite().all(1), scores=scores)

@@ -53,12 +53,12 @@ logger = logging.getLogger(__name__)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Report nothing."""
 
 
 @dataclass
 class _Parts:
-    """What is built once and shared: everything of an engine but its KV pools and its scheduler."""
+    """Everything of an engine but its KV pools and its scheduler: it is built once and shared."""
 
     config: Config
     registry: Registry
@@ -73,7 +73,7 @@ class _Parts:
 
     @property
     def budget(self) -> Budget:
-        """What was to be expected."""
+        """The prediction."""
         return predict(self.loaded.config, self.loaded.shapes, self.config, self.machine, self.token_bytes)
 
     @property
@@ -186,7 +186,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
 
 
 def _without_effect(config: Config, device: Device) -> list[str]:
-    """What was said of captured steps where the device has none."""
+    """Warnings for settings of captured steps on a device that captures none."""
     names = ("disable_cudagraph", "graph_max_batch_size") if not device.graphs else ()
     said = [name for name in names if getattr(config.kernels, name) != getattr(Kernels, name)]
     return [f"--{name} has no effect: steps on {device.info.type} are never captured." for name in said]
@@ -203,8 +203,8 @@ def _tables(parts: _Parts) -> Tables:
 def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     """The runner and its tokens of KV; the limits are cut to them.
 
-    What the largest steps and their graphs take is measured with next to no KV; KV then gets what is left, and the
-    largest step runs once more beside it, and small ones to warm up. Raises ConfigError where that does not fit.
+    The memory of the largest steps and of their graphs is measured with next to no KV. KV then gets the rest. The
+    largest step runs once more beside it, then small ones to warm up. Raises ConfigError if this does not fit.
     """
     device = parts.device
     take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
@@ -309,7 +309,7 @@ def _fingerprint(parts: _Parts) -> str:
 
 
 def machine_of(device: Device, config: Config) -> Machine:
-    """What a prediction needs to know, before anything takes memory."""
+    """The figures for a prediction, taken before anything uses memory."""
     kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
     return Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
 

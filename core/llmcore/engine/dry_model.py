@@ -61,7 +61,7 @@ def _by_group(trial: Build) -> dict[str, list[OpContext]]:
 
 
 def _smallest(contexts: list[OpContext], trial: Build, pins: Mapping[str, str]) -> int:
-    # Without a kernel for mixed steps these are not captured, which is no reason for another granule.
+    # Mixed steps without a kernel are not captured; that does not ask for another granule.
     needed = [context for context in contexts if not context.op.endswith(".mixed")]
     wanted = [context for context in contexts if context.op in pins] or needed
     ops = {context.op for context in wanted}
@@ -74,7 +74,7 @@ def _smallest(contexts: list[OpContext], trial: Build, pins: Mapping[str, str]) 
 
 
 def _decides(candidate: Candidate, op: str, pins: Mapping[str, str]) -> bool:
-    """Whether this kernel counts: the pinned one, or any but the reference."""
+    """True for the pinned kernel; without a pin for any but the reference."""
     name = candidate[0].name
     return name == pins[op] if op in pins else name != REFERENCE
 

@@ -35,7 +35,7 @@ _FAILED = ("internal_error", "the model failed on this request")
 _SHORT = ("server_overloaded", "there is not enough memory for this request; shorten it, or send it again later")
 
 POOLINGS = ("last", "mean")
-"""Of which of a prompt's tokens a hidden state may be: `Submit.pool`."""
+"""Values of `Submit.pool`: the hidden state of a prompt's last token, or the mean over all its tokens."""
 
 Events = dict[int, StepEvents]
 """Per owner (an HTTP worker's number), what a step did for it."""
@@ -92,16 +92,16 @@ class Engine:
                 self._scheduler.submit(self._salted(request), owner)
 
     def abort(self, request_id: int, owner: int = 0) -> None:
-        """End every choice of a request; one that has ended already is no error."""
+        """End every choice of a request; a request that has ended is ignored."""
         self._builder.forget(owner, request_id)
         self._scheduler.abort(owner, request_id)
 
     def finish(self, request_id: int, choice: int, n_tokens: int, owner: int = 0) -> None:
-        """End one choice at its first `n_tokens` tokens; one that has ended already is no error."""
+        """End one choice at its first `n_tokens` tokens; a choice that has ended is ignored."""
         self._scheduler.finish(owner, request_id, choice, n_tokens)
 
     def queue_stats(self) -> QueueStats:
-        """What waits, and what there is room for; requests whose processors are being made wait too."""
+        """The queue's figures; requests whose processors are being made count as waiting."""
         stats = self._scheduler.queue_stats()
         if not self._builder:
             return stats
@@ -113,7 +113,7 @@ class Engine:
         )
 
     def expire(self, seconds: float) -> Events:
-        """End with an error who has waited so long without running."""
+        """End with an error the requests that have waited for `seconds` without running."""
         error = ("queue_timeout", f"The request found no place within {seconds:g} s; send it again later.")
         return self._scheduler.expire(time.monotonic() - seconds, error)
 
@@ -135,7 +135,7 @@ class Engine:
         steered = self._scheduler.steering(plan)
         events = given_up + self._launch(plan)
         if self._flying and self._flying[-1].pending is not None:
-            # What its processors are told next is in the steps before it; its own forward runs meanwhile.
+            # Its processors need the tokens of the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
                 events.append(self._read())
             events += self._draw(steered)
@@ -151,7 +151,7 @@ class Engine:
         return [self._scheduler.abandon(("engine_failed", message)), *unmade]
 
     def _give_up(self) -> list[Events]:
-        """Now and then: end those that wait for a processor without end."""
+        """Every _LOOK_SECONDS, end requests that wait for a processor for too long."""
         self._processors.hurry()
         now = time.monotonic()
         if now < self._looks_at:
@@ -162,8 +162,8 @@ class Engine:
         return [events] if events else []
 
     def _admit_made(self) -> list[Events]:
-        """Queue the requests whose logits processors are made. What is told of them: the errors of those that cannot
-        be served, and what is not enforced of others."""
+        """Queue the requests whose logits processors are made. Returns the errors of those that
+        cannot be served, and a notice for each whose processors leave out a part of their arguments."""
         events: list[Events] = []
         for made in self._builder.done() if self._builder else ():
             try:
@@ -216,14 +216,14 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - whatever a model raises, _note logs it
             reraise_if_stopping(error)
             reason = self._note(flying.plan, error)
-            # What was launched since has used this step's tokens: it is discarded with it.
+            # Later steps have used this step's tokens: they are discarded with it.
             self._flying.clear()
             self._settle(flying.plan)
             return self._scheduler.fail(flying.plan, reason)
         return self._scheduler.commit(flying.plan, result)
 
     def _settle(self, plan: StepPlan) -> None:
-        """What was launched is over before anything else is: it uses what the next step writes."""
+        """Wait for all launched steps: they read memory that the next step writes."""
         try:
             self._device.synchronize()
         except BaseException as error:  # noqa: BLE001 - whatever a device raises, _note logs it
@@ -231,7 +231,7 @@ class Engine:
             self._note(plan, error)
 
     def _note(self, plan: StepPlan, error: BaseException) -> Reason:
-        """Log a failed step; why those in it end who fail again. Raises DeviceLost where no other can follow."""
+        """Log a failed step; the error of its requests that fail again. Raises DeviceLost if no other step can run."""
         logger.error("step %d of %d rows failed", plan.number, plan.request.size, exc_info=error)
         if self._device.sticky(error):
             raise DeviceLost(f"the device has failed: {text_of(error)}") from error
@@ -305,7 +305,7 @@ def _check_pool(request: Submit, facts: ModelFacts) -> None:
 
 @contextmanager
 def _own_failure(request: Submit) -> Iterator[None]:
-    """What goes wrong while a request is taken in ends that request, not the engine."""
+    """An exception while a request is taken in ends that request, not the engine."""
     try:
         yield
     except RequestError:

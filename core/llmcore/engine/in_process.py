@@ -22,7 +22,7 @@ _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
 
 Message = Submit | Abort | FinishChoice | SimpleQueue[Load]
-"""What the engine's thread is asked for; a queue wants a snapshot."""
+"""Messages to the engine's thread; it puts a snapshot of its load into a queue."""
 
 
 class InProcessBridge:

@@ -80,18 +80,19 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: the chosen generation config;
-    `shapes`: of the checkpoint's tensors, or of the parameters where there is no checkpoint. `quant`: the method that
-    its weights went through, None if they are plain.
-    """
+    """A model that is ready to run."""
 
     model: Any
     config: ModelConfig
     build: Build
     weight_bytes: int
+    """Bytes of its parameters."""
     generation: dict[str, Any]
+    """The generation config that the settings chose."""
     shapes: Mapping[str, tuple[int, ...]]
+    """Of the checkpoint's tensors; without a checkpoint, of the parameters."""
     quant: str | None = None
+    """The quantization method of its weights, None if they are plain."""
 
 
 def pick_device(registry: Registry, name: str, index: int = 0) -> Device:

@@ -54,13 +54,13 @@ QUICK = 2
 lock to each other."""
 
 WAITED_SECONDS = 0.001
-"""Where a call has waited so long, those before it are not short, and one more thread is woken."""
+"""A call that waits longer than this wakes one more thread: the calls before it are not short."""
 
 MOST_LOST = 64
 """Threads that are replaced at most; they hold memory as long as they hang."""
 
 EXIT_SECONDS = 5.0
-"""How long Python waits for a thread when it exits. It ends daemon threads wherever they are, and within a native
+"""Python waits this long for a thread when it exits. It then ends daemon threads wherever they are: inside a native
 library that is a crash."""
 
 
@@ -88,7 +88,7 @@ class Threads:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._awake = 0
         self._quick = min(QUICK, count)
-        """How many may be awake while no call has waited: QUICK, and those that hang."""
+        """The number that may be awake while no call has waited: QUICK, and those that hang."""
         self._lock = threading.Lock()
         self._since: dict[threading.Thread, float | None] = {}
         """Thread -> when its call began (time.monotonic()), None while it waits for one."""
@@ -102,7 +102,7 @@ class Threads:
         self.hurry()
 
     def hurry(self) -> None:
-        """Wake one more thread if those that are awake do not keep up; call it often while somebody waits."""
+        """Wake one more thread if those that are awake do not keep up; call it often while calls wait."""
         with self._lock:
             if self._work and (self._awake < self._quick or self._waited()):
                 self._awake += 1
@@ -125,7 +125,7 @@ class Threads:
         self.hurry()
 
     def _waited(self) -> bool:
-        """Whether the oldest call has waited, and there is a thread that sleeps."""
+        """True if the oldest call has waited for WAITED_SECONDS and a thread sleeps."""
         return self._awake < len(self._since) and time.monotonic() - self._work[0][0] >= WAITED_SECONDS
 
     def _settle(self) -> None:
@@ -160,7 +160,7 @@ class Threads:
         return work
 
     def _superfluous(self, me: threading.Thread) -> bool:
-        """Whether `me` hung, was replaced, and is back: then it ends."""
+        """True if `me` hung, was replaced, and is back: then it ends."""
         with self._lock:
             if len(self._since) - self._lost() <= self._count:
                 return False
@@ -173,7 +173,7 @@ class Threads:
 Ids = tuple[int, ...]
 
 Start = Callable[[Int32], Any]
-"""What a spec's `make` returned."""
+"""The function that a spec's `make` returned: prompt ids -> a processor."""
 
 
 def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Processors:
@@ -204,7 +204,7 @@ class Prepared:
 
 
 class Processors:
-    """What requests may ask for, by name."""
+    """The logits processors that requests may ask for, by name."""
 
     def __init__(self, specs: Mapping[str, LogitsProcessorSpec], context: ProcessorContext) -> None:
         self._specs = specs
@@ -218,14 +218,14 @@ class Processors:
                 apart("processors-warm", partial(self._warm, spec.name, spec.warm))
 
     def check(self, request: Submit) -> None:
-        """Raise RequestError for a name nobody has."""
+        """Raise RequestError for an unknown name."""
         for call in request.sampling.logits_processors:
             self._find(call)
 
     def bind(self, request: Submit) -> Prepared:
         """The processors of each choice, none where none is asked for. May be called from any thread.
 
-        Raises RequestError for a name nobody has, and for arguments that a processor refuses.
+        Raises RequestError for an unknown name, and for arguments that a processor refuses.
         """
         calls = request.sampling.logits_processors
         if not calls:
@@ -239,7 +239,7 @@ class Processors:
         return Prepared(choices, tuple(dict.fromkeys(filter(_fits_a_header, left_out))))
 
     def hurry(self) -> None:
-        """See that answers which are asked for are on their way; call it in every step."""
+        """Wake threads for the answers that were asked for; call it in every step."""
         self._threads.hurry()
 
     def tend(self) -> None:
@@ -249,7 +249,8 @@ class Processors:
     def _warm(self, name: str, warm: str) -> None:
         try:
             load(warm)(self._context)
-        except ConfigError as error:  # the model's, such as its tokenizer's: who needs it is told then, if not before
+        except ConfigError as error:
+            # The model's error, such as its tokenizer's: the first request that needs it reports it.
             logger.debug("logits processor %s is not made ready: %s", name, error)
         except BaseException as error:
             reraise_if_stopping(error)
@@ -297,8 +298,8 @@ def _fits_a_header(name: str) -> bool:
 
 
 def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:
-    """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin. Who says that the
-    server has too much to do, which is nobody's mistake, is told on in those words."""
+    """The client's error. ValueError and LlmcoreError refuse the arguments (400). Any other exception is a fault of
+    the plugin (500). A processor that is overloaded says so (503)."""
     if not isinstance(error, (ValueError, LlmcoreError)):
         TALLIES.count("plugin_failures", call.name, "logits_processor")
         text = f"{call.param}: {call.name!r} failed: {text_of(error)}"

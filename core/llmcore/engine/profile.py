@@ -99,9 +99,9 @@ def _run(runner: ModelRunner, plan: StepPlan) -> None:
 
 
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
-    """Per token bucket: as few and as many rows as there can be that decode, short and long; a prompt, and one after
-    as many tokens that are cached, each in steps that are captured and that are not; a prompt beside a row that
-    decodes. Then a row for every way to draw. `benchmarks/variants.py` tells what is missing.
+    """Plans per token bucket. The fewest and the most rows that decode, short and long. A prompt, and one behind as
+    many cached tokens, each in a step that is captured and in one that is not. A prompt beside a row that decodes.
+    Then a row for every way to draw. `benchmarks/variants.py` tells what is missing.
     """
     plans = []
     long = limits.max_total_len - 1
@@ -157,7 +157,7 @@ def decode_plan(limits: SchedulerLimits, most: int) -> StepPlan | None:
 
 
 def mixed_plan(limits: SchedulerLimits) -> StepPlan | None:
-    """A chunk beside as many decode rows as the largest captured mixed step takes; None where there is no room."""
+    """A chunk beside as many decode rows as the largest captured mixed step takes; None if they do not fit."""
     tokens = min(MIXED_TOKENS, limits.batch_tokens)
     chunk = min(tokens // 2, limits.max_input_len)
     decoding = min(tokens - chunk, limits.max_running - 1)

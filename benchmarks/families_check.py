@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import transformers
 from accuracy_gpu import decoded_logits, relative, their_logits
-from llmcore.engine.explain import fallbacks
+from llmcore.engine.dry_model import fallbacks
 from llmcore.engine.model import pick_device
 from llmcore.layers.moe import MoE
 from llmcore.ops import moe, moe_route

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from llmcore.config import Config
-from llmcore.engine.explain import dry_model
-from llmcore.engine.floor import decode_floor, seconds
+from llmcore.engine.dry_model import dry_model
 from llmcore.layers.build import Build
 from llmcore.modes import Pins
 from llmcore.plugins import build_registry, discover
 from llmcore.specs import DeviceInfo
 from llmcore.weights.source import open_checkpoint, read_model
 from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.decode_floor import decode_floor, seconds
 
 COUNTER = Path(__file__).with_name("count_experts.py")
 PROMPT, STEPS = 512, 129

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from llmcore.api import ProcessorContext
 from llmcore.engine.llm import LLM
-from llmcore.engine.runner import Runner
-from llmcore.engine.sampling import RowSampler
+from llmcore.engine.model_runner import ModelRunner
+from llmcore.engine.sampler import RowSampler
 from llmcore.plugins import load
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.sched.processors import ChoiceProcessors
@@ -78,11 +78,11 @@ class Meter:
 
     def install(self) -> None:
         """Measure from now on."""
-        launch, draw, pack = Runner._launch_forward, Runner.draw, RowSampler.pack
+        launch, draw, pack = ModelRunner._launch_forward, ModelRunner.draw, RowSampler.pack
         accept, prepare = ChoiceProcessors.accept, ChoiceProcessors._prepare
         meter = self
 
-        def launched(runner: Runner, *args: Any) -> Any:
+        def launched(runner: ModelRunner, *args: Any) -> Any:
             device = timed_device()
             device.launching = True
             try:
@@ -90,7 +90,7 @@ class Meter:
             finally:
                 device.launching = False
 
-        def drawn(runner: Runner, step: Any, steered: Any) -> Any:
+        def drawn(runner: ModelRunner, step: Any, steered: Any) -> Any:
             over = step.event.at
             outcome = draw(runner, step, steered)
             meter.accept.append(meter._accepted)
@@ -122,8 +122,8 @@ class Meter:
             meter._until = time.perf_counter()
 
         changed: list[tuple[type, str, Any]] = [
-            (Runner, "_launch_forward", launched),
-            (Runner, "draw", drawn),
+            (ModelRunner, "_launch_forward", launched),
+            (ModelRunner, "draw", drawn),
             (RowSampler, "pack", packed),
             (ChoiceProcessors, "accept", accepted),
             (ChoiceProcessors, "_prepare", prepared),

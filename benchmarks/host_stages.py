@@ -26,8 +26,8 @@ import torch
 from llmcore.api import DeviceSpec, hookimpl
 from llmcore.engine.engine import Engine
 from llmcore.engine.graphs import Graphs
-from llmcore.engine.runner import Runner
-from llmcore.engine.sampling import RowSampler
+from llmcore.engine.model_runner import ModelRunner
+from llmcore.engine.sampler import RowSampler
 from llmcore.engine.tables import Tables, Upload
 from llmcore.sched import scheduler
 from llmcore.sched.capacity import Capacity
@@ -49,17 +49,17 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("plan: settle", Scheduler, "_settle"),
     ("plan: slots", Scheduler, "_secure"),
     ("plan: enqueue", scheduler, "enqueue"),
-    ("launch", Runner, "launch"),
+    ("launch", ModelRunner, "launch"),
     ("launch: admit", RowSampler, "admit"),
-    ("launch: pack", Runner, "_pack"),
+    ("launch: pack", ModelRunner, "_pack"),
     ("launch: pack changes", Tables, "pack"),
     ("launch: send", Upload, "send"),
     ("launch: apply changes", Tables, "apply"),
-    ("launch: change", Runner, "_change"),
-    ("launch: forward", Runner, "_forward"),
+    ("launch: change", ModelRunner, "_change"),
+    ("launch: forward", ModelRunner, "_forward"),
     ("launch: replay", Graphs, "run"),
     ("launch: to host", RowSampler, "to_host"),
-    ("read", Runner, "read"),
+    ("read", ModelRunner, "read"),
     ("commit", Scheduler, "commit"),
     ("commit: results", Results, "take"),
     ("commit: ends", Release, "end"),

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from llmcore.engine.explain import resolutions_of
+from llmcore.engine.dry_model import resolutions_of
 from llmcore.modes import Pins
 from llmcore.ops import (
     DTYPES,

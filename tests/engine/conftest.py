@@ -12,7 +12,7 @@ import pytest
 from llmcore import plugins
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
-from llmcore.engine.runner import Launched, Runner
+from llmcore.engine.model_runner import Launched, ModelRunner
 from llmcore.sched.plan import StepPlan, decode, encode
 from llmcore_devtools import write_fake_model
 from steered import PLUGINS
@@ -29,15 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def encoded_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Between scheduler and runner every plan is encoded and decoded; the bytes of each."""
-    launch: Callable[..., Launched] = Runner.launch
+    launch: Callable[..., Launched] = ModelRunner.launch
     sent: list[int] = []
 
-    def sending(runner: Runner, plan: StepPlan) -> Launched:
+    def sending(runner: ModelRunner, plan: StepPlan) -> Launched:
         data = encode(plan)
         sent.append(len(data))
         return launch(runner, decode(data))
 
-    monkeypatch.setattr(Runner, "launch", sending)
+    monkeypatch.setattr(ModelRunner, "launch", sending)
     return sent
 
 
@@ -61,7 +61,7 @@ def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLL
             directory = write_fake_model(
                 tmp_path / f"model{len(list(tmp_path.iterdir()))}", **{"max_position": 640, **(fake or {})}
             )
-            monkeypatch.setattr(model, "settle_granules", lambda build, make: {"kv": granule})
+            monkeypatch.setattr(model, "settle_granules", lambda build, make, asked: {"kv": asked or granule})
             if ahead:
                 settings |= {"plugins": [AHEAD], "device": "cpu-ahead"}
             settings = {"max_total_token_num": 2000, "running_max_req_size": 16, "device": "cpu", **settings}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.engine import steer
+from llmcore.engine import token_masks
 from llmcore.engine.llm import LLM
 from llmcore_devtools import fake_answer
 
@@ -19,7 +19,7 @@ PATTERN = "([a-f]{3}[0-9]){15}"
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_crowded_and_preempted(make_llm: Callable[..., LLM], ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steer, "_PATIENCE", 0.0)
+    monkeypatch.setattr(token_masks, "_PATIENCE", 0.0)
     llm = make_llm(
         plugins=["guided", AHEAD],
         device="cpu-ahead" if ahead else "cpu",

@@ -2,8 +2,7 @@
 
 from llmcore.child import die_with_parent
 from llmcore.engine.build import build_engine
-from llmcore.engine.engine import DeviceLost, Engine, Events
-from llmcore.engine.refusals import refusal
+from llmcore.engine.engine import DeviceLost, Engine, Events, refusal
 from llmcore.sched.scheduler import QueueStats
 
 __all__ = ["DeviceLost", "Engine", "Events", "QueueStats", "build_engine", "die_with_parent", "refusal"]

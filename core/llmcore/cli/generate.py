@@ -16,8 +16,7 @@ from llmcore.cli.sampling import given, sampling_options
 from llmcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmcore.engine.answers import Generated
-    from llmcore.engine.llm import LLM
+    from llmcore.engine.llm import LLM, Generated
 
 Progress = Callable[[str, int, int], None]
 """(stage, prompts done, prompts in all) -> None."""

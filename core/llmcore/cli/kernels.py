@@ -87,12 +87,12 @@ def _choices(asked: Asked, registry: Registry) -> list[ChoiceRow]:
     if asked.op is not None:
         registry.find(OpSpec, asked.op)
     if asked.model is not None and asked.mode:
-        from llmcore.engine.mode_fit import mode_fit_of
+        from llmcore.engine.dry_model import mode_fit_of
 
         mode_fit_of(resolve_model(asked.model), registry, device, asked.dtype, asked.deterministic).check(asked.mode)
     pins = apply_modes(asked.mode, registry, device, asked.kernel)
     if asked.model is not None:
-        from llmcore.engine.explain import resolutions_of
+        from llmcore.engine.dry_model import resolutions_of
 
         found = resolutions_of(resolve_model(asked.model), registry, device, pins, asked.dtype, asked.deterministic)
         rows = choice_rows((resolution.context, resolution) for resolution in found)

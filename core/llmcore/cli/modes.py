@@ -36,7 +36,7 @@ def command(
     if model is None:
         rows = mode_rows(registry, lambda mode: mode_misfit(mode, registry, info))
     else:
-        from llmcore.engine.mode_fit import mode_fit_of
+        from llmcore.engine.dry_model import mode_fit_of
 
         rows = mode_rows(registry, mode_fit_of(Path(model), registry, info, dtype, deterministic).misfit)
     if as_json:

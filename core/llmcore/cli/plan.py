@@ -72,7 +72,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     family, model = read_model_as_set(registry, checkpoint.config(), config)
     machine, doubled = find_machine(registry, config.model.device, memory), ()
     if config.kernels.mode:
-        from llmcore.engine.mode_fit import ModeFit
+        from llmcore.engine.dry_model import ModeFit
 
         ModeFit(
             registry=registry,
@@ -86,7 +86,7 @@ def make_plan(resolved: Resolved, memory: int | None) -> Plan:
     pins = apply_modes(config.kernels.mode, registry, machine.info, config.kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
     if dummy:
-        from llmcore.engine.explain import dry_model
+        from llmcore.engine.dry_model import dry_model
         from llmcore.weights.load import stored_shapes
 
         built, _ = dry_model(family, model, registry, machine.info, pins, config.kernels.deterministic, quantized)

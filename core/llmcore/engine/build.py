@@ -12,18 +12,29 @@ from dataclasses import dataclass, replace
 from llmcore.bridge import ModelFacts
 from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.config import Config, Kernels
+from llmcore.engine.dry_model import fallbacks
 from llmcore.engine.engine import Engine
-from llmcore.engine.explain import fallbacks
-from llmcore.engine.generation import describe
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
-from llmcore.engine.limits import Room, fit, kv_capacity, kv_room, scheduler_limits, stall_ms
-from llmcore.engine.model import Loaded, Progress, load_model, pick_device
+from llmcore.engine.kv_capacity import (
+    OUT_OF_MEMORY,
+    Room,
+    figures,
+    fit,
+    kv_capacity,
+    kv_room,
+    kv_short,
+    scheduler_limits,
+    stall_ms,
+    step_short,
+    tables_short,
+    token_bytes,
+    weights_short,
+)
+from llmcore.engine.model import Loaded, Progress, describe_sampling, load_model, pick_device
+from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
 from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
-from llmcore.engine.runner import Runner, StepOps, group_kv
-from llmcore.engine.sampling import RowSampler
-from llmcore.engine.scoring import RowScorer
-from llmcore.engine.shortage import OUT_OF_MEMORY, figures, kv_short, step_short, tables_short, weights_short
+from llmcore.engine.sampler import RowSampler, RowScorer
 from llmcore.engine.tables import Tables
 from llmcore.errors import ConfigError
 from llmcore.kv.group import KVGroup
@@ -42,12 +53,12 @@ logger = logging.getLogger(__name__)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Report nothing."""
 
 
 @dataclass
 class _Parts:
-    """What is built once and shared: everything of an engine but its KV pools and its scheduler."""
+    """Everything of an engine but its KV pools and its scheduler: it is built once and shared."""
 
     config: Config
     registry: Registry
@@ -62,7 +73,7 @@ class _Parts:
 
     @property
     def budget(self) -> Budget:
-        """What was to be expected."""
+        """The prediction."""
         return predict(self.loaded.config, self.loaded.shapes, self.config, self.machine, self.token_bytes)
 
     @property
@@ -77,14 +88,14 @@ class _Parts:
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token over all groups, rounded up."""
-        return sum(-(-layout.bytes // layout.granule) for layout in self.layouts.values())
+        """KV of one token over all groups."""
+        return token_bytes(self.layouts.values())
 
     def room(self, graphs: int) -> Room:
         """For KV, beside `graphs` bytes of graphs."""
         return Room(token_bytes=self.token_bytes, graphs=graphs, left=self.left)
 
-    def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> Runner:
+    def runner(self, tables: Tables, kv_tokens: int, graph_bytes: int) -> ModelRunner:
         """A runner with room for `kv_tokens` tokens in every group, and for graphs."""
         where, build = self.device.torch_device, self.loaded.build
         groups = [
@@ -100,7 +111,7 @@ class _Parts:
         )
         sampler = (RowScorer if scores else RowSampler)(self.device, tables, samplers, vocabulary)
         kernels = self.config.kernels
-        return Runner(
+        return ModelRunner(
             self.loaded.model,
             self.device,
             tables,
@@ -164,7 +175,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
         fingerprint=fingerprint,
         report=(
             *summary(loaded, device, budget.parameters, timings),
-            ("sampling", describe(config.model.generation_config, loaded.generation)),
+            ("sampling", describe_sampling(config.model.generation_config, loaded.generation)),
             *rate,
             ("predicted", memory_text(budget.weights, budget.pool, budget.kv_tokens)),
             ("measured", memory_text(loaded.weight_bytes, kv_tokens * parts.token_bytes, kv_tokens)),
@@ -175,7 +186,7 @@ def build_engine(config: Config, registry: Registry, progress: Progress = _silen
 
 
 def _without_effect(config: Config, device: Device) -> list[str]:
-    """What was said of captured steps where the device has none."""
+    """Warnings for settings of captured steps on a device that captures none."""
     names = ("disable_cudagraph", "graph_max_batch_size") if not device.graphs else ()
     said = [name for name in names if getattr(config.kernels, name) != getattr(Kernels, name)]
     return [f"--{name} has no effect: steps on {device.info.type} are never captured." for name in said]
@@ -189,11 +200,11 @@ def _tables(parts: _Parts) -> Tables:
         raise tables_short(error, parts.config, limits.max_total_len) from error
 
 
-def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
+def _runner(parts: _Parts, tables: Tables) -> tuple[ModelRunner, int]:
     """The runner and its tokens of KV; the limits are cut to them.
 
-    What the largest steps and their graphs take is measured with next to no KV; KV then gets what is left, and the
-    largest step runs once more beside it, and small ones to warm up. Raises ConfigError where that does not fit.
+    The memory of the largest steps and of their graphs is measured with next to no KV. KV then gets the rest. The
+    largest step runs once more beside it, then small ones to warm up. Raises ConfigError if this does not fit.
     """
     device = parts.device
     take_workspaces(parts.loaded.model.attention_kernels, parts.limits)
@@ -213,7 +224,7 @@ def _runner(parts: _Parts, tables: Tables) -> tuple[Runner, int]:
     return runner, kv_tokens
 
 
-def _stall(parts: _Parts, runner: Runner) -> Sequence[tuple[str, str]]:
+def _stall(parts: _Parts, runner: ModelRunner) -> Sequence[tuple[str, str]]:
     """Limit the prompt tokens of a step by what the device computes in `--prefill_stall_ms`; a line that says so."""
     stall = stall_ms(parts.config, parts.device)
     if not stall:
@@ -298,7 +309,7 @@ def _fingerprint(parts: _Parts) -> str:
 
 
 def machine_of(device: Device, config: Config) -> Machine:
-    """What a prediction needs to know, before anything takes memory."""
+    """The figures for a prediction, taken before anything uses memory."""
     kv = None if device.measured else device.kv_budget(config.memory.mem_fraction)
     return Machine(info=device.info, memory=device.info.memory, step_tokens=device.step_tokens, kv=kv)
 

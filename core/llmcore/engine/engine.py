@@ -16,13 +16,11 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Load, ModelFacts, StepEvents, Submit
-from llmcore.engine.embedding import check_pool
-from llmcore.engine.making import Making
+from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.engine.kv_capacity import OUT_OF_MEMORY
+from llmcore.engine.model_runner import Launched, ModelRunner
+from llmcore.engine.processor_build import ProcessorBuilder
 from llmcore.engine.processors import Processors
-from llmcore.engine.refusals import notice, refusal
-from llmcore.engine.runner import Launched, Runner
-from llmcore.engine.shortage import OUT_OF_MEMORY
 from llmcore.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
 from llmcore.protocols import Device
 from llmcore.sched.beam_search import check_search
@@ -35,6 +33,9 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _FAILED = ("internal_error", "the model failed on this request")
 _SHORT = ("server_overloaded", "there is not enough memory for this request; shorten it, or send it again later")
+
+POOLINGS = ("last", "mean")
+"""Values of `Submit.pool`: the hidden state of a prompt's last token, or the mean over all its tokens."""
 
 Events = dict[int, StepEvents]
 """Per owner (an HTTP worker's number), what a step did for it."""
@@ -50,7 +51,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: ModelRunner,
         device: Device,
         facts: ModelFacts,
         processors: Processors,
@@ -59,7 +60,7 @@ class Engine:
         self.facts = facts
         self._fixed_angles_up_to = fixed_angles_up_to
         self._processors = processors
-        self._making = Making(processors.bind)
+        self._builder = ProcessorBuilder(processors.bind)
         self._scheduler = scheduler
         self._runner = runner
         self._device = device
@@ -69,7 +70,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self._flying and self._scheduler.idle and not self._making
+        return not self._flying and self._scheduler.idle and not self._builder
 
     @property
     def captured(self) -> int:
@@ -86,25 +87,25 @@ class Engine:
             if request.sampling.logits_processors:
                 self._scheduler.validate(request, owner)
                 self._processors.check(request)
-                self._making.begin(request, owner)
+                self._builder.begin(request, owner)
             else:
                 self._scheduler.submit(self._salted(request), owner)
 
     def abort(self, request_id: int, owner: int = 0) -> None:
-        """End every choice of a request; one that has ended already is no error."""
-        self._making.forget(owner, request_id)
+        """End every choice of a request; a request that has ended is ignored."""
+        self._builder.forget(owner, request_id)
         self._scheduler.abort(owner, request_id)
 
     def finish(self, request_id: int, choice: int, n_tokens: int, owner: int = 0) -> None:
-        """End one choice at its first `n_tokens` tokens; one that has ended already is no error."""
+        """End one choice at its first `n_tokens` tokens; a choice that has ended is ignored."""
         self._scheduler.finish(owner, request_id, choice, n_tokens)
 
     def queue_stats(self) -> QueueStats:
-        """What waits, and what there is room for; requests whose processors are being made wait too."""
+        """The queue's figures; requests whose processors are being made count as waiting."""
         stats = self._scheduler.queue_stats()
-        if not self._making:
+        if not self._builder:
             return stats
-        unmade = list(self._making.requests())
+        unmade = list(self._builder.requests())
         return replace(
             stats,
             choices=stats.choices + sum(request.choices for request in unmade),
@@ -112,14 +113,14 @@ class Engine:
         )
 
     def expire(self, seconds: float) -> Events:
-        """End with an error who has waited so long without running."""
+        """End with an error the requests that have waited for `seconds` without running."""
         error = ("queue_timeout", f"The request found no place within {seconds:g} s; send it again later.")
         return self._scheduler.expire(time.monotonic() - seconds, error)
 
     def load(self) -> Load:
         """A snapshot."""
         load = self._scheduler.load()
-        waiting = load.waiting + len(self._making)
+        waiting = load.waiting + len(self._builder)
         return msgspec.structs.replace(load, waiting=waiting, graphs=self._runner.graphs, taken=time.time())
 
     def step(self) -> list[Events]:
@@ -134,7 +135,7 @@ class Engine:
         steered = self._scheduler.steering(plan)
         events = given_up + self._launch(plan)
         if self._flying and self._flying[-1].pending is not None:
-            # What its processors are told next is in the steps before it; its own forward runs meanwhile.
+            # Its processors need the tokens of the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
                 events.append(self._read())
             events += self._draw(steered)
@@ -146,11 +147,11 @@ class Engine:
         """The device is lost: everything ends with an error."""
         self._flying.clear()
         error = RequestError(message, code="engine_failed", status=503)
-        unmade = [{owner: refusal(request, error)} for request, owner in self._making.clear()]
+        unmade = [{owner: refusal(request, error)} for request, owner in self._builder.clear()]
         return [self._scheduler.abandon(("engine_failed", message)), *unmade]
 
     def _give_up(self) -> list[Events]:
-        """Now and then: end those that wait for a processor without end."""
+        """Every _LOOK_SECONDS, end requests that wait for a processor for too long."""
         self._processors.hurry()
         now = time.monotonic()
         if now < self._looks_at:
@@ -161,10 +162,10 @@ class Engine:
         return [events] if events else []
 
     def _admit_made(self) -> list[Events]:
-        """Queue the requests whose logits processors are made. What is told of them: the errors of those that cannot
-        be served, and what is not enforced of others."""
+        """Queue the requests whose logits processors are made. Returns the errors of those that
+        cannot be served, and a notice for each whose processors leave out a part of their arguments."""
         events: list[Events] = []
-        for made in self._making.done() if self._making else ():
+        for made in self._builder.done() if self._builder else ():
             try:
                 with _own_failure(made.request):
                     if isinstance(made.result, RequestError):
@@ -215,14 +216,14 @@ class Engine:
         except BaseException as error:  # noqa: BLE001 - whatever a model raises, _note logs it
             reraise_if_stopping(error)
             reason = self._note(flying.plan, error)
-            # What was launched since has used this step's tokens: it is discarded with it.
+            # Later steps have used this step's tokens: they are discarded with it.
             self._flying.clear()
             self._settle(flying.plan)
             return self._scheduler.fail(flying.plan, reason)
         return self._scheduler.commit(flying.plan, result)
 
     def _settle(self, plan: StepPlan) -> None:
-        """What was launched is over before anything else is: it uses what the next step writes."""
+        """Wait for all launched steps: they read memory that the next step writes."""
         try:
             self._device.synchronize()
         except BaseException as error:  # noqa: BLE001 - whatever a device raises, _note logs it
@@ -230,7 +231,7 @@ class Engine:
             self._note(plan, error)
 
     def _note(self, plan: StepPlan, error: BaseException) -> Reason:
-        """Log a failed step; why those in it end who fail again. Raises DeviceLost where no other can follow."""
+        """Log a failed step; the error of its requests that fail again. Raises DeviceLost if no other step can run."""
         logger.error("step %d of %d rows failed", plan.number, plan.request.size, exc_info=error)
         if self._device.sticky(error):
             raise DeviceLost(f"the device has failed: {text_of(error)}") from error
@@ -260,7 +261,7 @@ class Engine:
             raise RequestError("a score is one: n and max_new_tokens have to be 1", param="n", code="invalid_value")
         if request.score and request.prompt_logprobs:
             raise RequestError("a score has no log-probabilities", param="prompt_logprobs", code="invalid_value")
-        check_pool(request, self.facts)
+        _check_pool(request, self.facts)
         if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= vocabulary):
             raise RequestError(
                 f"prompt_top: it needs prompt_logprobs and is at most {vocabulary}",
@@ -286,9 +287,25 @@ class Engine:
         )
 
 
+def _check_pool(request: Submit, facts: ModelFacts) -> None:
+    """Raise RequestError for a hidden state that this model does not have, or that comes with something else."""
+    if not request.pool:
+        return
+    if request.pool not in POOLINGS:
+        raise RequestError(f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", code="invalid_value")
+    if not facts.embedding_size:
+        raise RequestError(
+            f"this model ({facts.architecture}) does not show its hidden states", code="unsupported_parameter"
+        )
+    alone = (request.n, request.max_new_tokens, request.prompt_logprobs, request.beams) == (1, 1, False, None)
+    plain = SamplingParams(temperature=0.0, seed=request.sampling.seed)
+    if not alone or request.sampling != plain:
+        raise RequestError("a hidden state is one greedy token and nothing else", code="invalid_value")
+
+
 @contextmanager
 def _own_failure(request: Submit) -> Iterator[None]:
-    """What goes wrong while a request is taken in ends that request, not the engine."""
+    """An exception while a request is taken in ends that request, not the engine."""
     try:
         yield
     except RequestError:
@@ -305,3 +322,30 @@ def _check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
             raise RequestError(
                 f"{name}: token id {token} is outside 0 to {vocabulary - 1}", param=name, code="invalid_value"
             )
+
+
+def refusal(request: Submit, error: RequestError) -> StepEvents:
+    """The events that end every choice of a request that was not accepted."""
+    choices = list(range(max(request.n, 1)))
+    return StepEvents(
+        stamp=time.monotonic(),
+        request=[request.id] * len(choices),
+        choice=choices,
+        count=[0] * len(choices),
+        tokens=[],
+        finish=[Finish.ERROR] * len(choices),
+        error={row: (error.code or "invalid_value", error.message) for row in choices},
+    )
+
+
+def notice(request: Submit, unenforced: Sequence[str]) -> StepEvents:
+    """The event that says what of a request that is accepted its processors do not enforce."""
+    return StepEvents(
+        stamp=time.monotonic(),
+        request=[request.id],
+        choice=[0],
+        count=[0],
+        tokens=[],
+        finish=[Finish.RUNNING],
+        unenforced={0: list(unenforced)},
+    )

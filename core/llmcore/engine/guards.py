@@ -92,7 +92,7 @@ class GuardedManager(_Guarded[KVManager]):
         )
 
     def remove(self, salt: bytes, content: Int64, start: int) -> Int32:
-        """KVManager; nobody can say any more which granules hold what, so all of them go."""
+        """KVManager; once it is dismissed, all granules go, because their contents are unknown."""
         return self._name_granules(lambda manager: manager.remove(salt, content, start), self._left, kept=True)
 
     def evict(self, n: int, in_use: Callable[[Int32], NDArray[np.bool_]]) -> Int32:

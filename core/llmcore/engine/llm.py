@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -17,24 +18,174 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import BeamSearch, Load, SamplingParams, Submit
+from llmcore.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, SamplingParams, Submit
 from llmcore.config import Config, plugin_settings, settings, with_model_resolved
 from llmcore.config.setting import canonical, names
 from llmcore.decode_struct import convert
-from llmcore.engine.answers import Collector, Generated
 from llmcore.engine.build import build_engine
-from llmcore.engine.embedding import POOLINGS, normalized
-from llmcore.engine.local import LocalBridge
+from llmcore.engine.engine import POOLINGS
+from llmcore.engine.in_process import InProcessBridge
 from llmcore.engine.model import Progress
 from llmcore.errors import ConfigError, RequestError
 from llmcore.plugins import build_registry, configure
-from llmcore.protocols import Tokenizer
+from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, OutputParserSpec, TokenizerSpec
 from llmcore.text.bad_words import forbid
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
-from llmcore.text.stream import TextRules
+from llmcore.text.stream import ChoiceText, TextRules
+
+FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
+
+
+@dataclass
+class Answer:
+    """One choice. `logprobs`: of its tokens; `top_logprobs`: per token the best (id, logprob) pairs, if asked for.
+    `scores`, `pooled` (f32): of the prompt, where they were asked for.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    scores: tuple[float, ...] = ()
+    pooled: bytes = b""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A prompt's answers; the properties are those of the first. `cached_tokens` of the prompt were not computed.
+
+    `prompt_logprobs`: of every prompt token but the first, if asked for; `prompt_top`: the best (id, logprob) pairs in
+    the place of each; `prompt_ranks`: how many tokens were likelier there, and one more.
+    """
+
+    prompt_ids: tuple[int, ...]
+    cached_tokens: int
+    answers: tuple[Answer, ...]
+    prompt_logprobs: tuple[float, ...] = ()
+    prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    prompt_ranks: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Text, without the stop text that ended it."""
+        return self.answers[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Token ids, an end-of-text id included."""
+        return self.answers[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop` or `length`."""
+        return self.answers[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Natural log-probabilities, if asked for."""
+        return self.answers[0].logprobs
+
+
+class Collector:
+    """Gathers one request's events, on the bridge's thread; calls `ended` once, and `text` with each piece of text."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        tokenizer: Tokenizer,
+        rules: TextRules,
+        *,
+        ended: Callable[[Collector], object],
+        text: Callable[[str], object] | None = None,
+    ) -> None:
+        self.submit = submit
+        self._ended = ended
+        self._on_text = text
+        self._texts = [ChoiceText(tokenizer, rules) for _ in range(submit.n)]
+        self._answers = [Answer() for _ in range(submit.n)]
+        self._running = submit.n
+        self._cached = 0
+        self._prompt_logprobs: tuple[float, ...] = ()
+        self._prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
+        self._prompt_ranks: tuple[int, ...] = ()
+        self._error: RequestError | None = None
+        self._started = time.monotonic()
+        self._first: float | None = None
+        self._last = self._started
+
+    def start(self, bridge: Bridge) -> None:
+        """Submit the request."""
+        self._bridge = bridge
+        bridge.submit(self.submit, self.take)
+
+    def take(self, event: ChoiceEvent) -> None:
+        """The sink."""
+        if self._error is not None:
+            return
+        if event.finish in (Finish.ERROR, Finish.ABORT):
+            code, message = event.error or ("engine_failed", "the request was ended")
+            self._error = RequestError(message, code=code)
+            self._ended(self)
+            return
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+        self._cached = max(self._cached, event.cached)
+        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
+        self._prompt_top = event.prompt_top or self._prompt_top
+        self._prompt_ranks = event.prompt_ranks or self._prompt_ranks
+        text, answer = self._texts[event.choice], self._answers[event.choice]
+        before = text.tokens
+        piece = "".join(text.feed(event))
+        answer.text += piece
+        if self._on_text is not None and piece:
+            self._on_text(piece)
+        new = text.tokens - before
+        answer.token_ids.extend(event.tokens[:new])
+        if self.submit.sampling.logprobs is not None:
+            answer.logprobs.extend(event.logprobs[:new])
+            answer.top_logprobs.extend(event.top[:new])
+        answer.scores, answer.pooled = event.scores, event.pooled
+        if text.must_finish:
+            self._bridge.finish(self.submit.id, event.choice, text.tokens)
+        if text.finish is not Finish.RUNNING:
+            answer.finish_reason = FINISH_REASONS[text.finish]
+            self._running -= 1
+            if not self._running:
+                self._ended(self)
+
+    def raise_error(self) -> None:
+        """Raise what ended the request, if it failed."""
+        if self._error is not None:
+            raise self._error
+
+    def result(self) -> Generated:
+        """All answers; every choice must have ended."""
+        known = self._prompt_logprobs, self._prompt_top, self._prompt_ranks
+        return Generated(self._prompt_ids(), self._cached, tuple(self._answers), *known)
+
+    def record(self) -> RequestRecord:
+        """The figures for `on_request_finished`."""
+        reasons = [answer.finish_reason or "abort" for answer in self._answers]
+        failed = "error" if self._error is not None else None
+        return RequestRecord(
+            request_id=str(self.submit.id),
+            dialect="python",
+            prompt_tokens=len(self.submit.prompt) // 4,
+            cached_tokens=self._cached,
+            output_tokens=sum(len(answer.token_ids) for answer in self._answers),
+            max_new_tokens=self.submit.max_new_tokens,
+            finish=failed or ("length" if "length" in reasons else reasons[0]),
+            first_token=None if self._first is None else self._first - self._started,
+            duration=self._last - self._started,
+        )
+
+    def _prompt_ids(self) -> tuple[int, ...]:
+        return tuple(memoryview(self.submit.prompt).cast("i"))
+
 
 Prompt = str | Sequence[int]
 Float32 = NDArray[np.float32]
@@ -44,12 +195,7 @@ Done = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What ends an answer, beside its length and stop texts. `prompt_logprobs`: report the prompt's own, too, and
-    `prompt_top` of the best tokens in the place of each.
-
-    `bad_words`: texts whose tokens, with and without a space before them, an answer never completes. `num_beams` above
-    1: the `n` best answers of a beam search, best first; for the other two see bridge.BeamSearch.
-    """
+    """Options of `LLM.generate` beside the sampling parameters, the length and the stop texts."""
 
     min_new_tokens: int = 0
     ignore_eos: bool = False
@@ -57,9 +203,13 @@ class Limits:
     keep_stop: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: bool = False
+    """Report the log-probabilities of the prompt's tokens, too."""
     prompt_top: int = 0
+    """The number of best tokens to report in the place of each prompt token."""
     bad_words: str | Sequence[str] = ()
+    """Texts that an answer never completes, with and without a space before them."""
     num_beams: int = 1
+    """Above 1: a beam search gives the `n` best answers, best first. The next two are described in `BeamSearch`."""
     length_penalty: float = 1.0
     early_stopping: bool | None = False
 
@@ -106,7 +256,7 @@ class LLM:
             self.tokenizer: Tokenizer = self._open_tokenizer(config.model.path, Path(converted))
             engine = build_engine(config, registry, *([] if progress is None else [progress]))
             self.facts = engine.facts
-            self._bridge = LocalBridge(engine)
+            self._bridge = InProcessBridge(engine)
             self._open = stack.pop_all()
         self._ids = itertools.count(1)
 
@@ -134,7 +284,8 @@ class LLM:
         return self._run(submits, rules, progress)
 
     def score(self, prompts: Prompt | Sequence[Prompt], *, progress: Done | None = None) -> list[list[float]]:
-        """What the model's head says of every prompt, a text or token ids: a number per label, one of a reward model.
+        """Score every prompt, a text or token ids: one number per label of the model's head,
+        a single one if it is a reward model.
 
         Raises RequestError for a model that has no such head.
         """
@@ -165,7 +316,7 @@ class LLM:
         plain = [self._submit(prompt, params, rules, limits, (1, 1)) for prompt in ids]
         found = self._run([msgspec.structs.replace(submit, pool=pooling) for submit in plain], rules, progress)
         states = [np.frombuffer(one.answers[0].pooled, "<f4") for one in found]
-        return [normalized(state) if normalize else state for state in states]
+        return [_normalized(state) if normalize else state for state in states]
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_new_tokens: int | None = None, **options: Any
@@ -193,7 +344,7 @@ class LLM:
             self._end([collector])
 
     def load(self) -> Load:
-        """What the engine is doing."""
+        """A snapshot of the engine's load."""
         return self._bridge.load()
 
     def close(self) -> None:
@@ -286,7 +437,7 @@ class LLM:
 
 
 def _refuse_server_settings(given: Iterable[str], registry: Registry) -> None:
-    """There is no server, so these would do nothing."""
+    """Raise ConfigError for a setting of the server: it would have no effect here."""
     brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec))
     server = names(s for s in (*settings(), *brought) if s.serving or s.group in ("requests", "reports"))
     if idle := [name for name in given if canonical(name) in server]:
@@ -323,3 +474,9 @@ def _sort_out(given: Mapping[str, Any], sampling: SamplingParams | None) -> tupl
         return limits, convert({"seed": secrets.randbits(63), **params}, SamplingParams)
     except msgspec.ValidationError as error:
         raise RequestError(str(error), code="invalid_value") from error
+
+
+def _normalized(state: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`state` with length 1; one of zeros stays as it is."""
+    length = float(np.linalg.norm(state))
+    return state / np.float32(length) if length else state

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from llmcore.budget import total_len
 from llmcore.config import Config
-from llmcore.engine.generation import sampling_defaults
-from llmcore.engine.granules import DryBuild, settle_granules
-from llmcore.engine.mode_fit import STEP_OPS, ModeFit
+from llmcore.engine.dry_model import STEP_OPS, DryBuild, ModeFit, settle_granules
 from llmcore.errors import ConfigError
 from llmcore.inspect import best_device
 from llmcore.layers.build import Build
 from llmcore.models import ModelConfig
-from llmcore.modes import apply_modes
+from llmcore.modes import Pins, apply_modes
 from llmcore.plugins import load
 from llmcore.protocols import Checkpoint, Device
 from llmcore.registry import Registry
@@ -28,6 +28,50 @@ from llmcore.weights.quant import Quantized, find_quantization, linear_method_of
 from llmcore.weights.source import open_checkpoint
 from llmcore.weights.stretch import read_model_as_set
 
+FILTERS = ("top_p", "top_k", "min_p", "typical_p")
+SAMPLING = ("temperature", *FILTERS, "repetition_penalty")
+"""The entries of a generation_config.json that say how tokens are drawn."""
+
+
+def sampling_defaults(choice: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The generation config that `--generation_config` means; `own`: the model's. Raises ConfigError.
+
+    With "none", what says how tokens are drawn is left out; what ends an answer stays. If `do_sample` is
+    false, the temperature is 0 and filters are ignored, as in transformers.
+    """
+    if choice == "auto":
+        return _greedy_if_asked(own)
+    if choice == "none":
+        return {name: value for name, value in own.items() if name not in (*SAMPLING, "do_sample")}
+    path = Path(choice).expanduser()
+    path = path / "generation_config.json" if path.is_dir() else path
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"--generation_config {choice}: {reason}; give auto, none, or a generation_config.json"
+        ) from error
+    return _greedy_if_asked(found)
+
+
+def _greedy_if_asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("do_sample") is not False:
+        return dict(given)
+    return {name: value for name, value in given.items() if name not in FILTERS} | {"temperature": 0.0}
+
+
+def describe_sampling(choice: str, generation: Mapping[str, Any]) -> str:
+    """The line of the start-up summary that says where the sampling defaults come from."""
+    said = [f"{name} {generation[name]:g}" for name in SAMPLING if isinstance(generation.get(name), (int, float))]
+    if choice == "none":
+        return "as each API says (--generation_config none)"
+    source = "the model's generation_config.json" if choice == "auto" else choice
+    if not said:
+        return f"as each API says; {source} sets nothing"
+    return f"{', '.join(said)} ({source}); the rest as each API says"
+
+
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
@@ -36,18 +80,19 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run. `weight_bytes`: of its parameters; `generation`: the chosen generation config;
-    `shapes`: of the checkpoint's tensors, or of the parameters where there is no checkpoint. `quant`: the method that
-    its weights went through, None if they are plain.
-    """
+    """A model that is ready to run."""
 
     model: Any
     config: ModelConfig
     build: Build
     weight_bytes: int
+    """Bytes of its parameters."""
     generation: dict[str, Any]
+    """The generation config that the settings chose."""
     shapes: Mapping[str, tuple[int, ...]]
+    """Of the checkpoint's tensors; without a checkpoint, of the parameters."""
     quant: str | None = None
+    """The quantization method of its weights, None if they are plain."""
 
 
 def pick_device(registry: Registry, name: str, index: int = 0) -> Device:
@@ -85,7 +130,7 @@ def load_model(config: Config, registry: Registry, device: Device, progress: Pro
     ).check(kernels.mode)
     pins = apply_modes(kernels.mode, registry, device.info, kernels.kernel)
     quantized = find_quantization(registry, checkpoint.config(), model_config, pins.quant)
-    model, build = build_model(family, model_config, config, registry, device, quantized)
+    model, build = build_model(family, model_config, config, registry, device, pins, quantized)
     if dummy:
         shapes = stored_shapes(model)
         size = dummy_weights(model)
@@ -103,26 +148,23 @@ def build_model(
     config: Config,
     registry: Registry,
     device: Device,
-    quantized: Quantized | None = None,
+    pins: Pins,
+    quantized: Quantized | None,
 ) -> tuple[Any, Build]:
-    """The model without weights, and what it was built with: modes, pins and granules are settled here."""
-    kernels = config.kernels
+    """The model without weights, and its build. Raises ConfigError for a pin that the model does not use."""
     make = load(family.build)
     shared: dict[str, Any] = {
         "registry": registry,
         "config": model_config,
         "device": device.info,
-        "pins": apply_modes(kernels.mode, registry, device.info, kernels.kernel),
+        "pins": pins,
         "order": registry.order,
-        "deterministic": kernels.deterministic,
+        "deterministic": config.kernels.deterministic,
         "linear_method": linear_method_of(quantized),
         "longest_request": total_len(config, model_config),
     }
-    asked = config.memory.cache_block_seq_len
-    if asked is None:
-        granules = settle_granules(DryBuild(torch_device=torch.device("meta"), **shared), make)
-    else:
-        granules = {group.name: asked for group in model_config.kv_groups}
+    dry = DryBuild(torch_device=torch.device("meta"), **shared)
+    granules = settle_granules(dry, make, config.memory.cache_block_seq_len)
     build = Build(torch_device=device.torch_device, granules=granules, **shared)
     model = make(model_config, build)
     used = {resolution.context.op for resolution in build.resolutions} | STEP_OPS
@@ -148,7 +190,7 @@ def _fill(model: Any, checkpoint: Checkpoint, weights: Any, progress: Progress) 
 
 
 def _eos_ids(config: Config, model: ModelConfig, generation: dict[str, Any]) -> tuple[int, ...]:
-    """What the operator says; else the model's, generation_config's beside config.json's.
+    """The ids that the operator gives; else those of config.json and of the generation config.
 
     Raises ConfigError for an id of the operator's outside the vocabulary; the model's own such ids are left out.
     """

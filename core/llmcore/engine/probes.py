@@ -1,4 +1,4 @@
-"""What a forward knows beside the rows that it samples: log-probabilities of prompts' own tokens, hidden states."""
+"""Answers from a forward beside its samples: log-probabilities of prompts' own tokens, and hidden states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HasHead(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """How much a step's probes ask for: `targets` log-probabilities, `top` others beside each, `pools` states."""
+    """The sizes of a step's probes: `targets` log-probabilities, `top` others beside each, `pools` hidden states."""
 
     targets: int
     top: int

@@ -1,14 +1,19 @@
-"""Logits processors from their specs, bound to requests, and the threads on which they compute."""
+"""Logits processors from their specs, bound to requests, and the threads on which the code of plugins runs."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import tempfile
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -16,7 +21,6 @@ import numpy as np
 from llmcore.bridge import LogitsProcessor, Submit
 from llmcore.config import Config
 from llmcore.counters import TALLIES
-from llmcore.engine.threads import Threads, apart
 from llmcore.errors import (
     ConfigError,
     LlmcoreError,
@@ -42,10 +46,134 @@ logger = logging.getLogger(__name__)
 _THREADS = min(16, max(2, len(os.sched_getaffinity(0)) // 2))
 """A mask takes a millisecond where a grammar counts what it repeats, and a step may have dozens of them."""
 
+HUNG_SECONDS = 1.0
+"""A thread that works longer than this on one call counts as lost until it returns."""
+
+QUICK = 2
+"""Threads that are awake while calls are short: more of them spend their time, and the engine's, on handing Python's
+lock to each other."""
+
+WAITED_SECONDS = 0.001
+"""A call that waits longer than this wakes one more thread: the calls before it are not short."""
+
+MOST_LOST = 64
+"""Threads that are replaced at most; they hold memory as long as they hang."""
+
+EXIT_SECONDS = 5.0
+"""Python waits this long for a thread when it exits. It then ends daemon threads wherever they are: inside a native
+library that is a crash."""
+
+
+def apart(name: str, call: Callable[[], None]) -> None:
+    """Have `call` run on a thread of its own, for as long as it takes."""
+    thread = threading.Thread(target=call, name=name, daemon=True)
+    thread.start()
+    atexit.register(thread.join, EXIT_SECONDS)
+
+
+class Threads:
+    """`count` threads that call functions, started with the first one: QUICK of them while calls are short, more where
+    calls wait. They end with the process, which waits for calls that do not hang (see EXIT_SECONDS).
+
+    While some hang in a call there are others in their place, so that calls that hang do not hold up the rest.
+    `hung_seconds` says after which time a call hangs. Every method may be called from any thread.
+    """
+
+    def __init__(self, name: str, count: int, hung_seconds: Callable[[], float] = lambda: HUNG_SECONDS) -> None:
+        self._name = name
+        self._count = count
+        self._hung_seconds = hung_seconds
+        self._work: deque[tuple[float, Callable[[], None]]] = deque()
+        """Calls, and since when they wait (time.monotonic())."""
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._awake = 0
+        self._quick = min(QUICK, count)
+        """The number that may be awake while no call has waited: QUICK, and those that hang."""
+        self._lock = threading.Lock()
+        self._since: dict[threading.Thread, float | None] = {}
+        """Thread -> when its call began (time.monotonic()), None while it waits for one."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Have `work` called soon; it must not raise."""
+        if not self._since:
+            self.tend()
+            atexit.register(self._settle)
+        self._work.append((time.monotonic(), work))
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Wake one more thread if those that are awake do not keep up; call it often while calls wait."""
+        with self._lock:
+            if self._work and (self._awake < self._quick or self._waited()):
+                self._awake += 1
+                self._wake.put(None)
+
+    def tend(self) -> None:
+        """Replace threads that hang; call it now and then."""
+        with self._lock:
+            lost = self._lost()
+            self._quick = min(QUICK, self._count) + lost
+            missing = min(self._count, self._count + MOST_LOST - len(self._since))
+            missing -= len(self._since) - lost
+            for _ in range(missing):
+                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._since[thread] = None
+                thread.start()
+            if lost and missing > 0:
+                text = "%d calls of plugins have taken more than %g s; %d more threads serve the others"
+                logger.warning(text, lost, self._hung_seconds(), missing)
+        self.hurry()
+
+    def _waited(self) -> bool:
+        """True if the oldest call has waited for WAITED_SECONDS and a thread sleeps."""
+        return self._awake < len(self._since) and time.monotonic() - self._work[0][0] >= WAITED_SECONDS
+
+    def _settle(self) -> None:
+        until = time.monotonic() + self._hung_seconds()
+        while any(list(self._since.values())) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _lost(self) -> int:
+        late = time.monotonic() - self._hung_seconds()
+        return sum(since is not None and since < late for since in self._since.values())
+
+    def _serve(self) -> None:
+        me = threading.current_thread()
+        while True:
+            self._wake.get()
+            while work := self._next():
+                self._since[me] = time.monotonic()
+                work()
+                del work
+                self._since[me] = None
+                if len(self._since) > self._count and self._superfluous(me):
+                    return
+
+    def _next(self) -> Callable[[], None] | None:
+        """The call that has waited longest; without one the thread goes to sleep."""
+        with self._lock:
+            if not self._work:
+                self._awake -= 1
+                return None
+            work = self._work.popleft()[1]
+        self.hurry()
+        return work
+
+    def _superfluous(self, me: threading.Thread) -> bool:
+        """True if `me` hung, was replaced, and is back: then it ends."""
+        with self._lock:
+            if len(self._since) - self._lost() <= self._count:
+                return False
+            del self._since[me]
+            self._awake -= 1
+        self.hurry()
+        return True
+
+
 Ids = tuple[int, ...]
 
 Start = Callable[[Int32], Any]
-"""What a spec's `make` returned."""
+"""The function that a spec's `make` returned: prompt ids -> a processor."""
 
 
 def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Processors:
@@ -76,7 +204,7 @@ class Prepared:
 
 
 class Processors:
-    """What requests may ask for, by name."""
+    """The logits processors that requests may ask for, by name."""
 
     def __init__(self, specs: Mapping[str, LogitsProcessorSpec], context: ProcessorContext) -> None:
         self._specs = specs
@@ -90,14 +218,14 @@ class Processors:
                 apart("processors-warm", partial(self._warm, spec.name, spec.warm))
 
     def check(self, request: Submit) -> None:
-        """Raise RequestError for a name nobody has."""
+        """Raise RequestError for an unknown name."""
         for call in request.sampling.logits_processors:
             self._find(call)
 
     def bind(self, request: Submit) -> Prepared:
         """The processors of each choice, none where none is asked for. May be called from any thread.
 
-        Raises RequestError for a name nobody has, and for arguments that a processor refuses.
+        Raises RequestError for an unknown name, and for arguments that a processor refuses.
         """
         calls = request.sampling.logits_processors
         if not calls:
@@ -111,7 +239,7 @@ class Processors:
         return Prepared(choices, tuple(dict.fromkeys(filter(_fits_a_header, left_out))))
 
     def hurry(self) -> None:
-        """See that answers which are asked for are on their way; call it in every step."""
+        """Wake threads for the answers that were asked for; call it in every step."""
         self._threads.hurry()
 
     def tend(self) -> None:
@@ -121,7 +249,8 @@ class Processors:
     def _warm(self, name: str, warm: str) -> None:
         try:
             load(warm)(self._context)
-        except ConfigError as error:  # the model's, such as its tokenizer's: who needs it is told then, if not before
+        except ConfigError as error:
+            # The model's error, such as its tokenizer's: the first request that needs it reports it.
             logger.debug("logits processor %s is not made ready: %s", name, error)
         except BaseException as error:
             reraise_if_stopping(error)
@@ -169,8 +298,8 @@ def _fits_a_header(name: str) -> bool:
 
 
 def _refused(call: LogitsProcessor, error: BaseException) -> RequestError:
-    """What the client is told: a refusal is theirs to mend, all else a mistake in the plugin. Who says that the
-    server has too much to do, which is nobody's mistake, is told on in those words."""
+    """The client's error. ValueError and LlmcoreError refuse the arguments (400). Any other exception is a fault of
+    the plugin (500). A processor that is overloaded says so (503)."""
     if not isinstance(error, (ValueError, LlmcoreError)):
         TALLIES.count("plugin_failures", call.name, "logits_processor")
         text = f"{call.param}: {call.name!r} failed: {text_of(error)}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmcore.bridge import LengthDecay, SamplingParams
 from llmcore.engine.graphs import CAPTURED_AT
-from llmcore.engine.runner import Runner
+from llmcore.engine.model_runner import ModelRunner
 from llmcore.errors import PluginError, reraise_if_stopping
 from llmcore.layers.build import AttentionKernels
 from llmcore.protocols import AttentionKernel, AttnLimits, Device, Int32, SchedulerLimits
@@ -64,7 +64,7 @@ def _take_workspace(kernel: AttentionKernel, most: AttnLimits, group: str) -> No
         ) from error
 
 
-def run_worst_case(runner: Runner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> None:
+def run_worst_case(runner: ModelRunner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> None:
     """Run a step of `batch_tokens` new tokens with as many sampled rows as can be, in the `full` variant.
 
     Every token's KV goes to the first granule; the tables hold nothing of worth afterwards.
@@ -73,7 +73,7 @@ def run_worst_case(runner: Runner, device: Device, limits: SchedulerLimits, gran
     device.synchronize()
 
 
-def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> int:
+def measure(runner: ModelRunner, device: Device, limits: SchedulerLimits, granules: tuple[int, ...]) -> int:
     """Run the largest steps, uncaptured and captured; bytes that the graphs of these take."""
     run_worst_case(runner, device, limits, granules)
     if not runner.graph_rows:
@@ -86,22 +86,22 @@ def measure(runner: Runner, device: Device, limits: SchedulerLimits, granules: t
     return device.graph_memory - before
 
 
-def warm_up(runner: Runner, device: Device, limits: SchedulerLimits) -> None:
+def warm_up(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> None:
     """Run a step of every kind and token bucket: what is compiled on first use should not be when requests wait."""
     for plan in warm_plans(limits):
         _run(runner, plan)
     device.synchronize()
 
 
-def _run(runner: Runner, plan: StepPlan) -> None:
+def _run(runner: ModelRunner, plan: StepPlan) -> None:
     plan.frame = frame_of(plan, runner.graph_rows)
     runner.read(runner.launch(plan))
 
 
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
-    """Per token bucket: as few and as many rows as there can be that decode, short and long; a prompt, and one after
-    as many tokens that are cached, each in steps that are captured and that are not; a prompt beside a row that
-    decodes. Then a row for every way to draw. `benchmarks/variants.py` tells what is missing.
+    """Plans per token bucket. The fewest and the most rows that decode, short and long. A prompt, and one behind as
+    many cached tokens, each in a step that is captured and in one that is not. A prompt beside a row that decodes.
+    Then a row for every way to draw. `benchmarks/variants.py` tells what is missing.
     """
     plans = []
     long = limits.max_total_len - 1
@@ -122,7 +122,7 @@ def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
     return [*plans, *(_prompt(1, way) for way in _WAYS)]
 
 
-def prefill_rate(runner: Runner, device: Device, limits: SchedulerLimits) -> float:
+def prefill_rate(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> float:
     """Prompt tokens that the device computes in a millisecond: in the fastest of a few steps of prompts alone."""
     plan = prompts_plan(limits)
     spent = []
@@ -157,7 +157,7 @@ def decode_plan(limits: SchedulerLimits, most: int) -> StepPlan | None:
 
 
 def mixed_plan(limits: SchedulerLimits) -> StepPlan | None:
-    """A chunk beside as many decode rows as the largest captured mixed step takes; None where there is no room."""
+    """A chunk beside as many decode rows as the largest captured mixed step takes; None if they do not fit."""
     tokens = min(MIXED_TOKENS, limits.batch_tokens)
     chunk = min(tokens // 2, limits.max_input_len)
     decoding = min(tokens - chunk, limits.max_running - 1)

@@ -1,4 +1,4 @@
-"""What the device remembers of running requests, and the one upload per step that changes it.
+"""The device's tables of running requests, and the one upload per step that changes them.
 
 The host never reads these tables back. It packs a step's changes into one int32 buffer in pinned memory, copies it
 once, and scatters its columns with index ops, in the device's own order of steps.
@@ -27,7 +27,7 @@ _EVEN = 4
 class Upload:
     """One step's columns on their way to the device. `put` on the host, `send` once, then `get` on the device.
 
-    The device's copy stays where it is until more is put than fits, so a graph can read it step after step; on the
+    The device's copy keeps its address until more is put than fits, so a graph can read it step after step. On the
     host there are `turns` buffers, because the device may still be copying from the last step's.
     """
 
@@ -43,20 +43,16 @@ class Upload:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Where the sealed columns lie: equal for two steps whose columns a graph finds in the same places."""
+        """The places of the sealed columns: equal for two steps whose columns a graph finds in the same places."""
         return (self._moved, self._sealed)
 
     def seal(self) -> None:
-        """What is put from now on is not for a graph."""
+        """End the columns that a graph reads; later ones are for work outside it."""
         self._sealed = tuple(self._columns.items())
 
     def clear(self) -> None:
         """Forget the last step's columns. The device must be done with the host's buffer of `turns` steps ago."""
         self._turn = (self._turn + 1) % self._turns
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin this step's columns anew; nothing was sent yet."""
         self._columns = {}
         self._used = 0
 
@@ -76,7 +72,7 @@ class Upload:
             self._remote[: self._used].copy_(self._hosts[self._turn][0][: self._used], non_blocking=True)
 
     def has(self, name: str) -> bool:
-        """Whether this step has the column."""
+        """True if this step has the column."""
         return name in self._columns
 
     def get(self, name: str) -> Tensor:
@@ -115,7 +111,7 @@ class Scoped:
         self._names.append(name)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What was put, on the device."""
+        """The columns that were put, on the device."""
         return {name: self._upload.get(f"{self._scope}/{name}") for name in self._names}
 
 
@@ -125,7 +121,7 @@ class Tables:
     One more row, `scratch`, stands for the padding of captured steps: it is never admitted and computes nothing.
     `history` [rows, max_len] int32: ids known so far, of which `lengths` are valid and `computed` have KV. `granules`:
     per KV group [rows, places] int32. `floats`, `ints`: sampling parameters, one row per name of FLOATS and INTS. All
-    but `granules` are parts of one tensor, so that whoever is admitted is written at once.
+    but `granules` are parts of one tensor, so that one write sets an admitted request.
     """
 
     def __init__(self, device: Device, max_requests: int, max_len: int, granule_sizes: tuple[int, ...]) -> None:

@@ -1,24 +1,109 @@
 """Requests whose logits processors are being made, on threads of their own: a step never waits for a grammar.
 
-Clients share the places for it (`turns.Turns`).
+Clients share the places for it (`Turns`).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
 
 import msgspec
 
 from llmcore.bridge import Submit
-from llmcore.engine.processors import Prepared
-from llmcore.engine.threads import Threads
-from llmcore.engine.turns import PLACES, Turns
+from llmcore.engine.processors import Prepared, Threads
 from llmcore.errors import RequestError, reraise_if_stopping
 from llmcore.processors import OVERLOADED
+
+PLACES = 3
+"""Requests whose processors are made at once."""
+
+MOST_LARGE = 2
+"""Requests with large arguments among them: a small one always finds a place that no large one can hold."""
+
+MOST_OF_A_CLIENT = PLACES - 1
+"""Requests of one client among them: another client always finds a place that this one cannot hold."""
+
+LARGE_BYTES = 4096
+"""Arguments of more bytes are large. The length of a grammar bounds most of what it costs to compile."""
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Client(Generic[T]):
+    """`lanes`: its small and its large requests that wait, in order of arrival. `latest`: the lane of its last turn.
+    `running`: its places. `served`: the number of its last turn."""
+
+    lanes: tuple[deque[T], deque[T]] = field(default_factory=lambda: (deque(), deque()))
+    latest: deque[T] | None = None
+    running: int = 0
+    served: int = 0
+
+    def next(self, lanes: int) -> deque[T] | None:
+        """The one of the first `lanes` lanes that has the client's next turn; None: the client may not have one."""
+        if self.running >= MOST_OF_A_CLIENT:
+            return None
+        return min((lane for lane in self.lanes[:lanes] if lane), key=lambda lane: lane is self.latest, default=None)
+
+
+class Turns(Generic[T]):
+    """The requests that wait for a place, and those that have one. Any thread may use it; nothing blocks.
+
+    The next turn goes to the client with the fewest places, among those to the one whose last turn is longest ago. Its
+    small and its large requests have its turns alternately, so a small one waits for one large one at most.
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[int, _Client[T]] = {}
+        self._placed: dict[T, tuple[int, bool]] = {}
+        """Request -> (its client, whether it is large), for each that has a place."""
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def wait(self, what: T, client: int, size: int) -> None:
+        """`what` wants a place; `size`: bytes of its arguments."""
+        with self._lock:
+            mine = self._clients.setdefault(client, _Client())
+            mine.lanes[size > LARGE_BYTES].append(what)
+
+    def take(self) -> T | None:
+        """The request that has the next turn, and a place from now on; None while none may have one."""
+        with self._lock:
+            lanes = 2 if sum(large for _, large in self._placed.values()) < MOST_LARGE else 1
+            able = [number for number, client in self._clients.items() if client.next(lanes)]
+            if len(self._placed) >= PLACES or not able:
+                return None
+            number = min(able, key=lambda n: (self._clients[n].running, self._clients[n].served))
+            client = self._clients[number]
+            lane = client.next(lanes)
+            assert lane is not None
+            what = lane.popleft()
+            client.latest = lane
+            client.running += 1
+            client.served = next(self._numbers)
+            self._placed[what] = number, lane is client.lanes[1]
+            return what
+
+    def leave(self, what: T) -> bool:
+        """`what` gives its place back; False: it has none."""
+        with self._lock:
+            if what not in self._placed:
+                return False
+            number, _ = self._placed.pop(what)
+            client = self._clients[number]
+            client.running -= 1
+            if not client.running and not any(client.lanes):
+                del self._clients[number]
+            return True
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +123,7 @@ Bind = Callable[[Submit], Prepared]
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class Built:
     """A request and its processors, or why it cannot be served."""
 
     request: Submit
@@ -56,7 +141,7 @@ class _Asked:
     began: float | None = None
 
 
-class Making:
+class ProcessorBuilder:
     """All of them, oldest first. `bind` makes a request's processors, on another thread; the rest is the engine's."""
 
     def __init__(self, bind: Bind) -> None:
@@ -90,10 +175,10 @@ class Making:
         self._threads.run(self._serve)
 
     def forget(self, owner: int, request_id: int) -> None:
-        """The request is not wanted any more; one that is not here is no error."""
+        """Drop a request; an unknown one is ignored."""
         self._open.pop((owner, request_id), None)
 
-    def done(self) -> Iterator[Made]:
+    def done(self) -> Iterator[Built]:
         """Those that are made since the last call, and those that take too long."""
         while self._open:
             try:
@@ -110,7 +195,7 @@ class Making:
         self._open.clear()
         return given_up
 
-    def _overdue(self) -> Iterator[Made]:
+    def _overdue(self) -> Iterator[Built]:
         if not self._open:
             return
         now = time.monotonic()
@@ -121,9 +206,9 @@ class Making:
         for asked in [asked for asked in self._open.values() if now - asked.since > MAKE_SECONDS]:
             yield self._close(asked, _late(asked))
 
-    def _close(self, asked: _Asked, result: Prepared | RequestError) -> Made:
+    def _close(self, asked: _Asked, result: Prepared | RequestError) -> Built:
         del self._open[asked.owner, asked.request.id]
-        return Made(asked.request, asked.owner, result)
+        return Built(asked.request, asked.owner, result)
 
     def _serve(self) -> None:
         """Make what has the next turn; its place may be what others wait for."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from llmcore.engine import engine, making, steer, threads
+from llmcore.engine import engine, processor_build, token_masks
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
 from llmcore.sched import processors
@@ -50,7 +50,7 @@ def totals(llm: LLM) -> Totals:
 def test_late_masks_change_nothing_but_the_pace(
     steered: MakeLLM, ahead: int, granule: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steer, "_PATIENCE", 0.0)
+    monkeypatch.setattr(token_masks, "_PATIENCE", 0.0)
     llm = steered(ahead, granule=granule)
     prompts = [[1, 2, 3], [9], [7, 7], [5] * 7]
     lists = [[(3 * i + k) % ANSWERS for k in range(5)] for i in range(10)]
@@ -112,7 +112,7 @@ def test_who_never_answers_is_given_up(
 def test_others_go_on_while_a_processor_is_made(
     steered: MakeLLM, ahead: int, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "MAKE_SECONDS", 60.0)
+    monkeypatch.setattr(processor_build, "MAKE_SECONDS", 60.0)
     llm = steered(ahead)
     wait_for(gate)
     with ThreadPoolExecutor(4) as pool:
@@ -140,8 +140,8 @@ def until(condition: Callable[[], object]) -> None:
 def test_what_is_never_made_is_given_up_and_others_are_made(
     steered: MakeLLM, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "MAKE_SECONDS", 60.0)
-    monkeypatch.setattr(making, "LOST_SECONDS", 0.1)
+    monkeypatch.setattr(processor_build, "MAKE_SECONDS", 60.0)
+    monkeypatch.setattr(processor_build, "LOST_SECONDS", 0.1)
     llm = steered(1)
     wait_for(gate)
     with ThreadPoolExecutor(8) as pool:
@@ -153,7 +153,7 @@ def test_what_is_never_made_is_given_up_and_others_are_made(
         answer = llm.generate([[1, 2]], max_new_tokens=3, **GREEDY, **use("lists", lists=[[7]]))[0]
         assert answer.token_ids == [7, 7, 7]
         assert not any(future.done() for future in hung)
-        monkeypatch.setattr(making, "MAKE_SECONDS", 0.5)
+        monkeypatch.setattr(processor_build, "MAKE_SECONDS", 0.5)
         for future in hung:
             with pytest.raises(RequestError, match=r"logits_processors: it was not made ready within 0\.5 s"):
                 future.result()
@@ -164,7 +164,7 @@ def test_masks_that_hang_leave_threads_for_others(
     steered: MakeLLM, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processors, "MOST_SECONDS", 60.0)
-    monkeypatch.setattr(threads, "HUNG_SECONDS", 0.1)
+    monkeypatch.setattr("llmcore.engine.processors.HUNG_SECONDS", 0.1)
     monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.02)  # how often it looks whether a thread hangs
     llm = steered(1)
     waiting = wait_for(gate)

@@ -11,8 +11,8 @@ import pytest
 from llmcore.bridge import SamplingParams
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
-from llmcore.engine.runner import Runner, StepOps, group_kv
-from llmcore.engine.sampling import RowSampler
+from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
+from llmcore.engine.sampler import RowSampler
 from llmcore.engine.tables import Tables, Upload
 from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
@@ -36,7 +36,7 @@ def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 class Rig:
     """A runner over the fake model, with the granules of each request handed out by the test."""
 
-    runner: Runner
+    runner: ModelRunner
     tables: Tables
     granule: int
     number: int = 0
@@ -104,7 +104,7 @@ def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
         RowSampler(device, tables, samplers, config.vocab_size),
         {"graph_rows": graph_rows, "graph_bytes": 1},
     )
-    runner = Runner(model, device, tables, groups, sampler, ops, **most)
+    runner = ModelRunner(model, device, tables, groups, sampler, ops, **most)
     return Rig(runner, tables, granule)
 
 

@@ -9,9 +9,8 @@ from collections import deque
 from queue import SimpleQueue
 
 from llmcore.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, explode
-from llmcore.engine.engine import Engine
-from llmcore.engine.refusals import refusal
-from llmcore.engine.threads import EXIT_SECONDS
+from llmcore.engine.engine import Engine, refusal
+from llmcore.engine.processors import EXIT_SECONDS
 from llmcore.errors import RequestError, text_of
 from llmcore.subscribers import Subscribers
 
@@ -23,10 +22,10 @@ _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
 
 Message = Submit | Abort | FinishChoice | SimpleQueue[Load]
-"""What the engine's thread is asked for; a queue wants a snapshot."""
+"""Messages to the engine's thread; it puts a snapshot of its load into a queue."""
 
 
-class LocalBridge:
+class InProcessBridge:
     """`bridge.Bridge` without processes. Its methods may be called from any thread, sinks' included."""
 
     def __init__(self, engine: Engine) -> None:
@@ -42,7 +41,7 @@ class LocalBridge:
         atexit.register(self._leave)
 
     def submit(self, request: Submit, sink: Sink) -> None:
-        """Queue `request`. What is wrong with it comes as an event; RequestError (503) when the engine is gone."""
+        """Queue `request`. Its errors come as events. Raises RequestError (503) when the engine has ended."""
         self._requests.open(request, sink)
         self._post(request)
 
@@ -77,7 +76,7 @@ class LocalBridge:
         self._thread.join(EXIT_SECONDS)
 
     def _post(self, message: Message) -> bool:
-        """False where the thread is over and nobody will read it."""
+        """False if the thread has ended, so that no message is read any more."""
         with self._posting:
             if self._over:
                 return False
@@ -116,7 +115,7 @@ class LocalBridge:
                     self._deliver(events[_OWNER])
 
     def _drain(self) -> None:
-        for _ in range(len(self._inbox)):  # what comes meanwhile waits for the next step, or nothing would ever run
+        for _ in range(len(self._inbox)):  # later messages wait for the next step, or no step would ever run
             message = self._inbox.popleft()
             match message:
                 case Submit():

@@ -1,12 +1,14 @@
-"""From request indices to the parameters of one draw: which variant a step needs, and the columns it reads."""
+"""From logits to tokens: which draw a step needs, the columns that it reads, and the scores of a model that scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,38 +27,39 @@ _FOREVER = np.int32((1 << 31) - 1)
 
 @dataclass(frozen=True)
 class Draw:
-    """What the host decides about the draw of one step: a captured draw serves every step with the same.
-
-    `variant`: index into VARIANTS. `logprobs`: best tokens to report, -1 for no log-probabilities. `width`: columns of
-    the history that penalties look at, 0 where nobody is penalized or biased. `biases`: how many there are. `masks`:
-    room for how many there is, a power of two or 0. `rises`: how many scores rise with the answer's length. `typical`:
-    whether a row asks for typical-p.
-    """
+    """The host's choices for the draw of one step. A captured draw serves every step with equal ones."""
 
     variant: int
+    """Index into VARIANTS."""
     logprobs: int = -1
+    """The number of best tokens to report, -1 for no log-probabilities."""
     width: int = 0
+    """Columns of the history that penalties look at, 0 if no row has penalties or biases."""
     biases: int = 0
+    """The number of biased scores."""
     masks: int = 0
+    """Room for masks: a power of two, or 0."""
     rises: int = 0
+    """The number of scores that rise with the answer's length."""
     typical: bool = False
+    """A row asks for typical-p."""
 
     @property
     def lasting(self) -> bool:
-        """Whether steps with the same come often enough to be captured, and their columns are few."""
+        """True if steps with equal choices come often enough to be captured, and their columns are few."""
         return not (self.biases or self.masks or self.rises)
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """What is added to a request's scores: `value` to `token` while fewer than `until` tokens were produced."""
+    """Additions to a request's scores: `value` to `token` while fewer than `until` tokens were produced."""
 
     token: Int32
     value: NDArray[np.float32]
     until: Int32
 
     def without_bans(self) -> _Bias:
-        """What is left where a mask allows only what is forbidden while the answer is short: the mask wins."""
+        """The bias without bans of a short answer's ends, for a mask that allows only these tokens: the mask wins."""
         lasting = self.until == _FOREVER
         return _Bias(self.token[lasting], self.value[lasting], self.until[lasting])
 
@@ -159,7 +162,7 @@ class RowSampler:
         for s, index in enumerate(indices.tolist() if self._allowed else ()):
             if index in self._allowed:
                 mask = both_masks(self._allowed[index], masks.get(s))
-                # Where nothing is left the processor wins: what it makes would be malformed.
+                # If no token is left, the processor's mask wins: without it the output would be malformed.
                 masks[s] = mask if mask.any() else masks[s]
         return list(masks.items())
 
@@ -181,7 +184,7 @@ class RowSampler:
         return Masks(words=upload.get("masks").view(draw.masks, -1), of=upload.get("mask_of")) if draw.masks else None
 
     def _greedy_rows(self, count: int) -> SampleRows:
-        """Rows of which nobody draws: nothing of the device's columns is needed."""
+        """Rows of greedy requests: they need no column of the device."""
         if count not in self._greedy:
             self._greedy[count] = plain_rows(count, temperature=0.0).to(self._tables.lengths.device)
         return self._greedy[count]
@@ -253,7 +256,7 @@ def _bias(admitted: Admitted) -> _Bias | None:
 
 
 def _bias_of(bias: Mapping[int, float]) -> _Bias:
-    """What a logits processor adds to the next token's scores."""
+    """The bias that a logits processor adds to the next token's scores."""
     token, value = np.array([*bias], np.int32), np.array([*bias.values()], np.float32)
     return _Bias(token, value, np.full(token.size, _FOREVER, np.int32))
 
@@ -299,3 +302,27 @@ def _rises(upload: Upload) -> Rises:
         start=upload.get("rise_start"),
         rate=upload.get_float("rise_rate"),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Sampled):
+    """`scores` [S, n] f32; every token is 0 and ends its request."""
+
+    scores: Tensor
+
+
+class RowScorer(RowSampler):
+    """In place of a RowSampler."""
+
+    def admit(self, plan: StepPlan) -> None:
+        """Nothing to note."""
+
+    def pack(self, plan: StepPlan, upload: Upload, rows: int, ready: Sequence[Any] = ()) -> Draw:
+        """Every step is alike."""
+        return Draw(0)
+
+    def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Scored:
+        """logits [S, n] as they are."""
+        scores = logits.float()
+        tokens = torch.zeros(len(scores), dtype=torch.int32, device=scores.device)
+        return Scored(tokens=tokens, finite=scores.isfinite().all(1), scores=scores)

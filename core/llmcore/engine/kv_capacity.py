@@ -1,15 +1,27 @@
-"""From settings, model and device to the figures a scheduler works with. No torch."""
+"""The limits of the scheduler and the KV capacity in tokens; the errors of a start that has too little memory."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from llmcore.budget import total_len
+import torch
+
+from llmcore.budget import Budget, Machine, predict, total_len
 from llmcore.config import Config, Memory
+from llmcore.engine.dry_model import dry_model
 from llmcore.errors import ConfigError
+from llmcore.layers.layout import Layout
+from llmcore.machine import memory_note
 from llmcore.models import ModelConfig
+from llmcore.modes import apply_modes
 from llmcore.protocols import Device, SchedulerLimits
+from llmcore.registry import Registry
+from llmcore.weights.load import stored_shapes
+from llmcore.weights.quant import find_quantization
+from llmcore.weights.source import open_checkpoint
+from llmcore.weights.stretch import read_model_as_set
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +79,19 @@ def stall_ms(config: Config, device: Device) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What KV's share is counted from. `token_bytes`: of one token's KV; `graphs`: bytes that a measured device keeps
-    for captured steps; `left`: bytes that were free when the weights had been loaded."""
+    """The figures from which the share of KV is counted, in bytes."""
 
     token_bytes: int
+    """KV of one token."""
     graphs: int = 0
+    """Memory that a measured device keeps for captured steps."""
     left: int = 0
+    """Memory that was free when the weights had been loaded."""
+
+
+def token_bytes(layouts: Iterable[Layout]) -> int:
+    """KV of one token over all groups, rounded up."""
+    return sum(-(-layout.bytes // layout.granule) for layout in layouts)
 
 
 def kv_room(config: Config, device: Device, room: Room) -> int:
@@ -130,3 +149,83 @@ def fit(config: Config, limits: SchedulerLimits, kv_tokens: int) -> SchedulerLim
             "requests may have %d tokens instead of %d: there is no room for more KV", kv_tokens, limits.max_total_len
         )
     return replace(limits, max_total_len=kv_tokens, max_input_len=min(limits.max_input_len, kv_tokens - 1))
+
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+
+
+def weights_short(config: Config, registry: Registry, device: Device, machine: Machine, free: int) -> ConfigError:
+    """The weights are more than there is; `free`: bytes that were free before anything was loaded."""
+    budget = _predicted(config, registry, device, machine)
+    return ConfigError(
+        f"the weights do not fit into {_name(device)}; take a smaller model or --data_type, or end what else holds "
+        f"its memory; `llmcore plan` predicts what fits where\n{figures(budget, device, free)}"
+    )
+
+
+def step_short(error: BaseException, known: str) -> ConfigError:
+    """The largest step is more than the weights leave; `known`: the `figures`."""
+    return ConfigError(
+        f"the largest step does not fit beside the weights ({_first_line(error)}); lower --batch_max_tokens, "
+        f"--running_max_req_size or --max_req_total_len, or take a smaller model\n{known}"
+    )
+
+
+def kv_short(
+    error: BaseException, config: Config, kv_tokens: int, room: int, token_bytes: int, known: str
+) -> ConfigError:
+    """A pool of `kv_tokens`, or the largest step beside it, is more than there is; `room`: tokens that would fit."""
+    if config.memory.max_total_token_num is None or kv_tokens <= room:
+        return ConfigError(
+            f"the largest step does not fit beside the weights and {kv_tokens:,} tokens of KV "
+            f"({_first_line(error)}); lower --mem_fraction, --batch_max_tokens or --running_max_req_size\n{known}"
+        )
+    way = f"lower it to {room} or less, or leave it out" if room >= 2 else "there is none: take a smaller model"
+    return ConfigError(
+        f"--max_total_token_num {kv_tokens} does not fit: KV of {mib(kv_tokens * token_bytes)}, where --mem_fraction "
+        f"{config.memory.mem_fraction} leaves room for {room} tokens ({_first_line(error)}); {way}\n{known}"
+    )
+
+
+def tables_short(error: BaseException, config: Config, max_total_len: int) -> ConfigError:
+    """The tables of running requests are more than there is."""
+    return ConfigError(
+        f"the tables for {config.memory.running_max_req_size} requests of {max_total_len} tokens do not fit beside "
+        f"the weights ({_first_line(error)}); lower --running_max_req_size or --max_req_total_len"
+    )
+
+
+def figures(budget: Budget, device: Device, free: int) -> str:
+    """Two lines: what was predicted, and what was measured; `free`: bytes free before anything was loaded."""
+    parts = (budget.weights, budget.activations, budget.tables, budget.graphs)
+    weights, step, tables, graphs = map(mib, parts)
+    return (
+        f"predicted: weights {weights}, a step {step}, tables {tables}, graphs {graphs}, which leaves KV "
+        f"{mib(budget.pool)} for {budget.kv_tokens:,} tokens\n"
+        f"measured: {mib(free)} of {mib(device.info.memory)} free before the start, at most "
+        f"{mib(device.peak_memory())} in use by llmcore since"
+    )
+
+
+def mib(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def _predicted(config: Config, registry: Registry, device: Device, machine: Machine) -> Budget:
+    checkpoint = open_checkpoint(registry, config.model.path, weights=False)
+    family, model = read_model_as_set(registry, checkpoint.config(), config)
+    pins = apply_modes(config.kernels.mode, registry, device.info, config.kernels.kernel)
+    quantized = find_quantization(registry, checkpoint.config(), model, pins.quant)
+    dry, build = dry_model(family, model, registry, device.info, pins, config.kernels.deterministic, quantized)
+    layouts = [build.layout(group.name) for group in model.kv_groups]
+    return predict(model, stored_shapes(dry), config, machine, token_bytes(layouts))
+
+
+def _name(device: Device) -> str:
+    return f"the {mib(device.info.memory)} of {device.info.name or device.info.type}"
+
+
+def _first_line(error: BaseException) -> str:
+    line = str(error).partition("\n")[0].rstrip(". ") or type(error).__name__
+    return line + memory_note()

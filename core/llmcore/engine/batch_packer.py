@@ -17,20 +17,21 @@ from llmcore.specs import bucket_of
 
 @dataclass(frozen=True)
 class Packed:
-    """What a forward finds in `upload`. `n_decode` rows decode; `keys`: of the attention kernels' plans.
-
-    `mixed`: all rows go through one kernel. `every`: each token is sampled, in order. `scratch`: the request
-    of padding.
-    """
+    """The columns of a step in `upload`, and their sizes."""
 
     upload: Upload
     n_decode: int
+    """Rows that decode; they come first."""
     n_tokens: int
     n_samples: int
     mixed: bool
+    """All rows go through one kernel."""
     every: bool
+    """Each token is sampled, in order."""
     keys: tuple[str, ...]
+    """The graph keys of the attention kernels' plans."""
     scratch: int
+    """The request index of padding."""
     scopes: Mapping[str, tuple[Scoped, Scoped, Scoped]]
 
     def metas(
@@ -58,7 +59,7 @@ class _Rows:
     borders: Int32
 
 
-class FramePacker:
+class BatchPacker:
     """Packs plans for a model's attention kernels. `scratch`: the request that stands for padding."""
 
     def __init__(self, kernels: Mapping[str, AttentionKernels], groups: Sequence[str], scratch: int) -> None:

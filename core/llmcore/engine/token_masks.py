@@ -1,4 +1,4 @@
-"""Rows whose draw waits for the host, between their forward and their draw."""
+"""Token masks of logits processors on the host: rows that wait for them between their forward and their draw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.engine.frame import Packed
+from llmcore.engine.batch_packer import Packed
 from llmcore.engine.tables import Tables, Upload
 from llmcore.errors import reraise_if_stopping
 from llmcore.protocols import Event
@@ -19,7 +19,7 @@ from llmcore.sched.processors import ChoiceProcessors, Steered
 
 _POLL = 0.0001
 _PATIENCE = 0.01
-"""How long to wait, in seconds, when nobody could be served by going on without the masks."""
+"""Seconds to wait for masks when every row of the step needs one, so that going on without them serves no row."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,14 @@ class Pending:
 
 @dataclass
 class Outcome:
-    """What became of them: `late` got no token, `errors` must end, with (code, message); by request index. `ready`
-    were drawn for."""
+    """The late samples of a step, sorted by what their logits processors have said."""
 
     ready: list[Steered] = field(default_factory=list)
+    """Those that are drawn now."""
     late: list[int] = field(default_factory=list)
+    """Request indices that get no token in this step."""
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Request index -> (code, message) of requests that must end."""
 
 
 def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
@@ -62,7 +64,7 @@ def settle(plan: StepPlan, bound: Sequence[Steered], forward: Event) -> Outcome:
 def _wait(bound: Sequence[ChoiceProcessors], samples: int, forward: Event) -> None:
     end = time.perf_counter() + _PATIENCE
     while waiting := [b for b in bound if not b.ready and not b.dropped]:
-        # Where every row waits, there is nobody to go on without.
+        # If every row waits, going on serves no row.
         if forward.done() and (len(waiting) < samples or time.perf_counter() > end):
             return
         waiting[0].wait(_POLL)
@@ -82,7 +84,7 @@ def put_outputs(plan: StepPlan, packed: Packed, frame: Frame | None, late: Seque
 
 
 def changed(logits: Tensor, tables: Tables, plan: StepPlan, outcome: Outcome) -> tuple[Tensor, Tensor]:
-    """(scores [S, V] f32 after the device processors, which rows [S] are fine); notes who raised in `outcome`."""
+    """(scores [S, V] f32 after the device processors, which rows [S] are fine). Failed processors go to `outcome`."""
     scores = logits.float() if logits.dtype != torch.float32 else logits.clone()
     fine = torch.isfinite(scores).all(-1)
     for s, bound in outcome.ready:

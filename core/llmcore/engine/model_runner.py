@@ -1,9 +1,11 @@
 """The runner turns a StepPlan into one forward and one draw, without ever waiting for the device.
 
-`launch` enqueues a step, `read` waits for its tokens. Where rows have logits processors, `launch` enqueues the forward
-only, and `draw` the rest once the host knows what they say. In between they are on the device only, where the next
-step finds them in the requests' history. What a step computes depends on the host through its frame alone: the sizes,
-the columns of one upload, and a few choices that make up the key under which it may be captured and replayed.
+`launch` enqueues a step, and `read` waits for its tokens. If rows have logits processors on the host, `launch`
+enqueues the forward alone, and `draw` enqueues the rest once the processors have answered. Until `read`, the tokens
+are on the device alone, where the next step finds them in the requests' history.
+
+The host decides three things about a step: its sizes, the columns of one upload, and a few choices. The sizes and the
+choices are the key under which a CUDA graph captures and replays the step.
 """
 
 from __future__ import annotations
@@ -16,13 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcore.engine.frame import FramePacker, Packed
+from llmcore.engine.batch_packer import BatchPacker, Packed
 from llmcore.engine.graphs import Graphs
 from llmcore.engine.probes import Asked, Probed, answered, put_probed
-from llmcore.engine.sampling import Draw, RowSampler
-from llmcore.engine.scoring import Scored
-from llmcore.engine.steer import Outcome, Pending, changed, put_outputs, settle
+from llmcore.engine.sampler import Draw, RowSampler, Scored
 from llmcore.engine.tables import Tables, Upload
+from llmcore.engine.token_masks import Outcome, Pending, changed, put_outputs, settle
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
@@ -39,7 +40,7 @@ _CHANGES, _FRAME = 1 << 14, 1 << 16
 
 
 class Model(Protocol):
-    """What a family builds, as the engine sees it (`layers.Decoder` is one).
+    """A family's model as the engine sees it (`layers.Decoder` is one).
 
     `attention_kernels`: by KV group, the kernels that plan on the host before a step; none for a group that needs
     no plan.
@@ -62,7 +63,7 @@ class Model(Protocol):
 class GroupKV:
     """One KV group on the device: `kv` holds the layout's pools per layer index of the model.
 
-    Of `granules` granules the last belongs to nobody: padding writes there.
+    The last of the `granules` granules belongs to padding.
     """
 
     name: str
@@ -86,7 +87,7 @@ class StepOps(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What a captured forward leaves: `logits` [S, V]."""
+    """The result of a captured forward: `logits` [S, V]."""
 
     logits: Tensor
 
@@ -105,7 +106,7 @@ class Launched:
     probed: Probed | None = None
 
 
-class Runner:
+class ModelRunner:
     """Executes plans on one device, in order.
 
     Steps that decode at most `graph_rows` rows (0: none), and small mixed ones, are captured; all graphs together take
@@ -135,7 +136,7 @@ class Runner:
         self._graphs: Graphs[Sampled | Scores | None] | None = (
             Graphs(device, graph_bytes) if self._graph_rows else None
         )
-        self._packer = FramePacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
+        self._packer = BatchPacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
         # A host buffer is written again only after the step that used it was read.
         turns = device.ahead + 1
         self._changes = Upload(device, _CHANGES, turns)
@@ -159,7 +160,7 @@ class Runner:
 
     @property
     def graphs(self) -> int:
-        """How many steps are captured."""
+        """The number of captured steps."""
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
@@ -237,8 +238,8 @@ class Runner:
         )
 
     def _change(self, plan: StepPlan, frame: Upload) -> None:
-        """Send the step; bring the tables up to date, and copy granules that somebody else still holds."""
-        # Steady decoding changes little and gets by with one copy; what may be long never makes a frame grow.
+        """Send the step; bring the tables up to date, and copy granules that other requests hold, too."""
+        # A steady decode step needs one copy only. Long columns go elsewhere, so that they never make a frame grow.
         upload = self._changes if plan.admitted or any(plan.copies) else frame
         self._tables.pack(plan.admitted, plan.writes, upload)
         for group, pairs in zip(self._groups, plan.copies, strict=False):
@@ -255,7 +256,7 @@ class Runner:
                     group.layout.copy(kv, src, dst)
 
     def _take_probed(self) -> Probed | None:
-        """What the forward's probes found, on its way to the host."""
+        """Start the copy of the probes' answers to the host."""
         probed, self._probed = self._probed, None
         return None if probed is None else probed.to_host(self._device.to_host)
 
@@ -266,7 +267,7 @@ class Runner:
         return packed, self._sampler.pack(plan, upload, packed.n_samples)
 
     def _launch_forward(self, plan: StepPlan) -> Launched:
-        """The forward alone: its key has no variant, because nobody knows yet how it will be drawn from."""
+        """Enqueue the forward alone. Its key holds no Draw, because the draw is decided later."""
         frame = None if self._graphs is None else plan.frame
         packed = self._packer.pack(plan, frame, self._eager if frame is None else self._static)
         self._asked = put_probed(plan, packed.upload)

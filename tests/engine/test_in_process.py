@@ -1,4 +1,4 @@
-"""LocalBridge: figures that are true when they are asked for, and nobody left waiting."""
+"""InProcessBridge: figures that are true when they are asked for, and nobody left waiting."""
 
 from __future__ import annotations
 

@@ -1,22 +1,107 @@
-"""`serve`, `plan`, `modes` and `kernels --explain` agree on which modes fit a model, and say the same of one that
-does not."""
+"""A model that is built without weights: why kernels declined, its granules, the modes that it can be served with."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
-from llmcore import LLM
 from llmcore.cli import root
-from llmcore.engine.mode_fit import mode_fit_of
+from llmcore.engine.dry_model import DryBuild, fallbacks, mode_fit_of, settle_granules
+from llmcore.engine.llm import LLM
 from llmcore.errors import ConfigError
+from llmcore.models import AttnSpec
+from llmcore.modes import Pins
 from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, ModeSpec
-from llmcore_devtools import registry_of
+from llmcore.resolve import Resolution, candidates_for, resolve
+from llmcore.specs import DeviceInfo, ModeSpec, OpContext
+from llmcore_devtools import fake_answer, fake_config, registry_of
 
-PLUGIN = """
+HALF = """
+from llmcore.api import KernelSpec, Requires, hookimpl
+
+@hookimpl
+def register_kernels():
+    yield KernelSpec(op="attn.merge", name="half", make="x:y", when=Requires(device="gpu", dtypes={"f16"}))
+    yield KernelSpec(op="attn.merge", name="other", make="x:y", when=Requires(device="npu"))
+"""
+
+
+def merging(registry: Registry, device: str) -> Resolution:
+    context = OpContext(op="attn.merge", device=DeviceInfo(device), dtype="f32")
+    return resolve(candidates_for(registry, "attn.merge"), context, {})
+
+
+def test_a_slow_choice_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "half.py"
+    file.write_text(HALF)
+    registry = registry_of(str(file))
+    slow = merging(registry, "gpu")
+    lines = fallbacks(registry, [slow, slow])
+    assert lines == ["attn.merge runs as its slower torch reference, half: needs dtype f16, has f32"]
+    assert fallbacks(registry, [merging(registry, "cpu")]) == [], "nobody has a kernel for it there"
+
+
+KERNELS = """
+from llmcore.api import KernelSpec, Requires, hookimpl
+@hookimpl
+def register_kernels():
+    for kind in {kinds}:
+        for granule in (16, 4):
+            yield KernelSpec(
+                op=f"attn.gqa.{{kind}}", name=f"g{{granule}}", make=f"llmcore.ops.attn_gqa_{{kind}}:make",
+                priority=10 + granule, when=Requires(granules=frozenset({{granule}})),
+            )
+"""
+SPEC = AttnSpec(heads=2, kv_heads=1, key_size=4, value_size=4, scale=1.0)
+BOTH = ("decode", "prefill")
+
+
+def chosen(
+    tmp_path: Path, kinds: tuple[str, ...], *, sdpa: bool, pins: dict[str, str] | None = None
+) -> dict[str, int]:
+    file = tmp_path / "paged.py"
+    file.write_text(KERNELS.format(kinds=kinds))
+    build = DryBuild(
+        registry=registry_of(str(file), *(() if sdpa else ("-kernels_cpu",))),
+        config=fake_config.read_config({"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}),
+        device=DeviceInfo("cpu"),
+        torch_device=torch.device("meta"),
+        pins=Pins(kernels=pins or {}),
+    )
+    return settle_granules(build, lambda config, build: build.attention(SPEC, "kv"), None)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sdpa", "pins", "granule"),
+    [
+        ((), False, {}, 1),
+        (BOTH, False, {}, 4),
+        (BOTH, True, {}, 1),
+        (("decode",), False, {}, 1),
+        (BOTH, True, {"attn.gqa.decode": "g4"}, 4),
+        (BOTH, True, {"attn.gqa.decode": "g16"}, 16),
+        (BOTH, True, {"attn.gqa.decode": "torch"}, 1),
+    ],
+)
+def test_the_smallest_that_all_can_take(
+    tmp_path: Path, kinds: tuple[str, ...], sdpa: bool, pins: dict[str, str], granule: int
+) -> None:
+    assert chosen(tmp_path, kinds, sdpa=sdpa, pins=pins) == {"kv": granule}
+
+
+@pytest.mark.parametrize("granule", [3, 16])
+def test_kv_comes_in_units_of_it(granule: int, make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(cache_block_seq_len=granule, max_total_token_num=100, max_req_total_len=48)
+    assert llm.load().kv_total == 100 // granule * granule
+    [answer] = llm.generate([[5] * 20], max_new_tokens=10, temperature=0.0)
+    assert answer.token_ids == fake_answer([5] * 20, 10)
+
+
+MODES = """
 from llmcore.api import KernelSpec, KVLayoutSpec, ModeSpec, Requires, hookimpl
 
 @hookimpl
@@ -60,7 +145,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("plugin") / "moded.py"
-    path.write_text(PLUGIN)
+    path.write_text(MODES)
     return str(path)
 
 

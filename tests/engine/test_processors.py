@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 from llmcore.api import LogitsProcessorSpec
-from llmcore.engine import processors, threads
-from llmcore.engine.processors import Processors
-from llmcore.engine.threads import Threads
+from llmcore.engine import processors
+from llmcore.engine.processors import Processors, Threads
 from llmcore.processors import ProcessorContext
 
 
@@ -39,7 +38,7 @@ class Call:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Call:
     """Whose thread counts as lost at once."""
-    monkeypatch.setattr(threads, "HUNG_SECONDS", 0.0)
+    monkeypatch.setattr(processors, "HUNG_SECONDS", 0.0)
     call = Call()
     request.addfinalizer(call.end)
     return call
@@ -61,7 +60,7 @@ def test_a_call_that_takes_long_is_told_of_and_replaced(call: Call, caplog: pyte
 
 def test_two_threads_serve_calls_that_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """More would spend their time on handing Python's lock to each other."""
-    monkeypatch.setattr(threads, "WAITED_SECONDS", float("inf"))
+    monkeypatch.setattr(processors, "WAITED_SECONDS", float("inf"))
     pool = Threads("test", 8)
     calls = [Call() for _ in range(40)]
     for call in calls:
@@ -71,12 +70,12 @@ def test_two_threads_serve_calls_that_are_short(monkeypatch: pytest.MonkeyPatch)
     for call in calls:
         call.wait()
         call.end()
-    assert len({call.thread for call in calls}) == threads.QUICK
+    assert len({call.thread for call in calls}) == processors.QUICK
 
 
 def test_where_calls_wait_all_threads_serve(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Those awake may be in calls that take long: whoever waits sees to it."""
-    monkeypatch.setattr(threads, "WAITED_SECONDS", 0.0)
+    monkeypatch.setattr(processors, "WAITED_SECONDS", 0.0)
     pool = Threads("test", 4)
     calls = [Call() for _ in range(5)]
     for call in calls:
@@ -120,7 +119,7 @@ def test_who_cannot_make_ready_is_told_of(monkeypatch: pytest.MonkeyPatch, caplo
 
 AT_EXIT = """
 import threading, time
-from llmcore.engine.threads import Threads, apart
+from llmcore.engine.processors import Threads, apart
 
 def call(name):
     began.set()

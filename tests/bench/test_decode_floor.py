@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llmcore.engine.explain import dry_model
-from llmcore.engine.floor import decode_floor, seconds
+from llmcore.engine.dry_model import dry_model
 from llmcore.modes import Pins
 from llmcore.specs import DeviceInfo
 from llmcore.weights.source import open_checkpoint, read_model
+from llmcore_devtools.decode_floor import decode_floor, seconds
 from llmcore_devtools.loaded_model import registry_for_tests
 
 LLAMA_8B = Path(__file__).parents[2] / "benchmarks" / "configs" / "llama-3.1-8b"

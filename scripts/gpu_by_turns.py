@@ -50,15 +50,16 @@ def main() -> None:
     parser.add_argument("trees", nargs=2, type=Path)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--wheels", type=Path, default=Path(".whl"))
-    parser.add_argument("arguments", nargs="*", help="for gpu.py, after --")
-    options = parser.parse_args()
+    given = sys.argv[1:]
+    split = given.index("--") if "--" in given else len(given)
+    options, arguments = parser.parse_args(given[:split]), given[split + 1 :]
     wheels = [str(path.resolve()) for path in sorted(options.wheels.glob("*.whl"))]
     with tempfile.TemporaryDirectory() as scratch:
         trees = [(tree, environment(tree, Path(scratch) / str(i), wheels)) for i, tree in enumerate(options.trees)]
         found: list[list[dict[str, float]]] = [[], []]
         for number in range(options.turns + 1):
             for index, (tree, python) in enumerate(trees):
-                rows = turn(python, tree, options.arguments)
+                rows = turn(python, tree, arguments)
                 print(f"turn {number}, {tree}: {rows}", flush=True)
                 if number:
                     found[index].append(rows)

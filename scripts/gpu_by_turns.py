@@ -14,6 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ PIP = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compi
 
 def environment(tree: Path, folder: Path, wheels: list[str]) -> Path:
     """The Python of a new environment in `folder` with all distributions of `tree`."""
-    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    (own / "machine.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")) + "\n")
     subprocess.run([str(python), *PIP, *wheels], check=True)
     projects = [tree, *(p.parent for p in sorted(tree.glob("plugins/*/pyproject.toml"))), tree / "contrib_models"]
     editable = [part for project in projects for part in ("-e", str(project.resolve()))]

@@ -19,19 +19,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PIP = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check")
+PIP = ("install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check")
 
 
 def environment(tree: Path, folder: Path, wheels: list[str]) -> Path:
     """The Python of a new environment in `folder` with all distributions of `tree`."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     (own / "machine.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")) + "\n")
-    subprocess.run([str(python), *PIP, *wheels], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), *PIP]
+    subprocess.run([*pip, *wheels], check=True)
     projects = [tree, *(p.parent for p in sorted(tree.glob("plugins/*/pyproject.toml"))), tree / "contrib_models"]
     editable = [part for project in projects for part in ("-e", str(project.resolve()))]
-    subprocess.run([str(python), *PIP, "--no-build-isolation", *editable], check=True)
+    subprocess.run([*pip, "--no-build-isolation", *editable], check=True)
     return python
 
 

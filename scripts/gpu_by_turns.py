@@ -4,8 +4,8 @@
     python3 scripts/gpu_by_turns.py .base . [--turns 2] [--wheels .whl] [-- ARGUMENTS OF gpu.py]
 
 Each tree gets an environment of its own that sees the machine's torch and triton, because the entry points of two
-versions cannot share one. The first turn of each tree compiles kernels and captures CUDA graphs, and does not count.
-A row shows the best figure of each tree, and the second tree's relative to the first's.
+versions cannot share one. The first turn of each tree compiles kernels while it starts, which no row counts. A row
+shows the best figure of each tree, and the second tree's relative to the first's.
 """
 
 from __future__ import annotations
@@ -61,12 +61,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         trees = [(tree, environment(tree, Path(scratch) / str(i), wheels)) for i, tree in enumerate(options.trees)]
         found: list[list[dict[str, float]]] = [[], []]
-        for number in range(options.turns + 1):
+        for number in range(options.turns):
             for index, (tree, python) in enumerate(trees):
                 rows = turn(python, tree, arguments)
                 print(f"turn {number}, {tree}: {rows}", flush=True)
-                if number:
-                    found[index].append(rows)
+                found[index].append(rows)
     print(f"\n{'row':<14} {options.trees[0]!s:>12} {options.trees[1]!s:>12} {'change':>8}")
     for name in found[0][0]:
         best = max if name == "prefill" else min

@@ -18,7 +18,7 @@ BOTH_CORES := -n 2 --dist worksteal
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
-.PHONY: serve test setup lint type test-unit test-plans test-interpreter test-families test-http test-docs test-wheels \
+.PHONY: serve test setup lint type test-unit test-engine test-interpreter test-families test-http test-docs test-wheels \
 	faults clients compatcanary dashboard-shot docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
@@ -36,7 +36,7 @@ build/become.so: scripts/become.c
 	@mkdir -p $(@D)
 	@-$(CC) -shared -fPIC -o $@ $< 2>/dev/null
 
-test: setup lint type test-unit test-plans test-interpreter test-families test-http faults test-docs test-wheels
+test: setup lint type test-unit test-engine test-interpreter test-families test-http faults test-docs test-wheels
 
 setup: $(STAMP) $(MODEL)
 
@@ -54,11 +54,11 @@ type: setup
 	@$(TIMED) type $(BIN)/mypy
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/faults --ignore=tests/test_docs.py
+	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/engine --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/faults --ignore=tests/test_docs.py
 
-# The engine's tests once more, with every plan encoded and decoded between scheduler and runner, as between processes.
-test-plans: setup
-	@$(TIMED) plans $(PYTEST) $(BOTH_CORES) tests/engine --encode-plans
+# With every plan encoded and decoded between scheduler and runner, as if they were in two processes.
+test-engine: setup
+	@$(TIMED) engine $(PYTEST) $(BOTH_CORES) tests/engine --encode-plans
 
 test-interpreter: setup
 	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) tests/interpreter
@@ -67,7 +67,7 @@ test-families: setup
 	@$(TIMED) families $(PYTEST) $(BOTH_CORES) tests/families
 
 test-http: setup
-	@$(TIMED) http $(PYTEST) tests/http
+	@$(TIMED) http $(PYTEST) $(BOTH_CORES) tests/http
 
 # What others notice of bad input, broken connections, failing steps and killed processes: docs/faults.md.
 faults: setup

@@ -71,7 +71,7 @@ test-http: setup
 
 # What others notice of bad input, broken connections, failing steps and killed processes: docs/faults.md.
 faults: setup
-	@$(TIMED) faults $(PYTEST) tests/faults
+	@$(TIMED) faults $(PYTEST) -n 2 --dist loadfile tests/faults
 
 test-docs: setup
 	@$(TIMED) docs $(PYTEST) tests/test_docs.py

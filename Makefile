@@ -13,7 +13,7 @@ PROJECTS := pyproject.toml constraints.txt $(addsuffix pyproject.toml,$(PLUGINS)
 STAMP := $(VENV)/.installed
 TIMED := scripts/timed.sh
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# For suites in which no test depends on how long anything takes.
+# Tests that set a limit on time set it wide enough for a busy machine.
 BOTH_CORES := -n 2 --dist worksteal
 # In f32: so small a model gives near ties between words, and bf16 rounds some of them the wrong way.
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)

@@ -6,7 +6,7 @@ import logging
 import math
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -524,6 +524,19 @@ def test_the_fields_of_a_dataclass_are_options() -> None:
     assert not any(spec.serving for spec in options_of(Site))
 
 
+def test_a_section_may_have_the_name_of_one_of_core_or_of_another_plugin() -> None:
+    classes = []
+    for field_name in ("colour", "size"):
+        fields = [(field_name, str, option("any", "Help."))]
+        classes.append(make_dataclass("Model", fields, frozen=True, kw_only=True))
+        classes[-1].__module__ = f"plugin_{field_name}"
+    extra = [spec for one in classes for spec in options_of(one)]
+    config = make_config(extra, colour="red", size="large", data_type="f32")
+    assert [config.section(one) for one in classes] == [classes[0](colour="red"), classes[1](size="large")]
+    assert config.model.data_type == "f32"
+    assert len({setting.group for setting in plugin_settings(extra)}) == 2
+
+
 def test_a_section_has_the_values_of_its_fields() -> None:
     config = make(server_port="9", budget="32k", cut="None", title="a,b", api_keys=["k"])
     site = config.section(Site)
@@ -554,7 +567,7 @@ def test_what_a_section_hides_is_not_shown() -> None:
 
 
 def test_the_settings_of_a_section_are_listed_under_its_name() -> None:
-    assert {setting.group for setting in plugin_settings(SITE)} == {"site"}
+    assert {setting.group for setting in plugin_settings(SITE)} == {f"{__name__}.Site"}
     (plain,) = plugin_settings([OptionSpec(name="probe")])
     assert plain.group == "plugin_options"
 

@@ -58,7 +58,7 @@ class Setting:
 
     name: str
     group: str
-    """The section of the tree. For an option of a plugin, the name of its `section`, else "plugin_options"."""
+    """The section of the tree. For an option of a plugin, the full name of its `section`, else "plugin_options"."""
     kind: type
     """int, float, bool or str."""
     help: str
@@ -256,7 +256,7 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
         found.append(
             Setting(
                 name=name,
-                group="plugin_options" if spec.section is None else spec.section.__name__.lower(),
+                group="plugin_options" if spec.section is None else _group_of(spec.section),
                 kind=spec.type,
                 help=spec.summary,
                 default=tuple(spec.default or ()) if spec.multiple else spec.default,
@@ -264,6 +264,11 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
             )
         )
     return tuple(found)
+
+
+def _group_of(section: type) -> str:
+    """The name of a plugin's section. It has a dot in it, so it is never the name of a section of the tree."""
+    return f"{section.__module__}.{section.__qualname__}"
 
 
 ELSEWHERE = "elsewhere"

@@ -93,7 +93,8 @@ def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -
 def document(command: str, engine: BenchEngine, options: Mapping[str, Any], results: list[Any]) -> dict[str, Any]:
     """The figures, and everything that they depend on."""
     brought = plugin_settings(spec for spec, _ in engine.registry.specs(OptionSpec))
-    offered = [setting for setting in (*settings(), *brought) if setting.group in GROUPS]
+    offered = [setting for setting in settings() if setting.group in GROUPS]
+    offered += [setting for setting in brought if not setting.serving]
     return {
         **described(command, options),
         "versions": versions(engine.registry),

@@ -54,20 +54,20 @@ type: setup
 	@$(TIMED) type $(BIN)/mypy
 
 test-unit: setup
-	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/engine --ignore=tests/interpreter --ignore=tests/families --ignore=tests/http --ignore=tests/faults --ignore=tests/test_docs.py
+	@$(TIMED) unit $(PYTEST) $(BOTH_CORES) tests --ignore=tests/clients --ignore=tests/core/engine --ignore=tests/triton/interpreter --ignore=tests/families --ignore=tests/server/http --ignore=tests/faults --ignore=tests/test_docs.py
 
 # With every plan encoded and decoded between scheduler and runner, as if they were in two processes.
 test-engine: setup
-	@$(TIMED) engine $(PYTEST) $(BOTH_CORES) tests/engine --encode-plans
+	@$(TIMED) engine $(PYTEST) $(BOTH_CORES) tests/core/engine --encode-plans
 
 test-interpreter: setup
-	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) tests/interpreter
+	@$(TIMED) interpreter env TRITON_INTERPRET=1 $(PYTEST) $(BOTH_CORES) tests/triton/interpreter
 
 test-families: setup
 	@$(TIMED) families $(PYTEST) $(BOTH_CORES) tests/families
 
 test-http: setup
-	@$(TIMED) http $(PYTEST) $(BOTH_CORES) tests/http
+	@$(TIMED) http $(PYTEST) $(BOTH_CORES) tests/server/http
 
 # What others notice of bad input, broken connections, failing steps and killed processes: docs/faults.md.
 faults: setup

@@ -1,7 +1,7 @@
 """The cost of the limits on chat templates: `python benchmarks/chat_templates.py [TEMPLATE.jinja ...]`.
 
 Renders conversations with Jinja's own sandbox, as transformers does, and with llmcore, in turns. Prints the best time
-of each. Without arguments it takes the templates of tests/plugins/chat_templates.
+of each. Without arguments it takes the templates of tests/parsers/chat_templates.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from llmcore_devtools.loaded_model import LoadedModel
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "int8"
+EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "int8"
 TOKENS = list(range(3, 40))
 
 

@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The demo model, greedy unless asked, with a template of its own format that shows tools."""
     greedy = tmp_path_factory.mktemp("greedy") / "generation_config.json"
     greedy.write_text('{"temperature": 0}')
-    template = ROOT / "tests/plugins/chat_templates/Qwen-Qwen2.5-7B-Instruct.jinja"
+    template = ROOT / "tests/parsers/chat_templates/Qwen-Qwen2.5-7B-Instruct.jinja"
     files = {"generation_config": str(greedy), "chat_template": str(template)}
     settings = {"model_name": NAME, "data_type": "fp32", "device": "cpu", "max_req_total_len": 1024}
     with serving(MODEL, tool_call_parser="qwen25", **files, **settings) as running:

@@ -33,7 +33,7 @@ from llmcore_devtools.fake_bridge import FakeBridge, dialect_client, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PAGE = (ROOT / "docs" / "hooks.md").read_text()
 CPU = DeviceInfo("cpu")

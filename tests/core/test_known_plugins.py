@@ -12,7 +12,7 @@ from llmcore.registry import Registry, known_plugins
 from llmcore.specs import ModelSpec
 from llmcore_devtools import registry_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_it_names_what_the_plugins_of_this_tree_bring() -> None:

@@ -24,7 +24,7 @@ from llmcore.specs import DeviceInfo, PluginInfo
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.supervisor.texts import with_parsers
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HERMES = '{% if tools %}<tool_call>{"name": 1, "arguments": 2}</tool_call>{% endif %}'
 """A chat template with tools."""
 

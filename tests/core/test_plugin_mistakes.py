@@ -15,7 +15,7 @@ from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, Requires, SchedulerSpec
 from llmcore_devtools import Nonconformance, check_plugin, registry_of
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"
 
 SCHEDULERS = """

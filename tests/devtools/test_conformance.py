@@ -27,7 +27,7 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ONLY_ON_A_GPU = {"triton"}
-"""Plugins with kernels that do not run here; tests/interpreter and `llmcore kernels --check` compare those."""
+"""Plugins with kernels that do not run here; tests/triton/interpreter and `llmcore kernels --check` compare those."""
 
 
 @pytest.mark.usefixtures("once")

@@ -19,7 +19,7 @@ from llmcore.engine.llm import LLM
 from llmcore_devtools.family import small_model
 from llmcore_devtools.tokenizer import write_tokenizer
 
-AHEAD = str(Path(__file__).parents[1] / "engine" / "ahead_device.py")
+AHEAD = str(Path(__file__).parents[1] / "core" / "engine" / "ahead_device.py")
 NEW = 9
 LLAMA, MISTRAL = "LlamaForCausalLM", "MistralForCausalLM"
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"

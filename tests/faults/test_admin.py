@@ -26,7 +26,7 @@ from llmcore_server.http.admin.board import Board
 from llmcore_server.http.admin.routes import OPEN_PATHS, routes
 
 SLEEPER = str(Path(__file__).parent / "sleeper.py")
-ECHO = str(Path(__file__).parents[1] / "supervisor" / "echo.py")
+ECHO = str(Path(__file__).parents[1] / "server" / "supervisor" / "echo.py")
 ADMIN = "llmcore_server.http.admin.process"
 PASSWORD = "pw-4e1f-of-the-gateway"
 PATHS = {"/", "/live", "/ready", "/metrics", "/server_info", "/figures", "/grafana.json", "/dashboard"}

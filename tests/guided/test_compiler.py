@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -181,6 +182,7 @@ def test_a_process_that_does_not_answer_is_killed_and_the_server_is_busy(
     one(context, regex="a")
     (process,) = trials_of(context)._idle
     process._process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process._process.pid, os.WSTOPPED)  # a signal may arrive after the call that sends it
     monkeypatch.setattr(limits, "PATIENCE_SECONDS", 0.1)
     with pytest.raises(RequestError, match="too busy to compile it; send the request again") as refused:
         one(context, regex="b")

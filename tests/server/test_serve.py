@@ -61,7 +61,7 @@ WRONG = [
     ("broken", (), "config.json"),
     ("model", ("--kernel", "sample=fastest"), "fastest"),
 ]
-"""What the engine's process says, of each kind; what else it refuses is in tests/engine/test_llm.py."""
+"""What the engine's process says, of each kind; what else it refuses is in tests/core/engine/test_llm.py."""
 
 
 @pytest.fixture(scope="module")

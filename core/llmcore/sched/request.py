@@ -1,7 +1,7 @@
 """A request's state: what it asked for, its choices, where each of them stands, and the queue.
 
 A choice that waits is a `Choice` in the `WaitingQueue`. A choice that runs also has a row in the `RequestTable`. The
-methods of this file are the only writers of what they count (tests/sched/test_request.py reads the sources).
+methods of this file are the only writers of what they count (tests/core/sched/test_request.py reads the sources).
 """
 
 from __future__ import annotations

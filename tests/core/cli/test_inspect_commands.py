@@ -15,7 +15,7 @@ from llmcore import __version__
 from llmcore.cli import root
 from llmcore.hookspecs import HOOKS
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "docs" / "examples"
 
 

@@ -28,7 +28,7 @@ def run(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     return (code if isinstance(code, int) else 1), out, err
 
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 KNOWN = (*settings(), *plugin_settings(spec for spec, _ in registry_of().specs(OptionSpec)))
 COMMANDS = commands(click.Context(root))
 FIRST = [name for name in COMMANDS if " " not in name]

@@ -344,7 +344,7 @@ def test_no_error_about_a_file_shows_a_key(content: str, tmp_path: Path, caplog:
     with pytest.raises(ConfigError) as error:
         resolve_config({}, {}, read_yaml(path), extra=extra, yaml_name=str(path))
     told = "".join(traceback.format_exception(error.value)) + caplog.text  # as LLMCORE_DEBUG=1 shows it
-    told = told.partition("tests/test_config.py")[0] + str(error.value)
+    told = told.partition("tests/core/config/test_config.py")[0] + str(error.value)
     assert "Topsecret" not in told.casefold().replace("topsecret", "Topsecret"), told
     assert len(str(error.value)) < 400
 

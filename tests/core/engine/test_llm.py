@@ -94,7 +94,7 @@ def test_bad_requests(make_llm: MakeLLM, prompts: list[list[int]], options: dict
 
 
 def test_options_of_plugins_have_their_defaults_and_can_be_given(make_llm: MakeLLM) -> None:
-    plugins = [str(Path(__file__).parents[2] / "docs/examples/register_options.py")]
+    plugins = [str(Path(__file__).parents[3] / "docs/examples/register_options.py")]
     options = make_llm(plugins=plugins, probe_layers=2).config.plugin_options
     assert (options["probe_layers"], options["probe_format"]) == (2, "csv")
     with pytest.raises(ConfigError, match="--probe_layers: -1 is out of range"):

@@ -24,7 +24,7 @@ from llmcore_devtools import registry_of
 from llmcore_devtools.loaded_model import registry_for_tests
 from torch import nn
 
-from tests.weights.test_load import Held
+from tests.core.weights.test_load import Held
 
 HIDDEN, REQUESTS, TOKENS = 24, 6, 128
 SPEC = LatentSpec(heads=6, plain=6, rotated=4, value=5, latent=10, scale=0.3)

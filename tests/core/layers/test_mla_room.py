@@ -16,7 +16,7 @@ from llmcore.weights.load import finish
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.layers.test_mla import HIDDEN, SPEC, TOKENS, Row, Session, drawn, make_build, make_layer
+from tests.core.layers.test_mla import HIDDEN, SPEC, TOKENS, Row, Session, drawn, make_build, make_layer
 
 LARGEST = 100
 LISTS = 2048

@@ -1,4 +1,4 @@
-"""What a beam search is refused, and how its beams are held together; tests/engine compares its answers with
+"""What a beam search is refused, and how its beams are held together; tests/core/engine compares its answers with
 transformers'."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from llmcore.errors import ConfigError
 from llmcore_devtools.bench.workloads import Prompts, chat, fixed, parse_workload, read_lengths
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_chat_mix_is_the_one_every_engine_got() -> None:

@@ -18,7 +18,7 @@ from llmcore_devtools.bench.workloads import chat
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 TINY = {
     **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48},
     **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 300},

@@ -135,7 +135,7 @@ def test_attention_rows_alone_and_in_chunks() -> None:
         check_invariance("attn.gqa.prefill", ByQuery(), OtherAlone(), samples[0], torch.device("cpu"))
 
 
-INT8 = Path(__file__).parents[2] / "docs" / "examples" / "int8" / "int8_kv.py"
+INT8 = Path(__file__).parents[3] / "docs" / "examples" / "int8" / "int8_kv.py"
 
 
 def check_int8(tmp_path: Path, code: str) -> tuple[Result, dict]:

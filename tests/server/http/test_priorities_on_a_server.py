@@ -14,7 +14,7 @@ from llmcore_devtools import write_fake_model
 from llmcore_devtools.server import RunningServer, serving
 from llmcore_devtools.sockets import call, connect, read_head, request
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "deadlines" / "deadlines.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "deadlines" / "deadlines.py"
 PATIENCE = 60.0
 
 

@@ -11,7 +11,7 @@ import pytest
 from llmcore_devtools import write_fake_model
 from llmcore_devtools.server import RunningServer, serving
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "register_logits_processors.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "register_logits_processors.py"
 
 
 @pytest.fixture(scope="module")

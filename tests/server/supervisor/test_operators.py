@@ -31,7 +31,7 @@ from llmcore_server.supervisor.backoff import BackOff
 from llmcore_server.supervisor.push import Pusher
 
 ECHO = str(Path(__file__).parent / "echo.py")
-TLS = Path(__file__).parent.parent / "data" / "tls"
+TLS = Path(__file__).parents[2] / "data" / "tls"
 WORKER = "llmcore_server.http.worker"
 TERMINATOR = "llmcore_server.http.tls"
 

@@ -16,7 +16,7 @@ from llmcore_devtools.server import ENGINE_MODULE, FAKE_ENGINE, RunningServer, S
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.supervisor import watchdog
 
-TLS = Path(__file__).parent.parent / "data" / "tls"
+TLS = Path(__file__).parents[2] / "data" / "tls"
 WORKER, TERMINATOR, ADMIN = (
     "llmcore_server.http.worker",
     "llmcore_server.http.tls",

@@ -24,7 +24,7 @@ from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http import tls
 from llmcore_server.http.peer import announced
 
-TLS = Path(__file__).parent.parent / "data" / "tls"
+TLS = Path(__file__).parents[2] / "data" / "tls"
 
 secure = partial(
     serving, engine_module=FAKE_ENGINE, ssl=True, ssl_certfile=str(TLS / "cert.pem"), ssl_keyfile=str(TLS / "key.pem")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from llmcore_devtools import Nonconformance, check_interpreted, registry_of
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "triton_kernel"
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "triton_kernel"
 
 
 def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from llmcore.config import Config
 from llmcore.plugins import build_registry, discover
 from llmcore.specs import DeviceInfo, OpContext
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 GPU = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
 SIZES = {
     **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 32},

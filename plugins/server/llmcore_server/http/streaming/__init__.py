@@ -5,7 +5,7 @@ request, so the connection stays busy. Whoever holds the `Reply` sends from any 
 the socket does not take is left to the main loop (loop.py), which is ours.
 
 This folder is the only place that knows the insides of waitress. They are pinned (`WAITRESS`), and
-tests/http/test_waitress.py holds every one that is used. Every time limit is by the monotonic clock.
+tests/server/http/test_waitress.py holds every one that is used. Every time limit is by the monotonic clock.
 
 Locks are taken in this order: the reply's, channel.requests_lock, the send_batch's, channel.outbuf_lock.
 """

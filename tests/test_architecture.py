@@ -17,7 +17,7 @@ RANKS = (
     ("specs", "models"),
     (
         *("errors", "bridge", "subscribers", "protocols", "processors", "hookspecs", "config", "budget"),
-        *("counters", "decode_struct", "child", "logs", "machine"),
+        *("counters", "decode_struct", "child", "child_pool", "logs", "machine"),
         *("weights.map", "weights.dtypes"),
     ),
     ("registry", "well_formed", "plugins", "official", "resolve", "modes", "inspect"),

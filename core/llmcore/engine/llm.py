@@ -32,6 +32,7 @@ from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec, OutputParserSpec, TokenizerSpec
 from llmcore.text.bad_words import forbid
+from llmcore.text.chosen_template import choose_template
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
@@ -365,6 +366,8 @@ class LLM:
         directory = prepare(specs, self.config.model, model, converted)
         parsers = [spec for spec, _ in self._registry.specs(OutputParserSpec)]
         settings = self.config.model
+        if settings.chat_template is not None:
+            choose_template(settings.chat_template, parsers).with_tokens({}).check()
         return open_tokenizer(specs, directory, settings.tokenizer_mode, settings.chat_template, parsers)
 
     def _ids_of(self, prompt: Prompt) -> list[int]:

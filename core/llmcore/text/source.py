@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +13,28 @@ from llmcore.plugins import load
 from llmcore.protocols import Tokenizer
 from llmcore.specs import OutputParserSpec, TokenizerSpec
 from llmcore.text.byte_tokenizer import write_stand_in
-from llmcore.text.chosen_template import Templated, choose_template
+from llmcore.text.chosen_template import choose_template
 from llmcore.text.companions import read_companions
 from llmcore.text.convert import convert
+from llmcore.text.templates import Renderer
 
 log = logging.getLogger(__name__)
+
+
+class Templated:
+    """A `protocols.Tokenizer`: `inner` with another chat template. `stop_words` end every answer."""
+
+    def __init__(self, inner: Tokenizer, template: Renderer, stop_words: Sequence[str] = ()) -> None:
+        self._inner = inner
+        self.template = template
+        self.stop_words = stop_words
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
+        """The prompt that the template renders. Raises RequestError with the template's own message."""
+        return self.template.render(messages, **variables)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def choose(specs: Sequence[TokenizerSpec], model: Path, mode: str) -> TokenizerSpec:
@@ -71,5 +88,7 @@ def open_tokenizer(
     tokenizer = opener(directory)
     if chat_template is None:
         return tokenizer
-    templated: Any = Templated(tokenizer, choose_template(chat_template, parsers), read_companions(directory).tokens)
+    chosen = choose_template(chat_template, parsers)
+    template = chosen.with_tokens(read_companions(directory).tokens)
+    templated: Any = Templated(tokenizer, template, chosen.stop_words)
     return cast(Tokenizer, templated)

@@ -14,9 +14,12 @@ from llmcore.processors import LogitsProcessorSpec
 from llmcore.registry import Registry
 from llmcore.specs import OutputParserSpec, TokenizerSpec
 from llmcore.text.chosen_template import choose_template
+from llmcore.text.companions import read_companions
 from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
 from llmcore.text.source import prepare
-from llmcore.text.trial import try_templates
+from llmcore.text.templates import ChatTemplate
+
+from llmcore_server.templates import ChildTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -26,19 +29,20 @@ def check_options(registry: Registry, config: Config) -> None:
     specs = _parser_specs(registry)
     check_parsers(specs, config.model)
     if config.model.chat_template is not None:
-        choose_template(config.model.chat_template, specs)
+        ChildTemplate(choose_template(config.model.chat_template, specs).with_tokens({})).check()
 
 
 def prepare_tokenizer(registry: Registry, config: Config, directory: Path) -> str:
     """The directory that workers load the tokenizer from, after a conversion where one is needed.
 
-    Raises ConfigError too for chat templates beside it that no server should render.
+    Raises ConfigError also for a chat template beside it that cannot be served.
     """
     specs = [spec for spec, _ in registry.specs(TokenizerSpec)]
     model, out = config.model.path, directory / "tokenizer"
     tokenizer = prepare(specs, config.model, model, out)
     if config.model.chat_template is None:
-        try_templates(tokenizer)
+        companions = read_companions(tokenizer)
+        ChildTemplate(ChatTemplate(companions.templates, companions.tokens)).check()
     return str(tokenizer)
 
 

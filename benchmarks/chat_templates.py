@@ -1,22 +1,23 @@
-"""The cost of the limits on chat templates: `python benchmarks/chat_templates.py [TEMPLATE.jinja ...]`.
+"""The time that chat templates take: `python benchmarks/chat_templates.py [TEMPLATE.jinja ...]`.
 
-Renders conversations with Jinja's own sandbox, as transformers does, and with llmcore, in turns. Prints the best time
-of each. Without arguments it takes the templates of tests/parsers/chat_templates.
+Renders conversations in this process, as `LLM` does, and in a child process, as a server does, in turns. Prints the
+median of each, and the CPU time that the server's own thread needs for the child's answer. Without arguments it takes
+the templates of tests/parsers/chat_templates.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llmcore.text.templates import ChatTemplate
+from llmcore_server.templates import ChildTemplate
 
-HERE = Path(__file__).parent.parent / "tests" / "plugins" / "chat_templates"
+HERE = Path(__file__).parent.parent / "tests" / "parsers" / "chat_templates"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOL = {
     "type": "function",
@@ -46,47 +47,35 @@ def conversation(turns: int) -> list[dict[str, Any]]:
     return [*said, {"role": "user", "content": "And tomorrow?"}]
 
 
-def plain(source: str) -> Callable[..., str]:
-    """Returns the template in Jinja's sandbox alone."""
-    import json
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = lambda value, **kwargs: json.dumps(
-        value, **{"ensure_ascii": False, "default": list, **kwargs}
-    )
-    environment.globals["raise_exception"] = lambda message: (_ for _ in ()).throw(jinja2.TemplateError(message))
-    environment.globals["strftime_now"] = time.strftime
-    template = environment.from_string(source)
-    return lambda messages, **given: template.render(messages=messages, add_generation_prompt=True, **TOKENS, **given)
-
-
-def seconds(render: Callable[[], Any], times: int) -> float:
-    """Returns the CPU time of one call."""
-    began = time.thread_time()
+def medians(renders: Sequence[Callable[[], Any]], times: int) -> list[float]:
+    """Microseconds that each of `renders` takes, in turns, then the CPU time of this thread in the last of them."""
+    taken: list[list[float]] = [[] for _ in (*renders, "CPU")]
     for _ in range(times):
-        render()
-    return (time.thread_time() - began) / times
+        for render, found in zip(renders, taken, strict=False):
+            began, cpu = time.perf_counter(), time.thread_time()
+            render()
+            found.append(time.perf_counter() - began)
+        taken[-1].append(time.thread_time() - cpu)
+    return [statistics.median(found) * 1e6 for found in taken]
 
 
 def main(paths: list[Path]) -> None:
     """Print a row for each template, with tools and without, and for each length."""
-    print(f"{'template':46}{'turns':>6}{'tools':>6}{'Jinja, us':>12}{'llmcore, us':>13}{'ratio':>7}")
+    print(f"{'us':46}{'turns':>6}{'tools':>6}{'in process':>12}{'in a child':>12}{'own CPU':>9}")
     for path in paths:
-        source = path.read_text(encoding="utf-8")
-        ours, theirs = ChatTemplate({"default": source}, TOKENS), plain(source)
+        template = ChatTemplate({"default": path.read_text(encoding="utf-8")}, TOKENS)
+        child = ChildTemplate(template)
         for turns in TURNS:
             messages = conversation(turns)
             for given in ({}, {"tools": [TOOL] * 4}):
-                both = lambda: ours.render(messages, **given), lambda: theirs(messages, **given)  # noqa: B023
+                both = lambda: template.render(messages, **given), lambda: child.render(messages, **given)  # noqa: B023
                 if both[0]() != both[1]():
                     raise SystemExit(f"{path.name}: the prompts differ")
-                times = max(2, 400 // turns)
-                best = [min(seconds(render, times) for render in both) for both in zip(*[both] * 9, strict=True)]
-                jinja, llmcore = best[1] * 1e6, best[0] * 1e6
+                here, there, own = medians(both, max(20, 4000 // turns))
                 row = f"{path.stem[:45]:46}{turns:6}{'yes' if given else 'no':>6}"
-                print(f"{row}{jinja:12.1f}{llmcore:13.1f}{llmcore / jinja:7.2f}")
+                print(f"{row}{here:12.1f}{there:12.1f}{own:9.1f}")
+    (process,) = (idle._process for idle in child._pool._idle)
+    print("a child has", Path(f"/proc/{process.pid}/status").read_text().partition("VmRSS:")[2].split("\n")[0].strip())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import llmcore_devtools as testing
 from llmcore import api, layers
-from llmcore.api import sched, text
+from llmcore.api import child_pool, sched, text
 from llmcore.specs import OpSpec, Spec
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
@@ -18,9 +18,9 @@ INTRODUCTION = """# Objects
 <!-- Written by scripts/generate_docs.py from llmcore.api, llmcore.layers and the ops; `make docs` writes it again. -->
 
 What the functions that a spec names are handed, and what they hand back. Import them from `llmcore.api`,
-`llmcore.api.sched`, `llmcore_server.api`, `llmcore.api.text` or `llmcore.layers`, as the heading says. A protocol is a
-contract, not a base class: any class with these attributes and methods keeps it. [hooks.md](hooks.md) has the specs
-themselves."""
+`llmcore.api.sched`, `llmcore_server.api`, `llmcore.api.text`, `llmcore.api.child_pool` or `llmcore.layers`, as the
+heading says. A protocol is a contract, not a base class: any class with these attributes and methods keeps it.
+[hooks.md](hooks.md) has the specs themselves."""
 
 SOURCES = (
     (
@@ -91,6 +91,7 @@ OUTLINES = (
         "lark_string Detokenizer detokenizer FastTokenizer load_tokenizer ChatTemplate ChosenTemplate Companions "
         "read_companions",
     ),
+    ("Programs of clients, in child processes", "llmcore.api.child_pool", "ChildPool Limits ChildEnded NoChild serve"),
     (
         "Errors, and the rest",
         "llmcore.api",
@@ -107,7 +108,7 @@ OUTLINES = (
 """Heading, module, names. The page shows their signatures and docstrings."""
 
 MODULES = {"llmcore.api": api, "llmcore.api.sched": sched, "llmcore_server.api": http, "llmcore.api.text": text}
-MODULES |= {"llmcore.layers": layers, "llmcore_devtools": testing}
+MODULES |= {"llmcore.api.child_pool": child_pool, "llmcore.layers": layers, "llmcore_devtools": testing}
 ELSEWHERE = {"llmcore_devtools.family": family, "llmcore_devtools.dialect": dialect}
 """Modules of which the page shows a part. It shows everything public of `MODULES`."""
 

@@ -48,7 +48,7 @@ _ANSWER = struct.Struct("<Q?")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one answer may take."""
+    """The limits of one answer."""
 
     cpu_seconds: float
     memory_bytes: int

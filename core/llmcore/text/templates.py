@@ -129,7 +129,7 @@ class ChatTemplate:
 
     @property
     def name(self) -> str:
-        """What error messages call these templates."""
+        """The name of these templates in error messages."""
         return self.origin or "the model's chat template"
 
     @property

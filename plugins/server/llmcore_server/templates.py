@@ -32,7 +32,7 @@ MEMORY_BYTES = 64 << 20
 PER_BYTE = 16
 """A wide character makes every character of its text take four bytes, and templates copy texts several times."""
 
-WALL_SECONDS = 30.0
+WALL_SECONDS = 60.0
 """Most seconds of real time. A template cannot sleep, so only an overloaded machine reaches this limit."""
 
 PLACES = 4
@@ -150,7 +150,7 @@ class ChildTemplate:
 
 
 def _excess(error: ChildEnded) -> str:
-    """What a template took too much of."""
+    """The limit that a template exceeded."""
     if error.out_of_time:
         return f"more than {CPU_SECONDS:g} s of CPU time"
     if error.status == -signal.SIGSEGV:

@@ -101,6 +101,7 @@ dashboard-shot: setup
 
 docs: setup
 	@$(BIN)/python scripts/generate_docs.py
+	@$(BIN)/python scripts/trace_walk.py
 
 clean:
 	rm -rf $(VENV) build dist .tox *.egg-info core/*.egg-info plugins/*/*.egg-info contrib_models/*.egg-info

@@ -1,113 +1,88 @@
-"""A plugin that records which functions of llmcore run in an HTTP worker and in the engine. `trace_walk.py` uses it.
+"""A plugin that records which functions of llmcore run in an HTTP worker and in the engine; see `trace_walk.py`.
 
-    llmcore serve ... --plugins ./scripts/walk_probe.py --walk_dir FOLDER
-
-The first byte of FOLDER/state switches the recorder: `OFF`, or `ON`. When a process ends, it writes
-FOLDER/<module>.json: for every function the first call of each thread, in the order in which they began.
+`--walk_dir` names a folder. The first byte of its file `round` is the number of the recording, or OFF. Its file
+`watched` lists functions. Each process appends lines of JSON to `<module>.jsonl`: one for every function that a thread
+runs for the first time in a recording, and one for every call of a watched function, with the names and types of its
+arguments, and for every return from it.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from llmcore.api import hookimpl, option, options_of
+from llmcore.config import Config
 
-OFF, ON = 0, 1
-PROCESSES = ("llmcore_server.http.worker", "llmcore_server.engine.process")
+OFF = 0
+MODULES = {"llmcore_server.http.worker": "worker", "llmcore_server.engine.process": "engine"}
+"""Recorded processes: the module that runs as `__main__`, and the name of the process."""
+
 ROOT = Path(__file__).resolve().parent.parent
-SHOWN_TYPES = 3
-"""Types of a tuple's or a list's items that are named."""
+ROOMS = tuple(str(ROOT / room) for room in ("core", "plugins"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Options of this plugin."""
+    """The option of this plugin."""
 
-    walk_dir: str = option("", "Folder for the records of functions that ran.")
-
-
-@dataclass
-class Call:
-    """One call. `arrives`: (name, type) of each argument. `leaves`: the type of what it returned, or yielded first.
-
-    `began`: seconds of the clock that all processes of a machine share. A function that had been called before the
-    recorder was switched on, for example a thread's loop, has neither `arrives` nor `leaves`.
-    """
-
-    file: str
-    function: str
-    thread: str
-    began: float
-    arrives: list[tuple[str, str]] = field(default_factory=list)
-    leaves: str = ""
+    walk_dir: str = option("", "Folder for the lines of functions that ran.")
 
 
 def type_of(value: Any) -> str:
-    """Returns a short name for the type of `value`, the same in every run."""
+    """Returns a name for the type of `value` that is the same in every run: `list[int]`, `Submit`."""
     if value is None:
         return "None"
+    if isinstance(value, FunctionType | MethodType | BuiltinMethodType | type):
+        return value.__qualname__
     name = type(value).__qualname__
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        items = sorted({type_of(item) for item in value})
-        inner = " | ".join(items[:SHOWN_TYPES])
-        return f"{name}[{inner}]" if items else name
+    if type(value) in (list, tuple) and value:
+        return f"{name}[{', '.join(sorted({type_of(item) for item in value}))}]"
     return name
 
 
 class Recorder:
-    """Records calls in all threads of this process that begin after it, and in the current one."""
+    """Records the calling thread, and every thread that starts after it."""
 
-    def __init__(self, folder: Path) -> None:
-        with (folder / "state").open("rb") as file:
-            self._state = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
-        self._calls: dict[tuple[CodeType, int], Call] = {}
-        self._ours: dict[CodeType, str] = {}
-        threading.setprofile(self._event)
-        sys.setprofile(self._event)
+    def __init__(self, folder: Path, module: str) -> None:
+        with (folder / "round").open("rb") as file:
+            self._round = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+        self._watched = frozenset((folder / "watched").read_text().split())
+        self._lines = os.open(folder / f"{module}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._known: set[tuple[int, CodeType, int]] = set()
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
 
-    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if self._state[0] != ON:
+    def _note(self, frame: FrameType, event: str, result: Any) -> None:
+        """Called by Python when a function begins or ends, and when it calls a function that is written in C."""
+        code, now = frame.f_code, self._round[0]
+        if now == OFF or not code.co_filename.startswith(ROOMS):
             return
-        code = frame.f_code
-        file = self._ours.get(code)
-        if file is None:
-            file = self._ours[code] = self._file(code)
-        if not file:
+        key = (now, code, threading.get_ident())
+        if key not in self._known:
+            self._known.add(key)
+            self._write(now, code, "run")
+        if code.co_qualname not in self._watched:
             return
-        key = (code, threading.get_ident())
-        call = self._calls.get(key)
-        if call is None:
-            call = Call(file, code.co_qualname, threading.current_thread().name, time.monotonic())
-            self._calls[key] = call
-            if event == "call":
-                names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-                call.arrives = [(name, type_of(frame.f_locals.get(name))) for name in names]
-        elif event == "return" and not call.leaves:
-            call.leaves = type_of(arg)
+        if event == "call":
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            self._write(now, code, "call", arrives={name: type_of(frame.f_locals[name]) for name in names})
+        elif event == "return":
+            self._write(now, code, "return", leaves=type_of(result))
 
-    @staticmethod
-    def _file(code: CodeType) -> str:
-        path = Path(code.co_filename)
-        if not path.is_relative_to(ROOT) or path == Path(__file__) or ".venv" in path.parts:
-            return ""
-        return str(path.relative_to(ROOT))
-
-    def write(self, path: Path) -> None:
-        """Write all calls as JSON, in the order in which they began."""
-        threading.setprofile(None)
-        sys.setprofile(None)
-        path.write_text(json.dumps([asdict(call) for call in self._calls.values()]))
-
-
-RECORDER: list[tuple[Recorder, Path]] = []
+    def _write(self, now: int, code: CodeType, event: str, **types: Any) -> None:
+        file, function = os.path.relpath(code.co_filename, ROOT), code.co_qualname
+        thread, at = threading.current_thread().name, time.monotonic()
+        line = {"round": now, "event": event, "file": file, "function": function, "thread": thread, "at": at, **types}
+        os.write(self._lines, json.dumps(line).encode() + b"\n")
 
 
 @hookimpl
@@ -117,16 +92,8 @@ def register_options() -> Any:
 
 
 @hookimpl
-def on_startup(config: Any) -> None:
-    """Record in worker and engine."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    folder = Path(config.section(Walk).walk_dir)
-    if spec is not None and spec.name in PROCESSES:
-        RECORDER.append((Recorder(folder), folder / f"{spec.name}.json"))
-
-
-@hookimpl
-def on_shutdown() -> None:
-    """Write what was recorded."""
-    for recorder, path in RECORDER:
-        recorder.write(path)
+def on_startup(config: Config) -> None:
+    """Record, if this is one of MODULES."""
+    spec = sys.modules["__main__"].__spec__
+    if spec is not None and spec.name in MODULES:
+        Recorder(Path(config.section(Walk).walk_dir), spec.name)

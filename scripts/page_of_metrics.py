@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.counters import CAUSES
+from llmcore.api.counters import CAUSES
 from llmcore_server.prometheus.tables import metrics
 
 _HEAD = """# Metrics

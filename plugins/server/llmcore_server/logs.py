@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 import traceback
 from typing import Any
 
 import orjson
-
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import reraise_if_stopping
 from llmcore.config import Reports
-from llmcore.counters import TALLIES
-from llmcore.errors import reraise_if_stopping
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -36,52 +33,6 @@ LAST_SECONDS = 1.0
 
 _STDERR = 2
 _FIELDS = "llmcore_fields"
-
-
-def _print(data: Any) -> None:
-    """Write bytes to standard error. They are lost if the disk is full or the reader has gone; nothing is raised."""
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(_STDERR, data) :]
-
-
-class _StandardError(io.RawIOBase):
-    """Standard error on which printing never raises."""
-
-    def writable(self) -> bool:
-        """Always."""
-        return True
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        return _STDERR
-
-    def isatty(self) -> bool:
-        """True on a terminal."""
-        return os.isatty(_STDERR)
-
-    def write(self, data: Any) -> int:
-        """Write `data`. Returns its whole length, even if some of it is lost."""
-        _print(data)
-        return len(data)
-
-
-def guard_standard_streams() -> None:
-    """Make printing on standard error never raise, and open missing standard descriptors as /dev/null.
-
-    Without /dev/null a socket could get the number of a missing descriptor, and its client would receive our log.
-    """
-    for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
-        if stream is None:
-            with contextlib.suppress(OSError):
-                null = os.open(os.devnull, os.O_RDWR)
-                os.set_inheritable(null, True)
-                if null != number:
-                    os.dup2(null, number)
-                    os.close(null)
-    own = sys.__stderr__
-    if own is not None and sys.stderr is own:
-        sys.stderr = io.TextIOWrapper(_StandardError(), own.encoding, "backslashreplace", write_through=True)
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -156,7 +107,9 @@ class Behind(logging.Handler):
         while True:
             line = (self._lines.get() + "\n").encode("utf-8", "backslashreplace")
             # Not through sys.stderr: Python waits for its lock at exit, and a write may never return.
-            _print(line)
+            with contextlib.suppress(OSError):  # the disk is full, or the reader has gone
+                while line:
+                    line = line[os.write(_STDERR, line) :]
             self._lines.task_done()
 
 

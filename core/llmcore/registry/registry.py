@@ -1,6 +1,6 @@
 """The contributions of the loaded plugins: specs by kind, each with its plugin, and the hooks that observe.
 
-`llmcore.plugins.build_registry` builds a registry from the config's list of plugins. No registry is global.
+`llmcore.registry.loader.build_registry` builds a registry from the config's list of plugins. No registry is global.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Any, TypeVar, cast
 
 import pluggy
 
-from llmcore import hookspecs, specs
-from llmcore.config import Config, plugin_settings
-from llmcore.counters import TALLIES
-from llmcore.errors import (
+from llmcore.api import hookspecs, specs
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import (
     ConfigError,
     LlmcoreError,
     PluginError,
@@ -32,11 +31,12 @@ from llmcore.errors import (
     reraise_if_stopping,
     text_of,
 )
-from llmcore.machine import shortage_of
-from llmcore.models import LayerInfo
-from llmcore.processors import LogitsProcessorSpec
-from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
-from llmcore.well_formed import misfit
+from llmcore.api.models import LayerInfo
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.specs import API_VERSION, ModelSpec, PluginInfo, Spec
+from llmcore.config import Config, plugin_settings
+from llmcore.config.process import shortage_of
+from llmcore.registry.well_formed import misfit
 
 log = logging.getLogger("llmcore.plugins")
 
@@ -401,5 +401,5 @@ def _plain(value: Any) -> Any:
 @cache
 def known_plugins() -> Mapping[str, str]:
     """Architecture -> the distribution that brings it, from generated package data."""
-    text = files("llmcore").joinpath("known_plugins.json").read_text(encoding="utf-8")
+    text = files("llmcore.registry").joinpath("known_plugins.json").read_text(encoding="utf-8")
     return cast("dict[str, str]", json.loads(text))

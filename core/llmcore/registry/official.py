@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from llmcore.plugins import CORE_DIST, available, extras
-from llmcore.specs import DeviceInfo, TemplateMarks
+from llmcore.api.specs import DeviceInfo, TemplateMarks
+from llmcore.registry.loader import CORE_DIST, available, extras
 
 _TOOLS = re.compile(r"\btools\b")
 """A chat template that reads the tools of a request."""
@@ -24,7 +24,7 @@ def official_plugins() -> Mapping[str, Mapping[str, Any]]:
     names of `processors`, `options` and `commands`.
     """
     found: Mapping[str, Mapping[str, Any]] = json.loads(
-        files("llmcore").joinpath("official_plugins.json").read_text(encoding="utf-8")
+        files("llmcore.registry").joinpath("official_plugins.json").read_text(encoding="utf-8")
     )
     return found
 

@@ -1,15 +1,17 @@
-"""Shortages of a machine: process limits, memory and disk space, and the error messages for them."""
+"""This process: its limits, the shortages of its machine in words, and its end with its parent."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from llmcore.errors import ConfigError, message_of
+from llmcore.api.errors import ConfigError, message_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,19 @@ _NO_MEMORY = re.compile(
     "failed to map segment|[Cc]annot allocate memory|can't allocate memory|can't start new thread|bad_alloc"
 )
 """Messages of the dynamic linker, torch, Python's threads and C++ about missing memory."""
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends.
+
+    More exactly: when the thread of process `parent` that started this process ends.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent had ended before the line above
 
 
 def check_limits() -> None:

@@ -10,13 +10,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from llmcore import plugins
+from llmcore.api.errors import ConfigError, PluginError
+from llmcore.api.models import LayerInfo
+from llmcore.api.specs import DeviceInfo, KernelSpec, PluginInfo, SchedulerSpec, WeightLoaderSpec
 from llmcore.config import Config, Plugins
-from llmcore.errors import ConfigError, PluginError
-from llmcore.models import LayerInfo
-from llmcore.plugins import build_registry, collect, configure, discover, load, select
-from llmcore.registry import Failure, Registry
-from llmcore.specs import DeviceInfo, KernelSpec, PluginInfo, SchedulerSpec, WeightLoaderSpec
+from llmcore.registry import loader
+from llmcore.registry.loader import build_registry, collect, configure, discover, load, select
+from llmcore.registry.registry import Failure, Registry
 
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"
 SCHEDULER = HEAD + "@hookimpl\ndef register_schedulers():\n    yield SchedulerSpec(name='{name}', make='m:make')\n"
@@ -25,8 +25,8 @@ SCHEDULER = HEAD + "@hookimpl\ndef register_schedulers():\n    yield SchedulerSp
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A folder on sys.path that distributions can be installed into; nothing else is installed or built in."""
-    monkeypatch.setattr(plugins, "BUILTINS", {})
-    monkeypatch.setattr(plugins, "distributions", lambda: distributions(path=[str(tmp_path)]))
+    monkeypatch.setattr(loader, "BUILTINS", {})
+    monkeypatch.setattr(loader, "distributions", lambda: distributions(path=[str(tmp_path)]))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield Site(tmp_path)
     for name in [m for m in sys.modules if m.startswith(("dist_", "llmcore_file_"))]:
@@ -141,14 +141,14 @@ def test_naming_plugins_keeps_the_others_from_being_imported(site: Site, monkeyp
     site.install("a", SCHEDULER.format(name="a"))
     site.install("b", "raise SystemError('imported')")
     site.file("dist_inside.py", SCHEDULER.format(name="inside"))
-    monkeypatch.setattr(plugins, "BUILTINS", {"inside": "dist_inside"})
+    monkeypatch.setattr(loader, "BUILTINS", {"inside": "dist_inside"})
     registry = build_registry(config("a"))
     assert names(registry.plugins) == ["a", "inside"]
     assert "dist_plugin_b" not in sys.modules
 
 
 def test_a_minus_leaves_out_one_and_built_ins_have_no_privilege(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "BUILTINS", {"inside": "dist_inside"})
+    monkeypatch.setattr(loader, "BUILTINS", {"inside": "dist_inside"})
     site.install("a", "")
     site.install("b", "")
     assert names(discover(["-inside"])) == ["a", "b"]
@@ -157,7 +157,7 @@ def test_a_minus_leaves_out_one_and_built_ins_have_no_privilege(site: Site, monk
 
 
 def test_a_built_in_is_replaced_by_the_distribution_that_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "BUILTINS", {"fcfs": "dist_inside"})
+    monkeypatch.setattr(loader, "BUILTINS", {"fcfs": "dist_inside"})
     site.file("dist_inside.py", SCHEDULER.format(name="inside"))
     site.install("fcfs", SCHEDULER.format(name="better"), dist="better-fcfs")
     registry = build_registry(config())
@@ -188,9 +188,9 @@ def served(site: Site) -> Iterator[Site]:
     (info / "METADATA").write_text(METADATA)
     for name in ("http", "talk", "tools", "lint", "never", "qwen", "other"):
         site.install(name, SCHEDULER.format(name=name))
-    plugins.extras.cache_clear()
+    loader.extras.cache_clear()
     yield site
-    plugins.extras.cache_clear()
+    loader.extras.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -211,14 +211,14 @@ def test_what_an_extra_requires_stays_selected(served: Site, named: list[str] | 
 
 
 def test_extras_are_read_from_the_metadata(served: Site) -> None:
-    assert plugins.extras() == {"plugin-http": "server", "plugin-talk": "server", "plugin-tools": "devtools"}
+    assert loader.extras() == {"plugin-http": "server", "plugin-talk": "server", "plugin-tools": "devtools"}
 
 
 def test_without_metadata_no_plugin_of_another_distribution_stays(
     served: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins, "CORE_DIST", "a-distribution-that-nobody-installed")
-    assert plugins.extras() == {}
+    monkeypatch.setattr(loader, "CORE_DIST", "a-distribution-that-nobody-installed")
+    assert loader.extras() == {}
     assert names(select(["qwen"]).plugins) == ["qwen"]
 
 
@@ -468,11 +468,11 @@ def test_an_unknown_architecture_names_the_plugin_that_brings_it(site: Site) -> 
 
 
 def test_import_strings_say_what_is_missing() -> None:
-    assert load("llmcore.specs:DeviceInfo") is DeviceInfo
+    assert load("llmcore.api.specs:DeviceInfo") is DeviceInfo
     for target, message in (
-        ("llmcore.specs", "no import string"),
+        ("llmcore.api.specs", "no import string"),
         ("llmcore.absent:x", "cannot import 'llmcore.absent:x'"),
-        ("llmcore.specs:Absent", "has no attribute 'Absent'"),
+        ("llmcore.api.specs:Absent", "has no attribute 'Absent'"),
     ):
         with pytest.raises(PluginError, match=message):
             load(target)
@@ -484,9 +484,9 @@ def test_the_fingerprint_is_equal_in_every_process_and_changes_with_what_is_cont
     path = site.file("prints.py", code.format(priority=50))
     here = build_registry(config(path)).fingerprint()
     assert here == build_registry(config(path)).fingerprint()
-    program = "from llmcore import plugins; plugins.BUILTINS = {}; plugins.distributions = lambda: ()\n"
+    program = "from llmcore.registry import loader; loader.BUILTINS = {}; loader.distributions = lambda: ()\n"
     program += "from llmcore.config import *\n"
-    program += f"print(plugins.build_registry(Config(plugins=Plugins(plugins=({path!r},)))).fingerprint())"
+    program += f"print(loader.build_registry(Config(plugins=Plugins(plugins=({path!r},)))).fingerprint())"
     for seed in ("1", "2"):
         out = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}

@@ -8,9 +8,9 @@ import resource
 from pathlib import Path
 
 import pytest
-from llmcore import machine
-from llmcore.errors import ConfigError, PluginError
-from llmcore.machine import check_limits, memory_note, shortage_of
+from llmcore.api.errors import ConfigError, PluginError
+from llmcore.config import process
+from llmcore.config.process import check_limits, memory_note, shortage_of
 from llmcore.text.convert import convert
 from llmcore_server.child import last_words_of
 
@@ -95,5 +95,5 @@ def test_a_tokenizer_that_finds_no_room_blames_the_disk(tmp_path: Path, monkeypa
 
 
 def test_every_limit_says_how_it_is_raised() -> None:
-    for limit in (machine.MEMORY, machine.FILE_SIZE, machine.OPEN_FILES):
+    for limit in (process.MEMORY, process.FILE_SIZE, process.OPEN_FILES):
         assert "ulimit -" in limit.raised_by and limit.name.startswith("RLIMIT_")

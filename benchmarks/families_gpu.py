@@ -37,7 +37,7 @@ from gpu import CONFIGS, config_of
 from gpu_floor import model_build
 from llmcore.engine.model import pick_device
 from llmcore_devtools.bench.engine_runs import BenchEngine
-from llmcore_devtools.bench.machine import machine, versions
+from llmcore_devtools.bench.figures import machine, versions
 from llmcore_devtools.decode_floor import decode_floor, seconds
 from llmcore_devtools.loaded_model import registry_for_tests
 

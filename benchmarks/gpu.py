@@ -34,8 +34,7 @@ from llmcore.engine.model import pick_device
 from llmcore.plugins import build_registry, discover
 from llmcore.specs import DeviceInfo, OptionSpec
 from llmcore_devtools.bench.engine_runs import BenchEngine
-from llmcore_devtools.bench.machine import machine, versions
-from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.figures import Spread, machine, versions
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmcore.engine.graphs import CAPTURED_AT
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
-from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.figures import Spread
 from llmcore_devtools.bench.workloads import Lengths, chat
 
 

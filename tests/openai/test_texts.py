@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from llmcore.errors import ConfigError
 from llmcore.text.tokenizer import FastTokenizer
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import dialect_client
+from llmcore_devtools.dialect import Side, dialect_client
 from llmcore_openai.embeddings import Pooling, read_pooling
 from llmcore_openai.routes import routes
 

@@ -277,7 +277,7 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
     from llmcore.config import make_config
     from llmcore.text.tokenizer import load_tokenizer
 
-    from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+    from llmcore_devtools.dialect import FakeBridge, fake_front
     from llmcore_devtools.tokenizer import write_tokenizer
 
     dialects = contributed(registry, plugin, specs.DialectSpec)

@@ -66,8 +66,8 @@ def check_register_output_parsers(registry: Registry, plugin: str, samples: Sequ
 
     `samples`: files with outputs, in addition to those of the specs.
     """
-    parsers = contributed(registry, plugin, OutputParserSpec)
     given = [ParserSample(text=path.read_text(encoding="utf-8")) for path in samples]
+    parsers = contributed(registry, plugin, OutputParserSpec)
     with all_problems() as problems:
         for spec in parsers:
             with problems.of(f"{spec.kind} parser {spec.name}"):

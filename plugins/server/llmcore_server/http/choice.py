@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmcore.bridge import Finish
+from llmcore.api.bridge import Finish
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
 from llmcore.text.parsing import OutputParser, RequestParsing
 from llmcore.text.stream import ChoiceText

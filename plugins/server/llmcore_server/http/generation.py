@@ -18,10 +18,10 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from llmcore.bridge import ChoiceEvent, Finish, Submit
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.protocols import RequestRecord
+from llmcore.api.bridge import ChoiceEvent, Finish, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError, reraise_if_stopping
+from llmcore.api.protocols import RequestRecord
 from llmcore.text.healing import Healing, heal
 from llmcore.text.parsing import RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules

@@ -9,8 +9,8 @@ import time
 
 import msgspec
 import zmq
+from llmcore.api.counters import TALLIES
 from llmcore.config import Config
-from llmcore.counters import TALLIES
 
 from llmcore_server.messages import Addresses, Process, ServerFacts, WorkerGone
 from llmcore_server.supervisor.admin import Admin

@@ -11,8 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from llmcore.cli.display import Stages
-from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.cli.sampling import given, sampling_options
+from llmcore.cli.options import Resolved, SettingsCommand, given, sampling_options, with_model
 from llmcore.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""Commands that take settings: click options for the tree and for the options of plugins."""
+"""Options of commands: those of settings, from the tree and from plugins, and those of sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -28,6 +28,8 @@ from llmcore.official import missing_option
 from llmcore.plugins import build_registry, collect
 from llmcore.registry import Registry
 from llmcore.specs import OptionSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _METAVARS = {int: "N", float: "X", bool: "", str: "TEXT"}
 
@@ -264,3 +266,31 @@ def with_model(config: Config, argument: str | None) -> Config:
     if given is not None and given != argument:
         raise ConfigError(f"MODEL is another path than --model_dir {given}; give one of them.")
     return replace(config, model=replace(config.model, model_dir=argument))
+
+
+def sampling_options(function: F) -> F:
+    """`--max_new_tokens`, `--temperature`, `--top_p`, `--top_k`, `--typical_p`, `--seed`, `--stop`.
+
+    Absent ones are None or ().
+    """
+    options = (
+        click.option(
+            "--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer, in tokens."
+        ),
+        click.option("--temperature", type=click.FloatRange(min=0), help="0: always the likeliest token."),
+        click.option("--top_p", "--top-p", type=click.FloatRange(0, 1), help="Nucleus to draw from (0: greedy)."),
+        click.option("--top_k", "--top-k", type=click.IntRange(min=0), help="Draw from the k likeliest (0: all)."),
+        click.option(
+            "--typical_p", "--typical-p", type=click.FloatRange(0, 1, min_open=True), help="Draw what is typical."
+        ),
+        click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same answer."),
+        click.option("--stop", multiple=True, help="End an answer at this text; may be repeated."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value not in (None, ())}

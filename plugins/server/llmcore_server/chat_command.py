@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import click
-
 from llmcore.cli.display import Stages
-from llmcore.cli.openai_client import Message, Server
-from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.cli.sampling import from_model, given, sampling_options
+from llmcore.cli.options import Resolved, SettingsCommand, given, sampling_options, with_model
 from llmcore.config import Config, Origins
 from llmcore.errors import ConfigError, LlmcoreError
+
+from llmcore_server.openai_client import Message, Server
 
 Reply = Callable[[Sequence[Message]], Iterator[str]]
 """The answer to a conversation, in pieces."""
@@ -123,10 +122,18 @@ def _in_process(stack: ExitStack, config: Config, options: dict[str, Any]) -> Pa
     stages = Stages()
     stack.callback(stages.close)
     logging.getLogger("llmcore").setLevel(logging.WARNING)
-    from llmcore.engine.llm import LLM
+    from llmcore import LLM
 
     llm = stack.enter_context(LLM.from_config(config, progress=stages.update))
     stages.close()
     chosen = {**from_model(llm.facts.generation), **options}
     name = next(iter(config.model.model_name), llm.config.model.path.stem)
     return Partner(name, lambda messages: llm.stream_chat(messages, **chosen))
+
+
+_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+
+
+def from_model(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling defaults of the chosen generation config."""
+    return {name: generation[name] for name in _NUMBERS if isinstance(generation.get(name), (int, float))}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from llmcore.cli import main
-from llmcore.cli.chat import converse
-from llmcore.cli.openai_client import Message, Server
 from llmcore.errors import ConfigError, LlmcoreError
+from llmcore_server.chat_command import converse, from_model
+from llmcore_server.openai_client import Message, Server
 
 
 class Echo:
@@ -135,3 +135,15 @@ def test_nobody_there() -> None:
         Server("http://127.0.0.1:9", None)
     with pytest.raises(ConfigError, match="write http"):
         Server("localhost", None)
+
+
+@pytest.mark.parametrize(
+    ("generation", "sampling"),
+    [
+        ({}, {}),
+        ({"do_sample": True, "temperature": 0.7, "top_k": 50, "eos_token_id": 2}, {"temperature": 0.7, "top_k": 50}),
+        ({"top_p": None}, {}),
+    ],
+)
+def test_a_chat_draws_as_the_model_wants(generation: dict[str, Any], sampling: dict[str, Any]) -> None:
+    assert from_model(generation) == sampling

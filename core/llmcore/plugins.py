@@ -49,7 +49,6 @@ BUILTINS: Mapping[str, str] = {
     "devices": "llmcore.builtin.devices",
     "estimators": "llmcore.builtin.estimators",
     "fcfs": "llmcore.builtin.fcfs",
-    "fp8_block": "llmcore.builtin.fp8_block",
     "kernels_cpu": "llmcore.builtin.kernels_cpu",
     "layouts": "llmcore.builtin.layouts",
     "ops": "llmcore.builtin.ops",

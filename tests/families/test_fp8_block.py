@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api import ConfigError
-from llmcore.builtin.fp8_block import reads
-from llmcore.builtin.fp8_checkpoint import dequantized, make
 from llmcore.cli import main
 from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint, read_model
+from llmcore_deepseek import reads_fp8_blocks
+from llmcore_deepseek.fp8_block import dequantized, make
 from llmcore_devtools import check_plugin
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import assert_same, oracle, small_model
@@ -119,7 +119,7 @@ def test_the_engine_loads_it_and_plan_knows_its_sizes(model: tuple[Path, Any], c
 
 def test_the_checkpoint_keeps_the_contracts(model: tuple[Path, Any]) -> None:
     folder, theirs = model
-    assert check_plugin(REGISTRY, "fp8_block", [folder]) == {"register_quant_methods": 1}
+    assert check_plugin(REGISTRY, "deepseek", [folder])["register_quant_methods"] == 1
     stored = open_checkpoint(REGISTRY, folder)
     _, config = read_model(REGISTRY, stored.config(), "bf16")
     found = find_quantization(REGISTRY, stored.config(), config)
@@ -136,7 +136,7 @@ def test_odd_edges(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> N
     scale = torch.rand(-(-shape[0] // 16), -(-shape[1] // 32), generator=generator)
     want = meaning(weight, scale)
     for chunk in (1, 600, 1 << 22):
-        monkeypatch.setattr("llmcore.builtin.fp8_checkpoint.CHUNK", chunk)
+        monkeypatch.setattr("llmcore_deepseek.fp8_block.CHUNK", chunk)
         assert torch.equal(dequantized(weight, scale, BLOCK, torch.float32), want)
         assert torch.equal(dequantized(weight, scale, BLOCK, torch.bfloat16), want.to(torch.bfloat16))
 
@@ -165,7 +165,7 @@ def test_scales_of_other_types(tmp_path: Path) -> None:
 def test_configs_that_are_something_else(changed: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_quantization(REGISTRY, {"quantization_config": FP8 | changed}, CONFIG)
-    assert not reads({"quant_method": "fp8"})
+    assert not reads_fp8_blocks({"quant_method": "fp8"})
 
 
 WEIGHT = torch.ones(17, 33).to(torch.float8_e4m3fn)

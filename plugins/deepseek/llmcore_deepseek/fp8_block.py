@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-
 from llmcore.api import Checkpoint, ConfigError, ModelConfig
 from llmcore.layers import DTYPES
 

@@ -49,7 +49,7 @@ BUILTINS: Mapping[str, str] = {
     "devices": "llmcore.builtin.devices",
     "estimators": "llmcore.builtin.estimators",
     "fcfs": "llmcore.builtin.fcfs",
-    "kernels_cpu": "llmcore.builtin.kernels_cpu",
+    "kernels_cpu": "llmcore.builtin.cpu",
     "layouts": "llmcore.builtin.layouts",
     "ops": "llmcore.builtin.ops",
     "priority": "llmcore.builtin.priority",

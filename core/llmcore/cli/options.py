@@ -21,8 +21,8 @@ from llmcore.config import (
     settings,
     with_plugins,
 )
-from llmcore.config.foreign import SHORT, foreign
-from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
+from llmcore.config.foreign import ELSEWHERE, SHORT, absent_settings, foreign
+from llmcore.config.setting import GROUPS, LOOSE, canonical, names
 from llmcore.errors import ConfigError
 from llmcore.official import missing_option
 from llmcore.plugins import build_registry, collect
@@ -139,7 +139,7 @@ class SettingsCommand(click.Command):
         if self.groups is None:
             return [*known, *absent_settings(known)]
         own = [setting for setting in settings() if setting.group in self.groups]
-        if "plugin_options" in self.groups:
+        if LOOSE in self.groups:
             own += [setting for setting in brought if not setting.serving]
         return own
 
@@ -164,7 +164,7 @@ def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
             continue
         if equals:
             values = [value]
-        elif setting.kind is bool:
+        elif setting.type is bool:
             values = ["true"]
         elif setting.multiple and not setting.one_word:
             values = []
@@ -180,9 +180,9 @@ def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
 def help_row(setting: Setting) -> tuple[str, str]:
     """The row of one setting in `--help`: its names with the choices, and its help with the default."""
     flags = ", ".join(f"--{name}" for name in (setting.name, *setting.aliases))
-    metavar = "|".join(setting.choices) or _METAVARS[setting.kind] + ("..." if setting.multiple else "")
+    metavar = "|".join(setting.choices) or _METAVARS[setting.type] + ("..." if setting.multiple else "")
     shown = setting.default not in (None, (), False, "")
-    return f"{flags} {metavar}".rstrip(), f"{setting.help} [{setting.default}]" if shown else setting.help
+    return f"{flags} {metavar}".rstrip(), f"{setting.summary} [{setting.default}]" if shown else setting.summary
 
 
 def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
@@ -194,14 +194,13 @@ def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
     for setting in among:
         groups.setdefault(setting.group, []).append(setting)
     first, *others = GROUPS
-    order = (first, *(group for group in groups if group not in (*GROUPS, _LOOSE)), *others, _LOOSE)
+    order = (first, *(group for group in groups if group not in (*GROUPS, LOOSE)), *others, LOOSE)
     for group in order:
         if group in groups:
-            section = GROUPS.get(group) or groups[group][0].section
+            section = groups[group][0].section
             yield ((section.__doc__ or group).partition("\n")[0].rstrip(".") if section else _TITLE), groups[group]
 
 
-_LOOSE = "plugin_options"
 _TITLE = "Options of plugins"
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from llmcore.cli.failure import cause_and_fix, show_failure
+from llmcore.cli.display import cause_and_fix, show_failure
 from llmcore.errors import ConfigError, LlmcoreError, StartupError
 from rich.console import Console
 

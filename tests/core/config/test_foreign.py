@@ -9,8 +9,8 @@ import pytest
 from llmcore.cli import main, root
 from llmcore.cli.group import commands
 from llmcore.config import RETIRED, make_config, plugin_settings, resolve_config, settings
-from llmcore.config.foreign import FOREIGN, SHORT
-from llmcore.config.setting import absent_settings, canonical, names
+from llmcore.config.foreign import FOREIGN, SHORT, absent_settings
+from llmcore.config.setting import canonical, names
 from llmcore.errors import ConfigError
 from llmcore.plugins import build_registry
 from llmcore.specs import OptionSpec

@@ -1,4 +1,4 @@
-"""attn.gqa.prefill on a CPU: one scaled_dot_product_attention per block of queries, or one for a whole prompt."""
+"""attn.gqa.decode and attn.gqa.prefill on a CPU, through torch's scaled_dot_product_attention over gathered KV."""
 
 from __future__ import annotations
 
@@ -16,6 +16,88 @@ SHORT = 256
 
 BLOCK = 256
 """Queries that share a mask. More would compute more scores that the mask discards; fewer need too many calls."""
+
+
+class _Attention:
+    """Shared by both kernels, which find their slots in the first layer after `plan` and keep them for all layers.
+
+    The rows hold the same slots in every layer of a group.
+    """
+
+    def __init__(self, context: OpContext) -> None:
+        self.spec, self.granule = spec_of(context), context.granule
+        self._reference = ReferenceAttention(context)
+
+    def workspace(self, limits: AttnLimits) -> None:
+        """Does nothing: a CPU has no CUDA graphs, so `run` can allocate."""
+
+
+class Decode(_Attention):
+    """attn.gqa.decode: rows of one query token each, padded to the longest row, in one call per layer."""
+
+    def __init__(self, context: OpContext) -> None:
+        super().__init__(context)
+        # torch's flash kernel accepts grouped heads. In half types it is faster if the heads of a group are queries of
+        # one head.
+        self.fold = context.dtype != "f32"
+        self._slots: torch.Tensor | None = None
+        self._mask: torch.Tensor | None = None
+
+    def plan(self, rows: AttnRows, into: MetaWriter) -> str:
+        """Forget the last step."""
+        self._slots = self._mask = None
+        return "any"
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor | None,
+        kv: tuple[torch.Tensor, ...],
+        meta: Mapping[str, torch.Tensor],
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See protocols.AttentionKernel."""
+        if lse is not None:
+            return self._reference.run(q, k_new, v_new, kv, meta, out, lse)
+        if self._slots is None:
+            self._slots, self._mask = self._where(meta, q.dtype)
+        spec, rows = self.spec, len(q)
+        # torch gathers rows of a matrix several times faster than slices of a three-dimensional tensor.
+        keys, values = (
+            pool.view(len(pool), -1).index_select(0, self._slots).view(rows, -1, spec.kv_heads, spec.key_size)
+            for pool in kv
+        )
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        queries = q.reshape(rows, spec.kv_heads, -1, spec.key_size) if self.fold else q.unsqueeze(2)
+        y = F.scaled_dot_product_attention(
+            queries, keys, values, self._mask, scale=spec.scale, enable_gqa=not self.fold
+        )
+        out.copy_(y.view_as(out))
+        return out
+
+    def _where(self, meta: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Slots [rows x longest] and the additive mask [rows, 1, 1, longest], None if all rows are equally long.
+
+        Padding repeats a row's last slot.
+        """
+        # A padding row of a captured step has no keys. It gets one here, and its result is never read.
+        lengths = meta["kv_len"].long().clamp(min=1)
+        first = (
+            (lengths - self.spec.window).clamp(min=0) if self.spec.window is not None else torch.zeros_like(lengths)
+        )
+        longest = int((lengths - first).max())
+        tokens = first[:, None] + torch.arange(longest)
+        beyond = tokens >= lengths[:, None]
+        tokens = torch.minimum(tokens, lengths[:, None] - 1)
+        table = meta["table"].index_select(0, meta["request"])
+        granules = table.gather(1, tokens // self.granule if self.granule > 1 else tokens).long()
+        slots = granules * self.granule + tokens % self.granule if self.granule > 1 else granules
+        if not bool(beyond.any()):
+            return slots.flatten(), None
+        mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, -torch.inf)
+        return slots.flatten(), mask[:, None, None, :]
 
 
 @dataclass(frozen=True)
@@ -46,16 +128,12 @@ class _Row:
     blocks: tuple[_Block, ...]
 
 
-class Prefill:
-    """Attention of rows with any number of query tokens."""
+class Prefill(_Attention):
+    """attn.gqa.prefill: rows of any number of query tokens, one call per block of queries or per whole prompt."""
 
     def __init__(self, context: OpContext) -> None:
-        self.spec, self.granule = spec_of(context), context.granule
-        self._reference = ReferenceAttention(context)
+        super().__init__(context)
         self._rows: list[_Row] | None = None
-
-    def workspace(self, limits: AttnLimits) -> None:
-        """Does nothing: a CPU has no CUDA graphs, so `run` can allocate."""
 
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
         """Forget the last step."""
@@ -132,8 +210,3 @@ class Prefill:
         if self.spec.window is not None:
             blocked |= torch.ones(n, length, dtype=torch.bool).tril_(length - n - self.spec.window)
         return torch.zeros(n, length, dtype=dtype).masked_fill_(blocked, -torch.inf)
-
-
-def make(context: OpContext) -> Prefill:
-    """The kernel for `context`, whose shape is an AttnSpec."""
-    return Prefill(context)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from built import CONFIG, build
 from llmcore.layers import CappedHead, Embedding, LMHead, Rows, ScaledEmbedding
-from llmcore.weights.load import dummy_weights
+from llmcore.weights.load import dummy_weights, finish
 
 VOCAB, SIZE = 10, 8
 TOKENS = torch.tensor([3, 0, 9, 3])
@@ -32,6 +32,7 @@ def test_a_tied_head_multiplies_with_the_table() -> None:
     embedding = Embedding(made, VOCAB, SIZE)
     head = LMHead(made, SIZE, VOCAB, weight=embedding.weight)
     dummy_weights(embedding)
+    finish(head)
     torch.testing.assert_close(head(HIDDEN, Rows(1)), HIDDEN @ embedding.weight.T)
 
 
@@ -40,8 +41,11 @@ def test_capped_logits_stay_below_the_cap() -> None:
     table = Embedding(made, VOCAB, SIZE)
     dummy_weights(table)
     table.weight.mul_(1000)
-    plain = LMHead(made, SIZE, VOCAB, weight=table.weight)(HIDDEN, Rows(1))
-    capped = CappedHead(made, SIZE, VOCAB, cap=5.0, weight=table.weight)(HIDDEN, Rows(1))
+    plain_head = LMHead(made, SIZE, VOCAB, weight=table.weight)
+    capped_head = CappedHead(made, SIZE, VOCAB, cap=5.0, weight=table.weight)
+    finish(plain_head)
+    finish(capped_head)
+    plain, capped = plain_head(HIDDEN, Rows(1)), capped_head(HIDDEN, Rows(1))
     assert plain.abs().max() > 5 >= capped.abs().max()
     assert capped.dtype == torch.float32
     torch.testing.assert_close(capped, 5 * torch.tanh(plain / 5))

@@ -93,7 +93,7 @@ def test_an_index_reaches_no_file_outside_the_directory(tmp_path: Path) -> None:
     save_file({"c": torch.ones(1)}, tmp_path / "outside.safetensors")
     index = {"weight_map": {"a": "model.safetensors", "c": "../outside.safetensors"}}
     (inside / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ConfigError, match="lacks outside.safetensors"):
+    with pytest.raises(ConfigError, match=r"lacks outside\.safetensors"):
         SafetensorsCheckpoint(inside)
 
 

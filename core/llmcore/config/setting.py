@@ -103,18 +103,17 @@ class Setting(OptionSpec):
         return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
 
     def _convert(self, raw: object, where: str) -> Any:
-        wrong = ConfigError(f"{where}: {self.quoted(raw)} is not {_KINDS[self.type]}; give {self._wanted()}.")
-        text = raw.strip() if isinstance(raw, str) else raw
-        if not isinstance(text, (bool, int, float, str)):
-            raise wrong
         try:
-            if isinstance(text, bool) or self.type is bool:
-                return _boolean(text, self.type)
+            if self.type is bool:
+                return _boolean(raw)
+            if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+                raise ValueError(raw)
             if self.type is str:
-                return str(text)
+                return str(raw).strip()
             return _count(raw, self.unit) if self.type is int else _number(raw)
         except (ValueError, OverflowError):
-            raise wrong from None
+            wrong = f"{where}: {self.quoted(raw)} is not {_KINDS[self.type]}; give {self._wanted()}."
+            raise ConfigError(wrong) from None
 
     def _wanted(self) -> str:
         if self.choices:
@@ -143,9 +142,9 @@ def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _boolean(raw: object, kind: type) -> bool:
-    word = str(raw).lower()
-    if kind is not bool or word not in _TRUE | FALSE:
+def _boolean(raw: object) -> bool:
+    word = str(raw).strip().lower()
+    if word not in _TRUE | FALSE:
         raise ValueError(raw)
     return word in _TRUE
 

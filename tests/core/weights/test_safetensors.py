@@ -63,9 +63,9 @@ def doubled(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (cut, "should hold .* download it again"),
-        (headerless, "cut short or no safetensors file"),
-        (tiny, "cut short or no safetensors file"),
+        (cut, "cut short .*not fully covered.*; download it again"),
+        (headerless, "cut short or is not a safetensors file"),
+        (tiny, "cut short or is not a safetensors file"),
         (broken_config, "no JSON"),
         (list_config, "no JSON object"),
         (lost_shard, "lacks other.safetensors"),

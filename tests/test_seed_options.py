@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.config import RETIRED, make_config, plugin_settings, settings
 from llmcore.config.foreign import absent_settings
 from llmcore.config.setting import canonical, names
-from llmcore.errors import ConfigError
-from llmcore.plugins import build_registry
-from llmcore.specs import OptionSpec
+from llmcore.registry.loader import build_registry
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = json.loads((ROOT / "tests" / "data" / "seed_options.json").read_text())

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.cli import main
-from llmcore.errors import ConfigError, LlmcoreError
 from llmcore_server.chat_command import converse, from_model
 from llmcore_server.openai_client import Message, Server
 

@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from llmcore.errors import LlmcoreError, StartupError
+from llmcore.api.errors import LlmcoreError, StartupError
 
 
 class Stages:

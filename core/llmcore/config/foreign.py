@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmcore.api.errors import ConfigError
 from llmcore.config.setting import FALSE, Setting, names, without_login
-from llmcore.errors import ConfigError
 
 log = logging.getLogger("llmcore.config")
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, SettingsCommand, given, sampling_options, with_model
 from llmcore.config import Config, Origins
-from llmcore.errors import ConfigError, LlmcoreError
 
 from llmcore_server.openai_client import Message, Server
 

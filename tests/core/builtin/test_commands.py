@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import llmcore.cli
 from llmcore.builtin.commands import register_commands
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 
 FOLDER = Path(llmcore.cli.__file__).parent
 

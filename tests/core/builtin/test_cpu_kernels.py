@@ -6,12 +6,12 @@ from pathlib import Path
 
 import llmcore.builtin.cpu
 import pytest
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.builtin import cpu
 from llmcore.builtin.cpu import register_kernels
 from llmcore.builtin.ops import register_ops
-from llmcore.plugins import load
-from llmcore.resolve import why_not
-from llmcore.specs import DeviceInfo, OpContext
+from llmcore.registry.loader import load
+from llmcore.registry.resolve import why_not
 
 KERNELS = {spec.op: spec for spec in register_kernels()}
 

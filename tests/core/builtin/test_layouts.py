@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from llmcore.api.models import KVGroupSpec
 from llmcore.builtin.layouts import register_kv_layouts
 from llmcore.layers import Layout
-from llmcore.models import KVGroupSpec
 from llmcore.ops.attention import LAYOUTS
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 
 
 def test_the_spec_makes_a_layout_that_the_reference_reads() -> None:

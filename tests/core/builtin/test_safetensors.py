@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from llmcore.builtin.safetensors import register_weight_loaders
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 from safetensors.torch import save_file
 
 

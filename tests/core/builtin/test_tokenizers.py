@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.builtin.tokenizers import convert, has_tokenizer_files, register_tokenizers
-from llmcore.errors import ConfigError
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 from tokenizers import Tokenizer
 from transformers import BertTokenizer
 

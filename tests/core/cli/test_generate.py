@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.cli import main
 from llmcore.cli.generate import Item, read_items
-from llmcore.errors import ConfigError
 from llmcore_devtools import write_fake_model
 
 

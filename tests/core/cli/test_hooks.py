@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from listed import rows, run
-from llmcore.hookspecs import HOOKS
+from llmcore.api.hookspecs import HOOKS
 
 
 def test_hooks_lists_every_hook_with_its_contract() -> None:

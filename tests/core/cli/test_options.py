@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from ended import run
+from llmcore.api.specs import OptionSpec
 from llmcore.cli.options import joined
 from llmcore.config import plugin_settings, settings
-from llmcore.specs import OptionSpec
 from llmcore_devtools import registry_of
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from llmcore.api.errors import ConfigError
 from llmcore.config import (
     Config,
     Origins,
@@ -14,7 +15,6 @@ from llmcore.config import (
     options_of,
     without_effect,
 )
-from llmcore.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.config import (
     make_config,
     resolve_config,
     resolve_model,
 )
-from llmcore.errors import ConfigError
 from site_settings import SITE, Site, make
 
 

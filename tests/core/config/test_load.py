@@ -6,6 +6,8 @@ import logging
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.config import (
     child_environment,
     environment,
@@ -14,8 +16,6 @@ from llmcore.config import (
     settings,
     shown_settings,
 )
-from llmcore.errors import ConfigError
-from llmcore.specs import OptionSpec
 from site_settings import SECRET, SITE, Site, make
 
 

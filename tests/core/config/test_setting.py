@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.config import (
     Setting,
     find_setting,
@@ -16,8 +18,6 @@ from llmcore.config import (
     settings,
     shown_value,
 )
-from llmcore.errors import ConfigError
-from llmcore.specs import OptionSpec
 from site_settings import SECRET, SITE, Site, make
 
 LMDEPLOY = {

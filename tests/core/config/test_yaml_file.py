@@ -6,12 +6,12 @@ import traceback
 from pathlib import Path
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.config import (
     read_yaml,
     resolve_config,
 )
-from llmcore.errors import ConfigError
-from llmcore.specs import OptionSpec
 from site_settings import SECRET, SITE, Site
 
 

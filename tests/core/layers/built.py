@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from llmcore.api import KVGroupSpec, ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore.layers import Build
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo
+from llmcore.registry.registry import Registry
 from llmcore_devtools.loaded_model import registry_for_tests
 
 CONFIG = ModelConfig(

@@ -9,12 +9,12 @@ import pytest
 import torch
 from built import build
 from llmcore.api import AttnSpec, KernelSpec, OpContext, Requires, hookimpl
-from llmcore.errors import ConfigError, PluginError, ResolveError
+from llmcore.api.errors import ConfigError, PluginError, ResolveError
+from llmcore.api.specs import PluginInfo
 from llmcore.layers import RMSNorm, Rows
-from llmcore.modes import Pins
 from llmcore.ops import add_rms_norm
-from llmcore.registry import Registry
-from llmcore.specs import PluginInfo
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
 from llmcore_devtools.loaded_model import registry_for_tests
 
 CALLS: list[str] = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from llmcore.api import hookimpl
+from llmcore.api.specs import PluginInfo
 from llmcore.layers import Decoder
-from llmcore.specs import PluginInfo
 from llmcore_devtools import registry_of
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests

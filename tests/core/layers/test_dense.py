@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import KVGroupSpec
 from llmcore.layers import DenseConfig, dense_weights, read_dense, read_scoring, scoring_weights, windowed_groups
-from llmcore.models import KVGroupSpec
 
 HF: dict[str, Any] = {
     "vocab_size": 100,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from built import build
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.layers import Linear, Mesh, Rows
-from llmcore.modes import Pins
+from llmcore.registry.modes import Pins
 from llmcore.weights.load import dummy_weights
 from llmcore.weights.map import Shard
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.layers import Mesh
 from llmcore.weights.map import Shard
 

@@ -7,11 +7,11 @@ import itertools
 import pytest
 import torch
 from held import Cell, Held, model
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore.layers import Embedding, Linear, Rows
 from llmcore.layers.build import Build
-from llmcore.models import ModelConfig
-from llmcore.specs import DeviceInfo
 from llmcore.weights.load import filled_shapes, load_weights
 from llmcore.weights.map import Placement, WeightMap
 from llmcore_devtools.loaded_model import registry_for_tests

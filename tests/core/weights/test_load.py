@@ -85,8 +85,8 @@ def test_dummy_weights(tmp_path: Path) -> None:
 MEASURE = """
 import sys, threading, time
 from pathlib import Path
-from llmcore.models import ModelConfig
-from llmcore.specs import DeviceInfo
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 import torch, llmcore.layers, llmcore.weights.load, llmcore_llama.llama
 

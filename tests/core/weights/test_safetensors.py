@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.weights.safetensors import SafetensorsCheckpoint
 from safetensors.torch import save_file
 

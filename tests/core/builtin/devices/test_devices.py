@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from llmcore.builtin.devices import register_devices
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 
 
 def test_every_spec_loads() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from llmcore.errors import ConfigError, LlmcoreError
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore_server.openai_client import Server
 
 from llmcore_devtools.bench.client import DIALECTS, Target

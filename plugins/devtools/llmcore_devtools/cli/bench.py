@@ -16,9 +16,9 @@ from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.api.specs import OptionSpec
 from llmcore.cli.display import Stages
 from llmcore.cli.group import PluginGroup
-from llmcore.cli.openai_client import Server
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import plugin_settings, settings, value_of, with_model_resolved
+from llmcore_server.openai_client import Server
 
 from llmcore_devtools.bench.client import DIALECTS, Target
 from llmcore_devtools.bench.figures import QUANTILES, Spread, machine, versions

@@ -13,9 +13,8 @@ from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext
 from llmcore.api.protocols import Tokenizer
 from llmcore.config import Config
 from llmcore.registry.loader import collect, load
-from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.events import TextDelta, ToolCallBegun, ToolCallDelta, joined
-from llmcore.text.parsing import MakeParser, ParserContext
+from llmcore.text.parsing import CallGrammar, MakeParser, ParserContext
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_server.http.guided import NAME
 

@@ -23,7 +23,7 @@ from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError, reraise_if_stopping
 from llmcore.api.protocols import RequestRecord
 from llmcore.text.healing import Healing, heal
-from llmcore.text.parsing import RequestParsing
+from llmcore.text.request_parsing import RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
 
 from llmcore_server.http.choice import Choice

@@ -22,10 +22,10 @@ from llmcore.api.specs import DialectSpec, OutputParserSpec, TokenizerSpec
 from llmcore.registry.loader import build_registry, load
 from llmcore.registry.registry import Registry
 from llmcore.text.healing import check_healing
-from llmcore.text.parsing import open_parsers
 from llmcore.text.source import open_tokenizer
 
 from llmcore_server import child
+from llmcore_server.chat.parser_choice import open_parsers
 from llmcore_server.http.access import fingerprint, server_guard
 from llmcore_server.http.app import build_app
 from llmcore_server.http.bridge import WireBridge

@@ -18,6 +18,7 @@ from llmcore.registry.loader import load
 from llmcore.text.events import Event, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded, joined
 from llmcore.text.parsing import CallGrammar, MakeParser, OutputParser, ParserContext
 
+
 @dataclass(frozen=True)
 class ActiveParser:
     """A parser of a running server. `special_ids`: the special tokens whose text it has to read."""

@@ -32,7 +32,7 @@ from llmcore.api.specs import (
 from llmcore.config import Config, make_config, with_plugins
 from llmcore.registry.registry import KIND_NAMES, Failure, Registry, fix_for
 
-log = logging.getLogger("llmcore.plugins")
+log = logging.getLogger("llmcore.registry.loader")
 
 Made = KVManagerSpec | LengthEstimatorSpec | MetricSinkSpec | SchedulerSpec
 
@@ -223,7 +223,7 @@ def _name_of(item: str) -> str:
 
 
 def import_plugin(info: PluginInfo) -> ModuleType:
-    """The plugin's hook module."""
+    """Load a plugin: import its hook module."""
     if ":" in info.entry_point:
         raise PluginError(f"its entry point is {info.entry_point!r}; it has to name a module, without a colon")
     if not info.entry_point.endswith(".py"):

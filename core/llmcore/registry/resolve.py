@@ -61,7 +61,7 @@ def candidates_for(registry: Registry, op: str) -> list[Candidate]:
 def resolve(
     candidates: Sequence[Candidate], context: OpContext, pins: Mapping[str, str], order: Sequence[str] = ()
 ) -> Resolution:
-    """The kernel for `context`. `pins`: op -> kernel name; `order`: names given to `--plugins`.
+    """Choose the kernel for `context`. `pins`: op -> kernel name; `order`: names given to `--plugins`.
 
     Raises ResolveError if the pin does not exist or fit, if nothing fits, or if more than one is left.
     """

@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.api.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, SamplingParams, Submit
-from llmcore.api.decode_struct import convert
+from llmcore.api.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, SamplingParams, Submit, convert
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec

@@ -140,9 +140,9 @@ def test_several_values(raw: Any) -> None:
     assert make_config(eos_id=raw).model.eos_id == (2, 3)
 
 
-@pytest.mark.parametrize(("given", "meant"), [("debug", "DEBUG"), ("Info", "INFO")])
+@pytest.mark.parametrize(("given", "meant"), [("SLOW", "slow"), ("Fast", "fast")])
 def test_a_choice_may_be_written_in_any_case(given: str, meant: str) -> None:
-    assert make_config(log_level=given).reports.log_level == meant
+    assert make_config(tokenizer_mode=given).model.tokenizer_mode == meant
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_choice_may_be_written_in_any_case(given: str, meant: str) -> None:
         ({"api_keys": None}, "--api_keys holds nothing"),
         ({"cache_max_entry_count": 0.5, "mem_fraction": 0.5}, "leave one out"),
         ({"cache_max_entry_count": 0}, "leaves no memory"),
-        ({"log_level": "LOUD"}, "is not one of CRITICAL"),
+        ({"tokenizer_mode": "LOUD"}, "is not one of fast"),
         ({"port": "x"}, "--port: 'x' is not a whole number; give a whole number from 0 to 65535"),
         ({"port": 65536}, "out of range"),
         ({"port": True}, "not a whole number"),
@@ -200,7 +200,6 @@ def test_an_unknown_name_in_a_file_is_found_there() -> None:
         ({"quiet": True, "pause": 5}, "--pause has no effect: quiet is set"),
         ({"router_token_ratio": 0, "router_max_new_token_len": 5}, "--router_max_new_token_len has no effect"),
         ({"model_dir": "m.gguf", "trust_remote_code": True}, "a GGUF file carries no code"),
-        ({"max_log_len": 5}, "--max_log_len has no effect: prompts"),
         ({"max_total_token_num": 10, "cache_max_entry_count": 0.5}, "--cache_max_entry_count has no effect"),
     ],
 )

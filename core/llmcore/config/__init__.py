@@ -25,8 +25,6 @@ from llmcore.config.tree import (
     Memory,
     Model,
     Plugins,
-    Reports,
-    Requests,
     Scheduling,
     option,
 )
@@ -41,8 +39,6 @@ __all__ = [
     "Model",
     "Origins",
     "Plugins",
-    "Reports",
-    "Requests",
     "Scheduling",
     "Setting",
     "YamlSettings",

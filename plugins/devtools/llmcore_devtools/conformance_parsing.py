@@ -17,7 +17,6 @@ from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Config
 from llmcore.registry.loader import collect, load
 from llmcore.registry.registry import Registry
-from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.events import (
     Event,
@@ -28,7 +27,7 @@ from llmcore.text.events import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.parsing import MakeParser, ParserContext, ParserSample
+from llmcore.text.parsing import CallGrammar, MakeParser, ParserContext, ParserSample
 from llmcore.text.templates import ChatTemplate
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_server.http.guided import NAME

@@ -9,8 +9,7 @@ from typing import Any
 
 from llmcore.api.text import Event, ParserContext, TextDelta
 from llmcore.text.companions import read_companions
-from llmcore.text.pieces import PieceRule
-from llmcore.text.tokenizer import FastTokenizer, Pieces, has_tokenizer_json
+from llmcore.text.tokenizer import FastTokenizer, PieceRule, Pieces, has_tokenizer_json
 
 from llmcore_devtools.faults import Panic, fault
 

@@ -25,6 +25,7 @@ from llmcore.config import Config, child_environment
 from llmcore.config.process import die_with_parent
 from llmcore.registry.loader import configure
 from llmcore_server.logs import log_to_stderr
+from llmcore_server.settings import Logging
 from llmcore_server.supervisor import Notices, Pace, serve
 from llmcore_server.supervisor.supervisor import ENGINE_MODULE
 
@@ -183,7 +184,7 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=_Order)
     die_with_parent(order.parent)
-    log_to_stderr(order.config.reports, "supervisor")
+    log_to_stderr(order.config.section(Logging), "supervisor")
     writer = int(sys.argv[2])
     notices = Notices(ready=lambda url, facts: _write_all(writer, f"{url} {dict(facts.report).get('dashboard', '')}"))
     try:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from llmcore.api.bridge import Finish
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
-from llmcore.text.parsing import OutputParser, RequestParsing
+from llmcore.text.parsing import OutputParser
+from llmcore.text.request_parsing import RequestParsing
 from llmcore.text.stream import ChoiceText
 
 

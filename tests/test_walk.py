@@ -102,6 +102,6 @@ def test_a_name_that_two_files_have_is_an_error() -> None:
 
 
 def test_docstrings_are_read_from_the_source() -> None:
-    found = docstrings("core/llmcore/child.py")
-    assert found["die_with_parent"].startswith("Ask the kernel")
+    found = docstrings("scripts/trace_walk.py")
+    assert found["Trace.files"].startswith("Returns the files")
     assert first_sentence("Cut a text.\nMore of it.") == "Cut a text."

@@ -69,7 +69,7 @@ test-families: setup
 test-http: setup
 	@$(TIMED) http $(PYTEST) $(BOTH_CORES) tests/server/http
 
-# What others notice of bad input, broken connections, failing steps and killed processes: docs/faults.md.
+# What others notice of bad input, broken connections, failing steps and killed processes: tests/faults/README.md.
 faults: setup
 	@$(TIMED) faults $(PYTEST) -n 2 --dist loadfile tests/faults
 

@@ -32,7 +32,7 @@ from llmcore.api.specs import (
 from llmcore.config import Config, make_config, with_plugins
 from llmcore.registry.registry import KIND_NAMES, Failure, Registry, fix_for
 
-log = logging.getLogger("llmcore.plugins")
+log = logging.getLogger("llmcore.registry.loader")
 
 Made = KVManagerSpec | LengthEstimatorSpec | MetricSinkSpec | SchedulerSpec
 

@@ -38,7 +38,7 @@ from llmcore.config import Config, plugin_settings
 from llmcore.config.process import shortage_of
 from llmcore.registry.well_formed import misfit
 
-log = logging.getLogger("llmcore.plugins")
+log = logging.getLogger("llmcore.registry.loader")
 
 S = TypeVar("S", bound=Spec)
 

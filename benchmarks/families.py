@@ -1,4 +1,11 @@
-"""Small random models of every family on the device, beside transformers; see families_gpu.py --check.
+"""Small random models of every family on this device, beside transformers. Exit code 1 if a limit is exceeded.
+
+    python benchmarks/families.py [--only gemma2 olmo2 ...] [--jobs 8] [--device cpu --shrink 16]
+
+The script compares the relative L2 error of bf16 logits, against transformers in f32 on the same weights, with that of
+transformers' own bf16 (at most 1.1 of it): for whole prompts, in chunks and decoding. Greedy ids in f32 must be
+transformers'. `--jobs` processes share the families, because most of the time goes into compiling kernels. `--shrink`
+divides lengths, to try the script on any machine.
 
 The scores that decide a mixture's route lie close to each other. If rounding changes an expert, comparing the errors
 says nothing. So here routers read CODE elements of the hidden states that only embeddings write: the experts of a
@@ -10,9 +17,14 @@ found.
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +34,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from accuracy_gpu import decoded_logits, relative, their_logits
 from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.engine.dry_model import fallbacks
 from llmcore.engine.model import pick_device
@@ -31,6 +42,7 @@ from llmcore.ops import moe, moe_route
 from llmcore_devtools.family import oracle, small_model, where_they_part
 from llmcore_devtools.layer_states import our_states, their_states
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
+from oracle import decoded_logits, relative, their_logits
 
 ERROR_LIMIT = 1.1
 """Limit, as a factor of transformers' error."""
@@ -371,4 +383,44 @@ def steady_tokens(exact: Any, rough: Any, draw: np.random.Generator) -> np.ndarr
     return np.flatnonzero(firm)
 
 
-assert all(hasattr(transformers, f"{name}ForCausalLM") for name, _ in FAMILIES.values())
+# --- the run ---------------------------------------------------------------------------------------------------
+
+
+def in_this_process(names: Sequence[str], options: argparse.Namespace) -> bool:
+    """Prints every config of the families. Returns True if all are good."""
+    good = True
+    for name, index in cases(names):
+        try:
+            found = check(name, index, options.device, options.shrink)
+        except Exception:  # noqa: BLE001 - the other configs are worth knowing
+            print(f"{name} {index}: FAILED\n{traceback.format_exc()}", flush=True)
+            good = False
+        else:
+            print(found.text(), flush=True)
+            good &= found.good
+    return good
+
+
+def apart(name: str, options: argparse.Namespace) -> bool:
+    """Checks a family in a process of its own. Returns True if it is good."""
+    command = [sys.executable, __file__, f"--device={options.device}", f"--shrink={options.shrink}", "--only", name]
+    return subprocess.run(command).returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--shrink", type=int, default=1)
+    options = parser.parse_args()
+    if options.jobs == 1:
+        return 0 if in_this_process(options.only, options) else 1
+    with ThreadPoolExecutor(options.jobs) as pool:
+        good = list(pool.map(partial(apart, options=options), options.only))
+    print(f"{sum(good)} of {len(good)} families are within their limits")
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

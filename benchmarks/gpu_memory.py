@@ -1,6 +1,6 @@
 """Checks that memory does not run out: the engine with its defaults, at its start and under the heaviest loads.
 
-    python benchmarks/heaviest_gpu.py [--loads sizes mixed places pool] [--set mem_fraction=0.95]
+    python benchmarks/gpu_memory.py [--loads sizes mixed places pool] [--set mem_fraction=0.95]
 
 Weights are random, from a config.json alone. The script prints the predicted and the measured memory. Then it prints
 each load with its peaks beside the limit of `mem_fraction`. It fails if a request fails or ends early. The loads:

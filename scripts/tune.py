@@ -1,6 +1,6 @@
 """Times the plugins' kernels on this GPU, and writes the best of each to a table by which kernels are chosen.
 
-    python benchmarks/tune.py --model benchmarks/configs/llama-3.1-8b --out plugins/triton/llmcore_triton/tuned
+    python scripts/tune.py --model benchmarks/configs/llama-3.1-8b --out plugins/triton/llmcore_triton/tuned
 
 It covers all that serving each `--model` needs: every op, shape and token bucket. Each kernel with a `cost` runs in
 all its configurations (`candidates` and `make_with` beside its `make`). Runs are replays of CUDA graphs over weights

@@ -286,11 +286,11 @@ def chat(server: RunningServer, text: str) -> http.client.HTTPConnection:
     return connection
 
 
-def recorded(folder: Path, number: int) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one recording, of both processes, without a line that is just being written."""
+def recorded(folder: Path, number: int, having: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the lines of one recording that contain a text, without a line that is just being written."""
     for module, process in MODULES.items():
         whole, _, _ = (folder / f"{module}.jsonl").read_text().rpartition("\n")
-        for line in map(json.loads, whole.splitlines()):
+        for line in map(json.loads, (text for text in whole.splitlines() if having in text)):
             if line["round"] == number:
                 yield {"process": process, **line}
 
@@ -303,7 +303,7 @@ def settle(folder: Path, number: int) -> None:
         if time.monotonic() > deadline:
             raise LookupError(f"the recording does not end; functions that did not run: {sorted(missing)}")
         time.sleep(0.2)
-        lines = [line for line in recorded(folder, number) if line["event"] == "run"]
+        lines = list(recorded(folder, number, having='"run"'))
         missing = set(LOOPS) - {line["function"] for line in lines}
         if len(lines) > known:
             known, since = len(lines), time.monotonic()

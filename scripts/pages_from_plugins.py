@@ -24,8 +24,8 @@ INTRODUCTION = """# Hooks
 <!-- Written by scripts/generate_docs.py from the hookspecs and docs/examples; `make docs` writes it again. -->
 
 A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs: frozen values that name
-code by import string. A name or `llmcore.resolve` chooses among them; the order of loading never matters. `build_layer`
-runs while a model is built, and `on_*` hooks observe. No hook runs inside a step.
+code by import string. A name or `llmcore.resolve` chooses among them; the order of loading never matters.
+`build_layer` runs while a model is built, and `on_*` hooks observe. No hook runs inside a step.
 
 Every example below is a whole plugin: `llmcore plugins --plugins ./docs/examples/register_modes.py` loads it. Give
 your own to pip with an entry point:

@@ -105,6 +105,7 @@ mutants: setup
 
 docs: setup
 	@$(BIN)/python scripts/generate_docs.py
+	@$(BIN)/python scripts/trace_walk.py
 
 clean:
 	rm -rf $(VENV) build dist .tox *.egg-info core/*.egg-info plugins/*/*.egg-info contrib_models/*.egg-info

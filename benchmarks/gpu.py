@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, resolve_config, with_plugins
 from llmcore.engine.graphs import CAPTURED_AT
-from llmcore.plugins import build_registry, discover
-from llmcore.specs import OptionSpec
+from llmcore.registry.loader import build_registry, discover
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 from llmcore_devtools.bench.machine import machine, versions
 from llmcore_devtools.bench.stats import Spread

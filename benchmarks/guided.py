@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from gpu import CONFIGS, config_of
-from llmcore.bridge import LogitsProcessor, SamplingParams
+from llmcore.api.bridge import LogitsProcessor, SamplingParams
 from llmcore_devtools import write_fake_model
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 

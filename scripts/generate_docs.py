@@ -115,8 +115,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     **object_pages(),
     "docs/metrics.md": metrics_page,
     "tests/faults/README.md": faults_page,
-    "core/llmcore/known_plugins.json": known_plugins,
-    "core/llmcore/official_plugins.json": official_plugins,
+    "core/llmcore/registry/known_plugins.json": known_plugins,
+    "core/llmcore/registry/official_plugins.json": official_plugins,
     "plugins/devtools/llmcore_devtools/plugin_templates.json": plugin_templates,
     **pages_by_hand(),
 }

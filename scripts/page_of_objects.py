@@ -13,7 +13,7 @@ from functools import partial
 import llmcore_devtools as testing
 from llmcore import api, layers
 from llmcore.api import sched, text
-from llmcore.specs import OpSpec, Spec
+from llmcore.api.specs import OpSpec, Spec
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
 
@@ -116,8 +116,8 @@ TASKS = (
     Task(
         "storage",
         "A KV layout, a checkpoint format, a quantization method or a tokenizer",
-        "Objects that store KV and weights ([layout](../authors/kv-layout.md), [checkpoint](../authors/checkpoint.md), "
-        "[quantization](../authors/quant.md)).",
+        "Objects that store KV and weights ([layout](../authors/kv-layout.md), "
+        "[checkpoint](../authors/checkpoint.md), [quantization](../authors/quant.md)).",
         (
             ("KV layouts", "llmcore.layers", "Layout zeros token_slots"),
             ("Checkpoints and tokenizers", "llmcore.api", "Checkpoint Tokenizer"),

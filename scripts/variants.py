@@ -22,7 +22,7 @@ import msgspec
 import pretended_gpu
 import torch
 from llmcore.api import SamplingParams
-from llmcore.bridge import LengthDecay
+from llmcore.api.bridge import LengthDecay
 from llmcore.engine.profile import measure, run_worst_case, warm_up
 
 LENGTH = 4096

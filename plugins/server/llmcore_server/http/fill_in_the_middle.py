@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmcore.errors import RequestError
-from llmcore.protocols import Tokenizer
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import Tokenizer
 
 from llmcore_server.http.front import Front
 

@@ -28,5 +28,7 @@ ulimit -v 4000000
 names=()
 [ -z "$only" ] || names=("llmcore.$(echo "${only%.py}" | tr / .).*")
 export OMP_NUM_THREADS=1 PYTHONHASHSEED=0
+PYTHONPATH=$(printf '%s:' "$PWD"/plugins/*)
+export PYTHONPATH
 ../../"$mutmut"/bin/mutmut run "${names[@]}" | tr '\r' '\n' | tail -1
 ../../"$mutmut"/bin/mutmut results

@@ -1,4 +1,4 @@
-"""The fake model's config. No torch."""
+"""The fake model's config, its answers, and the files of its directory. No torch."""
 
 from __future__ import annotations
 

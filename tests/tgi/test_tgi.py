@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import FakeBridge, Side, dialect_client, fake_front
 from llmcore_devtools.tokenizer import EOS

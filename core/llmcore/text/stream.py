@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcore.bridge import ChoiceEvent, Finish
-from llmcore.protocols import Tokenizer
+from llmcore.api.bridge import ChoiceEvent, Finish
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.detokenizer import detokenizer
 from llmcore.text.healing import Healing
 from llmcore.text.stops import StopMatcher, StopStrings

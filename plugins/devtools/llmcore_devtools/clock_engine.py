@@ -17,7 +17,7 @@ from array import array
 from pathlib import Path
 
 import zmq
-from llmcore.bridge import Abort, Finish, FinishChoice, ModelFacts, StepEvents, Submit
+from llmcore.api.bridge import Abort, Finish, FinishChoice, ModelFacts, StepEvents, Submit
 from llmcore_server.messages import (
     EngineLaunch,
     Hello,

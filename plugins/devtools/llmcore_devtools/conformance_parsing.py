@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Config
-from llmcore.plugins import collect, load
-from llmcore.processors import LogitsProcessorSpec, ProcessorContext
-from llmcore.protocols import Tokenizer
-from llmcore.registry import Registry
-from llmcore.specs import OutputParserSpec
+from llmcore.registry.loader import collect, load
+from llmcore.registry.registry import Registry
 from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.events import (

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
-from llmcore.errors import reraise_if_stopping, text_of
+from llmcore.api.errors import reraise_if_stopping, text_of
 from llmcore.layers.step import Step
-from llmcore.registry import Registry
+from llmcore.registry.registry import Registry
 from torch import nn
 
 from llmcore_devtools.loaded_model import Generated, LoadedModel, Row

@@ -24,9 +24,9 @@ from llmcore.api import (
     TokenizerSpec,
     hookimpl,
 )
+from llmcore.api.specs import PluginInfo
 from llmcore.config import Config, with_plugins
-from llmcore.plugins import CORE_DIST, discover
-from llmcore.specs import PluginInfo
+from llmcore.registry.loader import CORE_DIST, discover
 
 STEP_FAULTS: Mapping[str, str] = {
     "forward": "The step raises, whenever it is tried.",

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from llmcore.api.processors import ProcessorContext, words_of
+from llmcore.api.protocols import Device, Int32, Int64, KVManager
+from llmcore.api.specs import OpContext
 from llmcore.layers.sampling import Sampled, Sampler, SampleRows
-from llmcore.plugins import load
-from llmcore.processors import ProcessorContext, words_of
-from llmcore.protocols import Device, Int32, Int64, KVManager
-from llmcore.specs import OpContext
+from llmcore.registry.loader import load
 from torch import Tensor
 
 from llmcore_devtools.faults import LATER, SLOW_SECONDS, TOKENS, Panic

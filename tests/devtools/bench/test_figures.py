@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools.bench.client import Answer
 from llmcore_devtools.bench.figures import Spread, distribution, meets, percentile
 from llmcore_devtools.bench.load import Window, departures, figures, gaps, latencies, parse_objectives

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from llmcore import __version__
-from llmcore.registry import Registry
+from llmcore.registry.registry import Registry
 
 QUANTILES = (50, 90, 95, 99)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from llmcore.api.errors import ConfigError, LlmcoreError
+from llmcore.api.specs import OptionSpec
 from llmcore.cli.display import Stages
 from llmcore.cli.group import PluginGroup
 from llmcore.cli.openai_client import Server
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import plugin_settings, settings, value_of, with_model_resolved
-from llmcore.errors import ConfigError, LlmcoreError
-from llmcore.specs import OptionSpec
 
 from llmcore_devtools.bench.client import DIALECTS, Target
 from llmcore_devtools.bench.figures import QUANTILES, Spread, machine, versions
@@ -82,7 +82,7 @@ def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -
     config = with_model_resolved(with_model(resolved.config, model))
     stages = Stages()
     try:
-        from llmcore.bridge import SamplingParams
+        from llmcore.api.bridge import SamplingParams
 
         from llmcore_devtools.bench.engine_runs import BenchEngine
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows
+from llmcore.api.specs import OpContext
 from llmcore.ops import Bound, Op, OpModule
 from llmcore.ops.attention_cases import AttnCase, Uploads, reference
-from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows
-from llmcore.specs import OpContext
 
 Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 """(what, got, expected)."""

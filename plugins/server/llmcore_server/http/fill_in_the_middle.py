@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmcore.protocols import Tokenizer
+from llmcore.api.protocols import Tokenizer
 
 from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import falcon
 import orjson
-from llmcore.bridge import Bridge, ModelFacts
+from llmcore.api.bridge import Bridge, ModelFacts
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.config import Config
-from llmcore.errors import reraise_if_stopping
-from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.text.parsing import OutputParsers
 
 from llmcore_server.http import body, streaming

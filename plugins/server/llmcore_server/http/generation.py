@@ -18,10 +18,10 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from llmcore.bridge import ChoiceEvent, Finish, Submit
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.protocols import RequestRecord
+from llmcore.api.bridge import ChoiceEvent, Finish, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError, reraise_if_stopping
+from llmcore.api.protocols import RequestRecord
 from llmcore.text.healing import Healing, heal
 from llmcore.text.parsing import RequestParsing
 from llmcore.text.stream import ChoiceText, TextRules
@@ -282,7 +282,7 @@ class Generation:
                     self.reply.end()
 
     def _left(self) -> None:
-        """The client has left."""
+        """After a client disconnect: end the request in the engine too."""
         if self._claim():
             self._abort()
             self._front.gate.vacate(self._inside)

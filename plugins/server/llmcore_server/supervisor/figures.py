@@ -6,13 +6,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable
 
-from llmcore.bridge import Load
-from llmcore.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
-from llmcore.errors import reraise_if_stopping, text_of
-from llmcore.plugins import made
-from llmcore.protocols import MetricSink, RequestRecord
-from llmcore.registry import Registry
-from llmcore.specs import MetricSinkSpec
+from llmcore.api.bridge import Load
+from llmcore.api.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
+from llmcore.api.errors import reraise_if_stopping, text_of
+from llmcore.api.protocols import MetricSink, RequestRecord
+from llmcore.api.specs import MetricSinkSpec
+from llmcore.registry.loader import made
+from llmcore.registry.registry import Registry
 
 from llmcore_server.messages import Tallied
 from llmcore_server.server_status import counts

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import MakeHouse
 from harness import WORKER, House, percentile, until
-from llmcore.child_pool import MOST_IDLE
+from llmcore.api.child_pool import MOST_IDLE
 
 ATTACKS = {
     "loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",

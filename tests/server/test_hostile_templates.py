@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore.text.templates import ChatTemplate
 from llmcore_server import templates
 from llmcore_server.templates import ChildTemplate

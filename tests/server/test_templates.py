@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore import child_pool
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api import child_pool
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text.source import Templated
 from llmcore.text.templates import ChatTemplate
 from llmcore.text.tokenizer import load_tokenizer

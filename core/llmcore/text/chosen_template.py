@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from llmcore.errors import ConfigError, did_you_mean
-from llmcore.plugins import load
-from llmcore.specs import ImportString, OutputParserSpec
+from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.specs import ImportString, OutputParserSpec
+from llmcore.registry.loader import load
 from llmcore.text.templates import ChatTemplate
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from llmcore.errors import ConfigError, RequestError, message_of
+from llmcore.api.errors import ConfigError, RequestError, message_of
 
 MAX_CHARACTERS = 1 << 25
 """Most characters of a prompt. A request's body cannot have more, and few models can read that many."""
@@ -138,7 +138,7 @@ class ChatTemplate:
         return self._compiled.variables
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt for `messages`. The template gets `tools` and all other variables.
+        """Render the chat template: the prompt for `messages`. It gets `tools` and all other variables.
 
         Raises RequestError: with the template's own message if it refuses the messages, or with the template's name if
         it fails. Raises ConfigError if the templates cannot be compiled.

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from llmcore.child_pool import serve
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api.child_pool import serve
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text.templates import ChatTemplate
 
 

@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any, cast
 
 import msgspec
-from llmcore.child_pool import ChildEnded, ChildPool, Limits, NoChild
-from llmcore.errors import ConfigError, RequestError
-from llmcore.protocols import Tokenizer
+from llmcore.api.child_pool import ChildEnded, ChildPool, Limits, NoChild
+from llmcore.api.errors import ConfigError, RequestError
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.source import Templated
 from llmcore.text.templates import ChatTemplate
 

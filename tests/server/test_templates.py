@@ -17,7 +17,7 @@ from llmcore.text.templates import ChatTemplate
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server import templates
-from llmcore_server.templates import ChildTemplate, rendered_in_children
+from llmcore_server.templates import ChildTemplate, render_in_children
 
 USER = [{"role": "user", "content": "Héllo"}]
 MODELS = "the model's chat template"
@@ -142,12 +142,11 @@ def test_without_children_the_server_is_overloaded(monkeypatch: pytest.MonkeyPat
 def test_a_tokenizer_with_a_template_gets_a_child(tmp_path: Path) -> None:
     (write_tokenizer(tmp_path) / "chat_template.jinja").write_text("{{ messages[0].content }}{{ thinking }}")
     inner = load_tokenizer(tmp_path)
-    for given, stop_words in ((inner, ()), (Templated(inner, inner.template, ["<end>"]), ["<end>"])):
-        outer: Any = rendered_in_children(given)  # type: ignore[arg-type]
-        assert isinstance(outer.template, ChildTemplate)
-        assert outer.template.variables == {"messages", "thinking"}
-        assert (outer.chat(USER), outer.stop_words) == ("Héllo", stop_words)
-        assert outer.encode("ab") == inner.encode("ab")
+    chosen = Templated(inner, ChatTemplate({"default": "{{ messages[0].content }}!"}, origin="--chat_template"))
+    for tokenizer, prompt, variables in ((chosen, "Héllo!", {"messages"}), (inner, "Héllo", {"messages", "thinking"})):
+        render_in_children(tokenizer)
+        assert isinstance(tokenizer.template, ChildTemplate)
+        assert (tokenizer.chat(USER), tokenizer.template.variables) == (prompt, variables)
 
 
 class Own:
@@ -161,9 +160,10 @@ def test_other_tokenizers_stay_as_they_are(tmp_path: Path) -> None:
     without: Any = load_tokenizer(write_tokenizer(tmp_path))
     if without.template.sources:
         without.template = ChatTemplate({})
-    own: Any = Own()
-    assert rendered_in_children(own) is own
-    assert rendered_in_children(without) is without
+    template = without.template
+    render_in_children(Own())
+    render_in_children(without)
+    assert without.template is template
     with pytest.raises(RequestError, match="no chat template"):
         without.chat(USER)
 

@@ -142,7 +142,7 @@ class Tokenizer(Protocol):
     A tokenizer may have three more members, which the server finds by name. `pieces(*, skip_special_tokens)` returns
     the bytes of every id, or None if it cannot; with them the detokenizer is faster and token healing works (see
     api.text.FastTokenizer). `stop_words` are texts that end every answer. `template` is the api.text.ChatTemplate that
-    `chat` renders: a server renders it in a child process, within limits of time and memory, and does not call `chat`.
+    `chat` renders; a server replaces it by one that is rendered in a child process, within limits of time and memory.
     """
 
     vocab_size: int

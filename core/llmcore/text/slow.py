@@ -13,7 +13,7 @@ from typing import Any
 
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text.companions import Companions, read_companions, read_json
-from llmcore.text.templates import ChatTemplate
+from llmcore.text.templates import ChatTemplate, Renderer
 
 
 class SlowTokenizer:
@@ -32,7 +32,7 @@ class SlowTokenizer:
         self.special_ids = frozenset(self._names) | {i for i in range(self._size) if processor.is_control(i)}
         self.eos_ids = companions.eos_ids or self._eos(companions)
         self._adds_bos = bool(settings.get("add_bos_token", True)) and processor.bos_id() >= 0
-        self.template = ChatTemplate(companions.templates, companions.tokens)
+        self.template: Renderer = ChatTemplate(companions.templates, companions.tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. `add_special_tokens` puts the BOS first, unless the model's config says otherwise."""

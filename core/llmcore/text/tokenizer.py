@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from llmcore.api.errors import ConfigError, RequestError, reraise_if_stopping
 from llmcore.text.companions import Companions, read_companions
-from llmcore.text.templates import ChatTemplate
+from llmcore.text.templates import ChatTemplate, Renderer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -116,7 +116,7 @@ class FastTokenizer:
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         self.special_ids = frozenset(int(token["id"]) for token in added if token.get("special"))
         self.eos_ids = companions.eos_ids or self._ids_of(companions.tokens.get("eos_token"))
-        self.template = ChatTemplate(companions.templates, companions.tokens)
+        self.template: Renderer = ChatTemplate(companions.templates, companions.tokens)
         self._rule = piece_rule(description.get("decoder"))
         self._pieces: dict[bool, Pieces] = {}
 

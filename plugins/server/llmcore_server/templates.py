@@ -12,13 +12,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from llmcore.api.child_pool import ChildEnded, ChildPool, Limits, NoChild
 from llmcore.api.errors import ConfigError, RequestError
-from llmcore.api.protocols import Tokenizer
-from llmcore.text.source import Templated
 from llmcore.text.templates import ChatTemplate
 
 from llmcore_server.template_child import Answer, Question
@@ -49,15 +47,12 @@ SHORT_SECONDS = 0.1
 _answers = msgspec.json.Decoder(Answer)
 
 
-def rendered_in_children(tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer`, with its `template` rendered in child processes. A tokenizer without one renders by itself."""
+def render_in_children(tokenizer: Any) -> None:
+    """Have the `template` of a `protocols.Tokenizer` rendered in child processes, if it has one."""
     template = getattr(tokenizer, "template", None)
-    if not isinstance(template, ChatTemplate) or not template.sources:
-        return tokenizer
-    child = ChildTemplate(template)
-    threading.Thread(target=child.warm, name="template-warm", daemon=True).start()
-    templated: Any = Templated(tokenizer, child, getattr(tokenizer, "stop_words", ()))
-    return cast(Tokenizer, templated)
+    if isinstance(template, ChatTemplate) and template.sources:
+        tokenizer.template = child = ChildTemplate(template)
+        threading.Thread(target=child.warm, name="template-warm", daemon=True).start()
 
 
 class ChildTemplate:
@@ -65,6 +60,7 @@ class ChildTemplate:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
+        self._name = template.name
         self._pool = ChildPool("llmcore_server.template_child", msgspec.json.encode(template))
         self._places = threading.BoundedSemaphore(PLACES)
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
@@ -76,7 +72,7 @@ class ChildTemplate:
 
     def check(self) -> None:
         """Let a child render one word. Raises ConfigError if the template cannot be served."""
-        name = self._template.name
+        name = self._name
         try:
             answer = self._asked(Question())
         except ChildEnded as error:
@@ -100,11 +96,14 @@ class ChildTemplate:
         return frozenset(self._answer(Question()).variables)
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """See `ChatTemplate.render`. Raises RequestError also for a render that exceeds its limits."""
+        """Render the chat template in a child process: the prompt for `messages`.
+
+        Raises RequestError also for a render that exceeds its limits. See `ChatTemplate.render`.
+        """
         return self._answer(Question(messages, variables)).prompt  # type: ignore[arg-type]
 
     def _answer(self, question: Question) -> Answer:
-        name = self._template.name
+        name = self._name
         try:
             answer = self._asked(question)
         except ChildEnded as error:

@@ -12,8 +12,8 @@ import click
 from llmcore import __version__
 from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, text_of
 from llmcore.cli.group import PluginGroup
-from llmcore.config import debug_requested
 from llmcore.cli.streams import guard_standard_streams
+from llmcore.config import debug_requested
 
 
 @click.group(

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+from llmcore.api.models import data_type
 from llmcore.api.specs import OpContext, OpSpec
 from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
-from llmcore.weights.dtypes import data_type
 
 from llmcore_devtools.cli.check_kernels import asked_shapes
 

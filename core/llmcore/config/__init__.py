@@ -24,8 +24,6 @@ from llmcore.config.tree import (
     Memory,
     Model,
     Plugins,
-    Reports,
-    Requests,
     Scheduling,
     option,
 )
@@ -39,8 +37,6 @@ __all__ = [
     "Model",
     "Origins",
     "Plugins",
-    "Reports",
-    "Requests",
     "Scheduling",
     "Setting",
     "YamlSettings",

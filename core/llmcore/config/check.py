@@ -143,8 +143,6 @@ def _idle(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     memory, scheduling = config.memory, config.scheduling
     if memory.max_total_token_num is not None:
         yield ("mem_fraction", "cache_max_entry_count"), "max_total_token_num already says how many tokens fit"
-    if config.reports.log_level not in ("DEBUG", "NOTSET"):
-        yield ("max_log_len",), "prompts are logged with log_level DEBUG only"
     if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:
         yield ("router_max_new_token_len",), "nothing is capped when the full max_new_tokens is foreseen"
     if config.kernels.disable_cudagraph:

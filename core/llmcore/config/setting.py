@@ -13,12 +13,10 @@ from typing import Any
 
 from llmcore.api.errors import ConfigError, did_you_mean
 from llmcore.api.specs import OptionSpec
-from llmcore.config.tree import Kernels, Memory, Model, Plugins, Reports, Requests, Scheduling
+from llmcore.config.tree import Kernels, Memory, Model, Plugins, Scheduling
 
 GROUPS: Mapping[str, type] = {
     "model": Model,
-    "requests": Requests,
-    "reports": Reports,
     "memory": Memory,
     "scheduling": Scheduling,
     "kernels": Kernels,

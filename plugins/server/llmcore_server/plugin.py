@@ -1,10 +1,10 @@
-"""The commands `serve` and `chat`, and the options of `serve`."""
+"""The commands `serve` and `chat`, the options of `serve`, and the logits processor of one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmcore.api import CommandSpec, OptionSpec, hookimpl, options_of
+from llmcore.api import CommandSpec, LogitsProcessorSpec, OptionSpec, hookimpl, options_of
 
 from llmcore_server.settings import SECTIONS
 
@@ -32,3 +32,16 @@ def register_options() -> Iterable[OptionSpec]:
     """The settings of llmcore_server.settings."""
     for section in SECTIONS:
         yield from options_of(section, serving=True)
+
+
+@hookimpl
+def register_logits_processors() -> Iterable[LogitsProcessorSpec]:
+    """The processor that token healing needs."""
+    yield LogitsProcessorSpec(
+        name="token_healing",
+        make="llmcore_server.http.healing:make",
+        warm="llmcore_server.http.healing:warm",
+        option="token_healing_mode",
+        example={"prefix": "686f7573"},
+        summary="The answer begins with the bytes `prefix` (hexadecimal), cut into tokens as the model likes.",
+    )

@@ -24,7 +24,7 @@ from site_settings import SITE, Site, make
         ({"api_keys": None}, "--api_keys holds nothing"),
         ({"cache_max_entry_count": 0.5, "mem_fraction": 0.5}, "leave one out"),
         ({"cache_max_entry_count": 0}, "leaves no memory"),
-        ({"log_level": "LOUD"}, "is not one of CRITICAL"),
+        ({"tokenizer_mode": "LOUD"}, "is not one of fast"),
         ({"port": "x"}, "--port: 'x' is not a whole number; give a whole number from 0 to 65535"),
         ({"port": 65536}, "out of range"),
         ({"port": True}, "not a whole number"),
@@ -65,7 +65,6 @@ def test_errors_name_the_fix(values: dict[str, Any], message: str) -> None:
         ({"quiet": True, "pause": 5}, "--pause has no effect: quiet is set"),
         ({"router_token_ratio": 0, "router_max_new_token_len": 5}, "--router_max_new_token_len has no effect"),
         ({"model_dir": "m.gguf", "trust_remote_code": True}, "a GGUF file carries no code"),
-        ({"max_log_len": 5}, "--max_log_len has no effect: prompts"),
         ({"max_total_token_num": 10, "cache_max_entry_count": 0.5}, "--cache_max_entry_count has no effect"),
     ],
 )

@@ -150,7 +150,7 @@ class Prefill(_Attention):
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See protocols.AttentionKernel."""
+        """Attend to cached and new tokens, for each row of a step; see protocols.AttentionKernel."""
         if lse is not None or v_new is None:
             return self._reference.run(q, k_new, v_new, kv, meta, out, lse)
         if self._rows is None:

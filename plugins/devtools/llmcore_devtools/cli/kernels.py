@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from llmcore.api.errors import ConfigError
 from llmcore.api.models import data_type
-from llmcore.api.specs import DType, OpSpec
+from llmcore.api.specs import DType, OpContext, OpSpec
 from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.config import resolve_model
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from llmcore.api.protocols import Device
     from llmcore.ops import Shape
 
+    from llmcore_devtools.kernels.bench import BenchRow, Ceilings
     from llmcore_devtools.kernels.check import Unit
+
 
 DTYPES: tuple[DType, ...] = ("f32", "f16", "bf16")
 
@@ -39,7 +42,7 @@ Row = dict[str, Any]
 """A kernels.check.CheckRow as a dictionary."""
 
 
-def run(asked: Asked, registry: Registry) -> None:
+def check(asked: Asked, registry: Registry) -> None:
     """Check kernels, print a table or JSON, and exit with 1 if a kernel is wrong."""
     from llmcore.engine.model import pick_device
 
@@ -62,7 +65,7 @@ def run(asked: Asked, registry: Registry) -> None:
     if asked.as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        _show(rows)
+        _show_checks(rows)
         show_failures(registry)
     if any(row["failed"] for row in rows):
         sys.exit(1)
@@ -79,8 +82,8 @@ def _rows(asked: Asked, registry: Registry, device: Device, seed: int, todo: Ite
     from llmcore_devtools.kernels.check import Bench, check_units
 
     shapes = asked_shapes(asked, registry, device)
-    bench = Bench(registry, device, lambda op: shapes.get(op, ()), seed, asked.deterministic)
-    for row in check_units(todo, bench):
+    run = Bench(registry, device, lambda op: shapes.get(op, ()), seed, asked.deterministic)
+    for row in check_units(todo, run):
         yield asdict(row)
 
 
@@ -163,7 +166,7 @@ def _said(row: Row) -> str:
     return f"{row['op']}={row['kernel']} {row['dtype']} {result}, {row['seconds']:.1f} s"
 
 
-def _show(rows: Sequence[Row]) -> None:
+def _show_checks(rows: Sequence[Row]) -> None:
     header = ("OP", "KERNEL", "DTYPE", "CASES", "ERROR / ALLOWED", "SECONDS", "RESULT")
     lines = [
         (op, kernel, ", ".join(row["dtype"] for row in alike), "", "", "", f"declines: {why}")
@@ -190,3 +193,85 @@ def _declined(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
         if row["declined"] is not None:
             found.setdefault((row["op"], row["kernel"], row["declined"]), []).append(row)
     return found
+
+
+SHAPES_EACH = 5
+"""Shapes of every op if neither an op nor a model is given. A decoder has this number of linears."""
+
+SMALL = 3
+"""Number of real shapes, the smallest ones, for an op without shapes of its own."""
+
+
+def bench(asked: Asked, registry: Registry) -> None:
+    """Time kernels, print a table or JSON, and exit with 1 if a kernel failed."""
+    from llmcore.engine.model import pick_device
+
+    from llmcore_devtools.kernels import bench as timing
+
+    if asked.op is not None:
+        registry.find(OpSpec, asked.op)
+    device = pick_device(registry, asked.device or "auto")
+    dtype = data_type(asked.dtype or "bf16")
+    pins = apply_modes(asked.mode, registry, device.info, asked.kernel)
+    effort = timing.ACCELERATOR if device.measured else timing.HOST
+    best = timing.ceilings(device, dtype, effort)
+    click.echo(_heading(device, best), err=True)
+    base = OpContext(
+        op="", device=device.info, dtype=dtype, layout=pins.layout or asked.layout, deterministic=asked.deterministic
+    )
+    run = timing.Bench(registry, device, effort, best, base, pins.kernels)
+    shapes = asked_shapes(asked, registry, device)
+    rows: list[BenchRow] = []
+    for spec, _ in sorted(registry.specs(OpSpec), key=lambda pair: pair[0].name):
+        if asked.op in (None, spec.name) and (asked.model is None or spec.name in shapes):
+            for row in run.rows(spec.name, _wanted(asked, spec, shapes.get(spec.name, ()))):
+                rows.append(row)
+                took = row.failure if row.us is None else f"{row.us:,.1f} us"
+                click.echo(f"{row.op} {row.kernel}, {row.tokens} tokens: {took}", err=True)
+    if asked.as_json:
+        measured = {"copy": best.copy, "matmul": best.matmul}
+        click.echo(
+            json.dumps(
+                {"device": asdict(device.info), "ceilings": measured, "rows": [asdict(row) for row in rows]}, indent=2
+            )
+        )
+    else:
+        _show_times(rows)
+        show_failures(registry)
+    if any(row.failure for row in rows):
+        sys.exit(1)
+
+
+def _wanted(asked: Asked, spec: OpSpec, known: Sequence[Shape]) -> Sequence[Shape]:
+    """The shapes of the model or of common models; else the op's own; else the smallest real ones."""
+    from llmcore_devtools.kernels.real_shapes import real_shapes
+
+    module = importlib.import_module(spec.module)
+    small = sorted(real_shapes(spec.name), key=lambda shape: module.cost({**shape, "tokens": 1})[0])[:SMALL]
+    shapes = known or getattr(module, "SHAPES", ()) or small or ({},)
+    return shapes if asked.op or asked.model else shapes[:SHAPES_EACH]
+
+
+def _heading(device: Device, best: Ceilings) -> str:
+    copy, matmul = f"{best.copy / 1e9:,.0f} GB/s copied", f"{best.matmul / 1e12:,.2f} TFLOP/s multiplied"
+    return f"{device.info.type} {device.info.name}: {copy}, {matmul} in {best.dtype}"
+
+
+def _show_times(rows: Sequence[BenchRow]) -> None:
+    header = ("OP", "TOKENS", "KV", "KERNEL", "MICROSECONDS", "TIMES BEST", "ROOFLINE", "BOUND BY", "")
+    lines = []
+    groups: dict[tuple[object, ...], list[BenchRow]] = {}
+    for row in rows:
+        groups.setdefault((row.op, str(row.shape), row.tokens, row.kv_len), []).append(row)
+    for alike in groups.values():
+        timed = [row.us for row in alike if row.us is not None]
+        for row in sorted(alike, key=lambda row: row.us or float("inf")):
+            shape = ", ".join(f"{name}={value}" for name, value in row.shape.items() if value not in (None, False))
+            what = (f"{row.op} ({shape})" if shape else row.op, str(row.tokens), str(row.kv_len or ""), row.kernel)
+            if row.us is None or row.roofline is None:
+                lines.append((*what, "", "", "", "", f"failed: {row.failure}"))
+                continue
+            notes = ", ".join(["chosen"] * row.chosen + ["with the host's time"] * row.host_time)
+            figures = (f"{row.us:.1f}", f"{row.us / min(timed):.2f}", f"{row.roofline:.2f}", row.bound, notes)
+            lines.append((*what, *figures))
+    show_table(header, lines)

@@ -18,8 +18,7 @@ from llmcore.ops.attention import attend, shape_of
 from llmcore.registry.loader import load
 from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
-from llmcore_devtools.kernels.compare import compare
-from llmcore_devtools.kernels.invariance import check_invariance
+from llmcore_devtools.kernels.compare import check_invariance, compare
 from llmcore_devtools.loaded_model import registry_for_tests
 
 SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
-
 from llmcore.api.bridge import LogitsProcessor, Submit
 from llmcore.api.errors import ConfigError
-from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext, words_of
+from llmcore.api.processors import ProcessorContext, words_of
 from llmcore.api.protocols import Int32, Tokenizer
 from llmcore.text.detokenizer import HasPieces
+from llmcore.text.stream import Healing
 
 MOST_TOKENS = 2
 """Most tokens to remove from a prompt's end; the same number as in LightLLM."""
@@ -28,23 +27,8 @@ MOST_TOKENS = 2
 MORE_TOKENS = 6
 """Extra tokens that an answer may have, because the model may write the removed text with more tokens."""
 
-PROCESSOR = LogitsProcessorSpec(
-    name="token_healing",
-    make=f"{__name__}:make",
-    warm=f"{__name__}:warm",
-    example={"prefix": "686f7573"},
-    summary="The answer begins with the bytes `prefix` (hexadecimal), cut into tokens as the model likes.",
-)
-"""The processor that the engine has with `--token_healing_mode`."""
-
-
-@dataclass(frozen=True)
-class Healing:
-    """The removed end of a prompt: `tokens` tokens with `characters` of text. `most`: the client's max_new_tokens."""
-
-    tokens: int
-    characters: int
-    most: int
+PROCESSOR = "token_healing"
+"""The name of the processor, which llmcore_server.plugin contributes."""
 
 
 def check_healing(tokenizer: Tokenizer) -> None:
@@ -72,7 +56,7 @@ def heal(submit: Submit, tokenizer: Tokenizer, max_total_len: int) -> tuple[Subm
     # The detokenizer drops the leading space of the answer, which begins with this prefix.
     text = prefix.decode().removeprefix(" ") if _drops_space(tokenizer) else prefix.decode()
     size = ids.size - len(pieces)
-    processor = LogitsProcessor(PROCESSOR.name, {"prefix": prefix.hex()})
+    processor = LogitsProcessor(PROCESSOR, {"prefix": prefix.hex()})
     healed = msgspec.structs.replace(
         submit,
         prompt=submit.prompt[: 4 * size],

@@ -9,11 +9,14 @@ import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import OutputParserSpec, TemplateMarks
 from llmcore.config import Model
-from llmcore.text.parser_choice import chat_templates, choose_parsers
+from llmcore.text.parsing import OutputParser, ParserContext
+from llmcore.text.tokenizer import load_tokenizer
+from llmcore_devtools.tokenizer import write_tokenizer
+from llmcore_server.chat.parser_choice import chat_templates, check_parsers, choose_parsers, open_parsers
 
 
 def spec(name: str, kind: Any = "tool", *marks: TemplateMarks, priority: int = 50) -> OutputParserSpec:
-    return OutputParserSpec(name=name, kind=kind, make="a:b", recognises=marks, priority=priority)
+    return OutputParserSpec(name=name, kind=kind, make=f"{__name__}:silent", recognises=marks, priority=priority)
 
 
 CALLS = TemplateMarks(texts=("<call>", "json"))
@@ -75,3 +78,29 @@ def test_the_operators_template_counts_alone(tmp_path: Path) -> None:
 def test_words_of_the_options_are_no_names(name: str) -> None:
     with pytest.raises(ValueError, match="meaning of its own"):
         spec(name)
+
+
+def silent(context: ParserContext) -> OutputParser:
+    """A parser that no test of this file calls."""
+    raise NotImplementedError
+
+
+NAMED = (spec("upper", "reasoning"), spec("same", "reasoning"), spec("same", "tool"))
+
+
+def test_names_are_looked_up_by_kind(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+    none = open_parsers(NAMED, Model(), tokenizer)
+    assert (none.tool, none.reasoning, none.tool_names) == (None, None, ("same",))
+    found = open_parsers(NAMED, Model(tool_call_parser="same", reasoning_parser="same"), tokenizer)
+    assert found.tool is not None and found.tool.spec.kind == "tool"
+    assert found.reasoning is not None and found.reasoning.spec.kind == "reasoning"
+
+
+def test_an_unknown_name_lists_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"--tool_call_parser: there is no tool parser 'upper'; known: same\."):
+        check_parsers(NAMED, Model(tool_call_parser="upper"))
+    with pytest.raises(ConfigError, match=r"'uper'; known: same, upper\. Did you mean upper"):
+        check_parsers(NAMED, Model(reasoning_parser="uper"))
+    with pytest.raises(ConfigError, match="known: none; plugin-parsers brings some"):
+        check_parsers((), Model(tool_call_parser="x"))

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.protocols import Tokenizer
 from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Model
-from llmcore.text.chosen_template import choose_template
+from llmcore.text.chosen_template import choose_template, named_templates
 from llmcore.text.companions import read_companions
+from llmcore.text.request_parsing import OutputParsers, open_parser
 
 _OPTIONS = {"tool": "tool_call_parser", "reasoning": "reasoning_parser"}
 _UNRECOGNISED = "no parser recognises the chat template"
@@ -90,3 +92,13 @@ def _find(specs: Sequence[OutputParserSpec], kind: str, name: str) -> OutputPars
             f"--{_OPTIONS[kind]}: there is no {kind} parser {name!r}; known: {exist}.{did_you_mean(name, known)}"
         )
     return known[name]
+
+
+def open_parsers(specs: Sequence[OutputParserSpec], config: Model, tokenizer: Tokenizer) -> OutputParsers:
+    """The parsers that `config` names, for a worker. The supervisor has chosen them (`ParserChoice.named`)."""
+    chosen = check_parsers(specs, config)
+    return OutputParsers(
+        tool_names=tuple(sorted(spec.name for spec in specs if spec.kind == "tool")),
+        template_names=tuple(sorted(named_templates(specs))),
+        **{kind: open_parser(spec, tokenizer) for kind, spec in chosen.items()},
+    )

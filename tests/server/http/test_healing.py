@@ -10,11 +10,11 @@ import pytest
 from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, LogitsProcessor, SamplingParams, Submit
 from llmcore.api.errors import ConfigError
 from llmcore.api.processors import ProcessorContext
-from llmcore.text.healing import Healing, check_healing, heal, make
 from llmcore.text.stops import StopStrings
-from llmcore.text.stream import ChoiceText, TextRules
+from llmcore.text.stream import ChoiceText, Healing, TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.tokenizer import EOS, write_sentencepiece_like, write_tokenizer
+from llmcore_server.http.healing import check_healing, heal, make
 
 
 @pytest.fixture(scope="module")

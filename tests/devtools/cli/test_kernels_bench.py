@@ -15,8 +15,7 @@ from llmcore.builtin.devices.cpu import CPU
 from llmcore.cli.kernels import command
 from llmcore.ops import SAMPLE_TOKENS, drawing, rms_norm
 from llmcore_devtools import registry_of
-from llmcore_devtools.cli.bench_kernels import _wanted
-from llmcore_devtools.cli.check_kernels import Asked
+from llmcore_devtools.cli.kernels import Asked, _wanted
 from llmcore_devtools.kernels.bench import HOST, Bench, Ceilings, Effort, ceilings, seconds_per_call
 
 PLUGIN = """

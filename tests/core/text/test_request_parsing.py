@@ -1,9 +1,10 @@
-"""An answer that goes on with the beginning of a message gives the events that the message has beyond it."""
+"""The parsers of a request: how two compose, the special tokens that they see, answers that continue a message."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from llmcore.api.specs import OutputParserSpec
@@ -18,8 +19,76 @@ from llmcore.text.events import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.parsing import ActiveParser, OutputParser, ParserContext, RequestParsing
+from llmcore.text.parsing import OutputParser, ParserContext
+from llmcore.text.request_parsing import ActiveParser, Chained, OutputParsers, RequestParsing, open_parser
+from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools import registry_of
+from llmcore_devtools.tokenizer import BOS, PAD, write_tokenizer
+
+
+class Upper:
+    """Capitals are reasoning."""
+
+    def __init__(self, context: ParserContext):
+        self.context = context
+
+    def feed(self, text: str) -> Iterable[Event]:
+        return [ReasoningDelta(c) if c.isupper() else TextDelta(c) for c in text]
+
+    def finish(self) -> Iterable[Event]:
+        return [TextDelta("!")]
+
+
+class Digits:
+    """Digits are calls; what is held comes at the end."""
+
+    def __init__(self, context: ParserContext):
+        self.held = ""
+
+    def feed(self, text: str) -> Iterable[Event]:
+        self.held += text
+        return [ToolCallBegun(int(c), c) for c in text if c.isdigit()]
+
+    def finish(self) -> Iterable[Event]:
+        return [TextDelta(self.held)]
+
+
+def spec(name: str, kind: Any, make: str = "Upper", **more: Any) -> OutputParserSpec:
+    return OutputParserSpec(name=name, kind=kind, make=f"{__name__}:{make}", **more)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
+    return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def test_a_request_without_tools_has_no_tool_parser(tokenizer: FastTokenizer) -> None:
+    tool = OutputParsers(tool=open_parser(spec("same", "tool", "Digits"), tokenizer))
+    assert tool.bind(ParserContext()) is None
+    both = OutputParsers(tool=tool.tool, reasoning=open_parser(spec("upper", "reasoning"), tokenizer))
+    bound = both.bind(ParserContext())
+    assert bound is not None and isinstance(bound.make(), Upper)
+    bound = both.bind(ParserContext(tools={"f": {}}))
+    assert bound is not None and isinstance(bound.make(), Chained)
+    assert bound.make() is not bound.make()
+
+
+def test_the_tool_parser_gets_what_reasoning_leaves() -> None:
+    parser = Chained(Upper(ParserContext()), Digits(ParserContext()))
+    assert list(parser.feed("A1b")) == [ReasoningDelta("A"), ToolCallBegun(1, "1")]
+    assert list(parser.finish()) == [TextDelta("1b!")]
+
+
+def test_a_parser_names_the_special_tokens_it_reads(tokenizer: FastTokenizer) -> None:
+    texts = ("<|im_start|>", "not special", "<|endoftext|>", "a")
+    specs = (spec("s", "tool", special_tokens=texts), spec("r", "reasoning", special_tokens=("<|im_end|>",)))
+    found = OutputParsers(**{spec.kind: open_parser(spec, tokenizer) for spec in specs})
+    assert found.tool is not None and found.tool.special_ids == {BOS, PAD}
+    bound = found.bind(ParserContext(tools={"f": {}}))
+    assert bound is not None and bound.special_ids == {BOS, BOS + 1, PAD}
+
+
+# --- answers that continue a message ----------------------------------------------------------------------------
 
 SPECS = {spec.name: spec for spec, _ in registry_of("parsers").specs(OutputParserSpec) if spec.recognises}
 THINK = "deepseek_r1"

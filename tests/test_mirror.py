@@ -28,7 +28,7 @@ DECLARATIONS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.Expr,
 
 
 def behaves(file: Path) -> bool:
-    """Whether a file has a function with a body of its own; a docstring alone is a declaration."""
+    """True if a function of the file has a body. A docstring alone is a declaration."""
     functions = (node for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return any(not isinstance(statement, DECLARATIONS) for function in functions for statement in function.body)
 

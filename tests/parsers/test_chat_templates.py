@@ -20,8 +20,7 @@ from llmcore.text.request_parsing import Chained
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.conformance_parsing import parsed
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import dialect_client
+from llmcore_devtools.dialect import Side, dialect_client
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_openai.routes import routes
 from llmcore_server.chat.parser_choice import ParserChoice, choose_parsers, open_parsers

@@ -101,7 +101,7 @@ def test_the_servers_plugin_brings_every_section() -> None:
 
 @pytest.mark.parametrize("setting", plugin_settings(OPTIONS), ids=lambda setting: setting.name)
 def test_every_setting_is_described_and_reads_its_own_default(setting: Any) -> None:
-    assert setting.help.endswith(".") and setting.serving
+    assert setting.summary.endswith(".") and setting.serving
     assert setting.parse(setting.default, "here") == setting.default
 
 

@@ -37,7 +37,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
     These are `aliases`, `choices`, `unit`, `low`, `high`, `unset`, `one_word`, `secret`, `login`, `variables` and
     `first_page`. A setting with a unit is a count and may be written 32k (32,000) or 32K (32,768).
     """
-    return field(default=default, metadata={"help": help, **more})
+    return field(default=default, metadata={"summary": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)

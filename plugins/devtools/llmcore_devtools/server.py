@@ -29,7 +29,7 @@ from llmcore_server.settings import Logging
 from llmcore_server.supervisor import Notices, Pace, serve
 from llmcore_server.supervisor.supervisor import ENGINE_MODULE
 
-from llmcore_devtools.fault_config import with_faults
+from llmcore_devtools.faults import with_faults
 
 FAKE_ENGINE = "llmcore_devtools.fake_engine"
 """An engine that echoes prompts. It starts at once and needs only a tokenizer."""
@@ -104,7 +104,7 @@ def serving(
 ) -> Iterator[RunningServer]:
     """A server of the model in `model_dir`, with `settings` as on the command line. It ends with the block.
 
-    `faults`: requests may cause the faults of `llmcore_devtools.fault_names`, if the model was written with
+    `faults`: requests may cause the faults of `llmcore_devtools.faults`, if the model was written with
     `all_faults`. `pace`: the intervals at which it updates its figures. Raises ServerFailed if it does not accept
     requests within `timeout` seconds.
     """

@@ -1,4 +1,4 @@
-"""The command that serves, its options, and the logits processor of one of them."""
+"""The commands `serve` and `chat`, the options of `serve`, and the logits processor of one of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from llmcore_server.settings import SECTIONS
 
 @hookimpl
 def register_commands() -> Iterable[CommandSpec]:
-    """`llmcore serve`."""
+    """`llmcore serve` and `llmcore chat`."""
     yield CommandSpec(
         name="serve",
         summary="Serve a model over HTTP.",
         command="llmcore_server.serve:command",
         heading="Run",
         prepare="llmcore.config.process:check_limits",
+    )
+    yield CommandSpec(
+        name="chat",
+        summary="Talk to a model, or to a server.",
+        command="llmcore_server.chat_command:command",
+        heading="Run",
     )
 
 

@@ -15,7 +15,7 @@ from llmcore_server.settings import Logging
 from llmcore_server.supervisor import serve
 
 from llmcore_devtools.fake_files import write_fake_model
-from llmcore_devtools.fault_config import with_faults
+from llmcore_devtools.faults import with_faults
 from llmcore_devtools.server import BRISK
 
 

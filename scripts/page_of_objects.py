@@ -189,7 +189,7 @@ TASKS = (
                 "HTTP",
                 "llmcore_server.api",
                 "Front Route Job Generation Writer Reply Choice Usage ModelFacts State ErrorAnswer ErrorMembers "
-                "openai_error as_request_error retry_headers check clamped",
+                "openai_error as_request_error refusal retry_headers check clamped",
             ),
             (
                 "Conversations and tools",

@@ -1,5 +1,4 @@
-"""What a request says its answers have to fit, under the names that OpenAI, vLLM, SGLang, LMDeploy and TGI have for
-it."""
+"""The constraints that a request puts on its answers, under the names of OpenAI, vLLM, SGLang, LMDeploy and TGI."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ _WHITESPACE = ("whitespace_pattern", "guided_whitespace_pattern")
 def guide(front: Front, body: Sampled, **more: Any) -> LogitsProcessor | None:
     """The processor that makes the answers fit, or None where all do; `more`: further arguments for `guided`.
 
-    Raises RequestError where fields say different things of what fits, or one of them makes no sense.
+    Raises RequestError if fields contradict each other, or if one of them is not valid.
     """
     asked = list(_asked(body))
     if not asked:

@@ -116,7 +116,7 @@ STOPS = (
         (
             Stop("StreamTask.service", leaves="Arrivals.process_resource(req)"),
             Stop("Arrivals.process_resource", "req resource", "Gate.check(client)"),
-            Stop("ChatCompletions.on_post", leaves="ChatCompletions._job(body)"),
+            Stop("ChatCompletions.on_post", leaves="conversation_of(body)"),
             Stop("read"),
             Stop("conversation_of"),
             Stop("ChatTemplate.render"),
@@ -205,7 +205,7 @@ class Call:
 
 
 class Trace:
-    """What ran in one recording. `functions`: of each file, with the threads that ran them."""
+    """One recording. `functions`: file -> function -> the threads that ran it, in the order of their first lines."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         self.functions: dict[str, dict[str, set[str]]] = {}

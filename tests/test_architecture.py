@@ -16,7 +16,6 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 RANKS = (
     ("api.specs", "api.models"),
     tuple(f"api.{name}" for name in ("errors", "bridge", "protocols", "processors", "counters")),
-    ("api.subscribers", "api.decode_struct"),
     ("api.hookspecs", "config", "weights.map", "weights.dtypes"),
     ("registry",),
     ("ops",),

@@ -24,8 +24,7 @@ from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.map import Target
 from llmcore.weights.quant import find_quantization, unquantized
-from llmcore.weights.source import open_checkpoint
-from llmcore.weights.stretch import read_model_as_set
+from llmcore.weights.source import open_checkpoint, read_model_as_set
 
 ACCELERATOR_STEP_TOKENS = 8192
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -23,8 +23,7 @@ from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
 
-from llmcore_devtools.simulated_device import SimulatedDevice, answer
-from llmcore_devtools.simulated_search import searched
+from llmcore_devtools.simulated_device import SimulatedDevice, answer, searched
 
 FAILED = ("internal_error", "the step failed")
 

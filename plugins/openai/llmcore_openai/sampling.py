@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
-from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
+from llmcore.api import LogitsProcessor, SamplingParams, Submit
 from llmcore.api.text import TextRules
-from llmcore_server.api import BEAM_SEARCH, Front, intake, room_for_logprobs
+from llmcore_server.api import BEAM_SEARCH, Front, intake, refusal, room_for_logprobs
 
 from llmcore_openai.requests import PENALTIES, REFUSED, Sampled
 
@@ -28,36 +28,18 @@ def check(front: Front, body: Sampled) -> None:
     if width == 1:
         intake.refuse(body, intake.NO_SEARCH, why="only a beam search has it, which use_beam_search asks for")
         if body.use_beam_search:
-            raise RequestError(
-                "use_beam_search: num_beams (or best_of, or n) has to be 2 at least",
-                param="use_beam_search",
-                code="invalid_value",
-            )
+            raise refusal("use_beam_search", "num_beams (or best_of, or n) has to be 2 at least")
     check_stream(body)
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError(
-            "prompt_logprobs: a stream has no place for them; leave stream out",
-            param="prompt_logprobs",
-            code="invalid_value",
-        )
+        raise refusal("prompt_logprobs", "a stream has no place for them; leave stream out")
     if body.best_of is None:
         return
     if width > 1 and body.best_of not in (body.n or 1, width):
-        raise RequestError(
-            f"best_of: a search with {width} beams finds so many answers; leave best_of out",
-            param="best_of",
-            code="invalid_value",
-        )
+        raise refusal("best_of", f"a search with {width} beams finds so many answers; leave best_of out")
     if body.best_of < (body.n or 1):
-        raise RequestError(
-            f"best_of: {body.best_of} answers are less than n, {body.n}", param="best_of", code="invalid_value"
-        )
+        raise refusal("best_of", f"{body.best_of} answers are less than n, {body.n}")
     if body.stream and drawn(body) > (body.n or 1):
-        raise RequestError(
-            "best_of: which answers are best is known at their end; leave stream out, or best_of",
-            param="best_of",
-            code="invalid_value",
-        )
+        raise refusal("best_of", "which answers are best is known at their end; leave stream out, or best_of")
 
 
 _ANY_MODEL = ("dummy", "tgi")
@@ -77,17 +59,9 @@ def check_stream(body: Sampled) -> None:
     if options is None:
         return
     if not body.stream:
-        raise RequestError(
-            "stream_options: only a stream has them; set stream to true, or leave them out",
-            param="stream_options",
-            code="invalid_value",
-        )
+        raise refusal("stream_options", "only a stream has them; set stream to true, or leave them out")
     if options.continuous_usage_stats and not options.include_usage:
-        raise RequestError(
-            "stream_options.continuous_usage_stats: set include_usage as well",
-            param="stream_options.continuous_usage_stats",
-            code="invalid_value",
-        )
+        raise refusal("stream_options.continuous_usage_stats", "set include_usage as well")
     intake.refuse(options, {"include_obfuscation": (False,)}, prefix="stream_options.")
 
 
@@ -133,11 +107,7 @@ def prompt_ids(
     if keep is not None:
         longest = front.facts.max_input_len
         if keep == 0 or keep > longest:
-            raise RequestError(
-                f"truncate_prompt_tokens: it is -1 or 1 to {longest}, the longest prompt",
-                param="truncate_prompt_tokens",
-                code="invalid_value",
-            )
+            raise refusal("truncate_prompt_tokens", f"it is -1 or 1 to {longest}, the longest prompt")
         if keep == -1:
             keep = max(1, min(longest, front.facts.max_total_len - (most or 1)))
     return intake.prompt_ids(
@@ -182,11 +152,7 @@ def least(body: Sampled) -> tuple[str, int]:
     if body.min_tokens is None and body.min_new_tokens is not None:
         return "min_new_tokens", body.min_new_tokens
     if body.min_new_tokens not in (None, body.min_tokens):
-        raise RequestError(
-            f"min_new_tokens: min_tokens says {body.min_tokens}; give one of them",
-            param="min_new_tokens",
-            code="invalid_value",
-        )
+        raise refusal("min_new_tokens", f"min_tokens says {body.min_tokens}; give one of them")
     return "min_tokens", body.min_tokens or 0
 
 

@@ -18,6 +18,7 @@ from llmcore_server.http.errors import (
     ErrorMembers,
     as_request_error,
     openai_error,
+    refusal,
     retry_headers,
 )
 from llmcore_server.http.fill_in_the_middle import filled
@@ -86,6 +87,7 @@ __all__ = [
     "listed",
     "openai_error",
     "pieces",
+    "refusal",
     "released_by_token",
     "retry_headers",
     "room_for_logprobs",

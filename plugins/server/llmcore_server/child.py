@@ -24,6 +24,7 @@ from llmcore_server.messages import (
     decode_launch,
     encode,
 )
+from llmcore_server.settings import Logging
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
@@ -59,7 +60,7 @@ def begin(kind: type[L]) -> L:
     log = _open_log(launch)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log)
-    log_to_stderr(launch.config.reports, launch.name)
+    log_to_stderr(launch.config.section(Logging), launch.name)
     return launch
 
 

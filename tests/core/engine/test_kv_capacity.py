@@ -17,9 +17,10 @@ from llmcore.engine import build, tables
 from llmcore.engine.kv_capacity import Room, fit, kv_capacity, scheduler_limits, stall_ms
 from llmcore.engine.llm import LLM
 from llmcore.layers import Build
-from llmcore_devtools import fake_answer, fake_config
+from llmcore_devtools import fake_answer
+from llmcore_devtools.fake_files import read_config
 
-MODEL = fake_config.read_config({"vocab_size": 9, "max_position_embeddings": 4096, "eos_token_id": 1})
+MODEL = read_config({"vocab_size": 9, "max_position_embeddings": 4096, "eos_token_id": 1})
 
 
 class Small(CPU):

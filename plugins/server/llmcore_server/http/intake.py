@@ -15,6 +15,7 @@ from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 
 from llmcore_server.http.front import Front
+from llmcore_server.settings import Prompts
 
 MAX_PROMPTS = 256
 """Most prompts in one HTTP request."""
@@ -125,7 +126,7 @@ def prompt_ids(
         raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
     if keep is not None:
         ids = ids[-keep:] if side == LEFT else ids[:keep]
-    limit, mode = front.facts.max_input_len, front.config.requests.long_truncation_mode
+    limit, mode = front.facts.max_input_len, front.config.section(Prompts).long_truncation_mode
     if mode is not None:
         ids = truncated(ids, min(limit, front.facts.max_total_len - (max_new_tokens or 1)), mode)
     if len(ids) > limit:

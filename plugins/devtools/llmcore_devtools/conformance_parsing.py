@@ -1,4 +1,7 @@
-"""Conformance of output parsers: every chunking of a text gives the same events, and no text is lost. No torch."""
+"""Conformance of output parsers: every chunking of a text gives the same events, and no text is lost.
+
+A parser's grammar compiles, which needs guided decoding, and the parser reads the calls that it forces. No torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A bridge that answers from a script, and a client to try a dialect with it, without a server.
+"""A dialect under test, without a server: its routes on a bridge that answers from a script.
+
+side = Side.of(routes, tokenizer, answer="Hello")
+assert side.ok("/generate", inputs="hi", parameters={})["generated_text"] == ["Hello"]
+
+The parts of a `Side` can be used alone:
 
 bridge = FakeBridge(lambda prompt, choice: tokenizer.encode("Hello"))
 client = dialect_client(routes, fake_front(bridge, tokenizer))

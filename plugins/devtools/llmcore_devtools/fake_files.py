@@ -1,4 +1,4 @@
-"""The fake model's config. No torch."""
+"""The fake model's config, its answers, and the files of its directory. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FakeConfig(ModelConfig):
-    """The fake model's config. `step_delay`: seconds per forward. `faults`: name (`fault_names`) -> its token."""
+    """The fake model's config. `step_delay`: seconds per forward. `faults`: name (see `faults`) -> its token."""
 
     step_delay: float = 0.0
     faults: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,10 @@
-"""Hidden states of each layer, of our model and of transformers', to find the first layer that differs."""
+"""Comparison of a model family with transformers: same weights, same logits, same greedy tokens.
+
+`assert_family_matches_transformers("LlamaForCausalLM")` in a plugin's test makes a small random model with
+transformers, saves it, and loads it as the engine does. It compares whole prompts, prompts in chunks, and steps that
+mix prefill with decode. To name the first layer that differs, it compares the hidden states of each.
+`LoadedModel` drives a model by hand, for tests that need more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults that the text of a request can cause in a server of the fake model. No torch.
+"""The plugin `faults`, and the faults that the text of a request can cause in a server of the fake model. No torch.
 
 `<|fault:NAME|>` in a prompt is one token. It causes the fault NAME when the engine computes it. With `<|later:NAME|>`
 the eighth token of the model's answer is the fault's token, so the fault comes after a stream has begun.

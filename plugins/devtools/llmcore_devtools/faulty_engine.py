@@ -1,4 +1,4 @@
-"""Faults that the fake model causes in a step with their tokens."""
+"""Faults in the engine: those of the fake model's steps, and the engine's parts of the plugin `faults`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StepFaults:
     def echo(self, tokens: Tensor, positions: Tensor, row: Tensor, length: Tensor) -> Tensor | None:
         """[R] the token that each row of `length` [R] tokens must answer with next; below 0 for any token.
 
-        `tokens`, `positions` and `row` [N] are the rows' content. Returns None if there are no faults of this kind.
+        `tokens`, `positions` and `row` [N] are the rows' content. Returns None without faults of this kind.
         """
         if not self._later:
             return None

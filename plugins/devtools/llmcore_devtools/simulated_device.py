@@ -18,7 +18,7 @@ from llmcore.sched.request import Lease
 from numpy.typing import NDArray
 
 BAD = -1
-"""KV that is not finite; whoever reads it computes nothing finite."""
+"""KV that is not finite. A row that reads it computes nothing finite."""
 
 START = 1
 MODULUS = (1 << 61) - 1
@@ -75,8 +75,8 @@ class SimulatedDevice:
     """Tables, histories and KV as a runner keeps them, told apart from the scheduler's own.
 
     `bad`: (request index, first position, position behind the last) -> whether the logits of a row that computes
-    these, and the KV it writes, are not finite. `drafter`: (tokens to draft) -> how many of them are right, or -1
-    where the whole row gives nothing; None: there are no drafts, and each sample is one token.
+    these, and the KV it writes, are not finite. `drafter`: (tokens to draft) -> the number of right ones, or -1
+    if the whole row gives nothing. Without a drafter each sample is one token.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SimulatedDevice:
         self._requests: dict[int, _Known] = {}
 
     def run(self, plan: StepPlan, *, broken: bool = False) -> StepResult:
-        """Execute a plan; a `broken` one leaves KV that nobody may use. AssertionError where the plan is wrong."""
+        """Execute a plan; a `broken` one leaves KV that must not be used. AssertionError where the plan is wrong."""
         self._prepare(plan)
         self._check_rows(plan)
         sampled = set(plan.sample_row.tolist())
@@ -125,7 +125,7 @@ class SimulatedDevice:
         )
 
     def _best(self, states: Sequence[Sequence[int]], most: int) -> tuple[Int32 | None, NDArray[np.float32] | None]:
-        """The `most` best tokens after each state, and their log-probabilities; None where nobody asked."""
+        """The `most` best tokens after each state, and their log-probabilities; None without a request for them."""
         if not most:
             return None, None
         every = [logprobs(state, self._vocab) for some in states for state in some]

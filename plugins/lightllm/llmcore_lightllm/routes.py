@@ -129,7 +129,7 @@ class Generate:
 
 
 class Score:
-    """/get_score: what a reward model says of a prompt."""
+    """/get_score: a reward model's score of a prompt."""
 
     def __init__(self, front: Front):
         self._front = front
@@ -204,17 +204,17 @@ class ModelName:
 
 
 def beams(given: Parameters, *, beam_mode: bool) -> int:
-    """How many beams search for the answers; 1: there is no search. With --beam_mode `best_of` says it."""
+    """The number of beams that search for the answers; 1 without a search. With --beam_mode it is `best_of`."""
     if given.num_beams is not None:
         return given.num_beams
     return (given.best_of or given.n or 1) if beam_mode else 1
 
 
 def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> SamplingParams:
-    """How tokens are drawn: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
+    """The parameters of the draws: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
     temperature = 1.0 if given.temperature is None else given.temperature
     if given.top_k == 0:
-        raise refusal("parameters.top_k", "0 is no count; use -1 for no limit")
+        raise refusal("parameters.top_k", "0 is not a count; use -1 for no limit")
     allowed = tuple(given.allowed_token_ids or ())
     intake.check_ids(front, allowed, param="parameters.allowed_token_ids")
     start, factor = given.exponential_decay_length_penalty or (1, 1.0)
@@ -237,7 +237,7 @@ def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> Sampl
 
 
 def text_rules(front: Front, given: Parameters) -> TextRules:
-    """What ends an answer. Stop texts stay in it, the end token's text does not, unless `print_eos_token`."""
+    """The rules that end an answer. Stop texts stay in it, the end token's text does not, unless `print_eos_token`."""
     sequences = given.stop_sequences or []
     if isinstance(sequences, str):
         sequences = [sequences]

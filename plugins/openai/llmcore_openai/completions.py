@@ -47,7 +47,7 @@ class CompletionShape:
         self._echoes = echoes
         self._prompts = known
         self.answers = answers
-        # Who reads log-probabilities of prompts finds where they end by counting the answer's.
+        # Clients find the end of the prompt's log-probabilities by counting the answer's.
         self.every_token = echoes is not None
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
@@ -143,7 +143,7 @@ class Completions:
             prompts,
             rules,
             logprobs=body.logprobs,
-            # The engine needs a token to end with; nobody will see it.
+            # The engine needs one token to end with. The answer does not show it.
             limit=("max_tokens", 1 if body.max_tokens == 0 else body.max_tokens),
             source="prompt",
         )
@@ -188,10 +188,10 @@ def split_prompts(front: Front, prompt: str | list[Any], *, param: str = "prompt
 
 
 class Echoes:
-    """What is shown of a request's prompts: texts, and columns of log-probabilities, once the engine has sent them.
+    """A request's prompts as an echo shows them: texts, and columns of log-probabilities that the engine sends.
 
-    `ids`: the prompts' tokens, as they were submitted. `top`: how many of the best tokens are shown beside each;
-    None: no columns are.
+    `ids`: the prompts' tokens, as they were submitted. `top`: the number of the best tokens beside each token, or None
+    for an echo without columns.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Conversations as OpenAI's clients write them, and as chat templates read them."""
+"""The conversation of a chat request: its messages as chat templates read them, and which tools an answer may call."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _text_of(part: Part, path: str) -> str:
 
 
 def choice_of(body: ChatRequest) -> ToolChoice:
-    """Raises RequestError for what makes no sense with the request's tools."""
+    """The tools that a request's answers may call. Raises RequestError for a choice that does not fit its tools."""
     given = body.tool_choice
     offered = {tool.function.name for tool in body.tools or ()}
     if given is None or given in ("none", "auto"):
@@ -141,9 +141,9 @@ def choice_of(body: ChatRequest) -> ToolChoice:
 
 
 def chat_guide(front: Front, body: ChatRequest, choice: ToolChoice, context: ParserContext) -> LogitsProcessor | None:
-    """What makes the answers fit: calls that the client forces, strict tools, a format of the answer, or none of it.
+    """The processor that enforces forced calls, strict tools or a format of the answer; None if there is none of them.
 
-    `context`: what the answers' parsers know.
+    `context`: the knowledge of the answers' parsers.
     """
     functions = dict(context.tools)
     strict = ""

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and the routes that compare texts by them: /v1/score and /v1/rerank."""
+"""POST /v1/embeddings, the routes that compare texts by them, /v1/score and /v1/rerank, and how a model pools."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Answer = Callable[[list[Vector], Usage], dict[str, Any]]
 
 
 class Vectors:
-    """What the three resources share: how this model makes a vector of a text."""
+    """The shared part of the three resources: it makes vectors of texts, as this model is meant to."""
 
     def __init__(self, front: Front):
         self.front = front
@@ -47,7 +47,7 @@ class Vectors:
         texts: Sequence[tuple[str, Prompt]],
         answer: Answer,
     ) -> None:
-        """Submit `texts`, each with its field; what `answer` makes of them is sent from the bridge's thread."""
+        """Submit `texts`, each with its field. The bridge's thread sends what `answer` makes of their vectors."""
         front = self.front
         sampling.check_model(front, body.model)
         intake.refuse(body, {"lora_path": ("", [])})
@@ -257,7 +257,7 @@ Texts = str | Annotated[list[str], Meta(min_length=1, max_length=2048)]
 
 
 class Pooled(Struct, kw_only=True):
-    """What all three take."""
+    """The fields that all three requests have."""
 
     model: Text | None = None
     """The served model, by a name that /v1/models lists. Absent: the served model."""
@@ -341,7 +341,7 @@ class Pooling:
 
 
 def read_pooling(model: Path) -> Pooling:
-    """What `modules.json` and the file of its pooling module say; of the last token where there are none.
+    """The pooling of a checkpoint, from `modules.json` and the file of its pooling module; else the last token's.
 
     Raises ConfigError for files that cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two endpoints show them."""
+"""Log-probabilities as OpenAI's two endpoints show them, and `prompt_logprobs` as vLLM's clients read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""The served model and its tokenizer: GET /v1/models and /v1/models/{id}, POST /tokenize and /detokenize."""
 
 from __future__ import annotations
 

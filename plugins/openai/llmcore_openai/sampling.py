@@ -55,7 +55,7 @@ def check(front: Front, body: Sampled) -> None:
 
 
 _ANY_MODEL = ("dummy", "tgi")
-"""What clients of text-generation-inference call the only model of a server; huggingface_hub sends the first."""
+"""Names that clients of text-generation-inference send for a server's only model; huggingface_hub sends the first."""
 
 
 def check_model(front: Front, name: str | None) -> None:
@@ -66,7 +66,7 @@ def check_model(front: Front, name: str | None) -> None:
 
 
 def check_stream(body: Sampled) -> None:
-    """What only a stream has, and what of its options this server has."""
+    """Refuse options of a stream that belong to no stream here, or that this server does not have."""
     options = body.stream_options
     if options is None:
         return
@@ -78,19 +78,19 @@ def check_stream(body: Sampled) -> None:
 
 
 def beams(body: Sampled) -> int:
-    """How many beams search for the answers; 1: there is no search."""
+    """The number of beams that search for the answers; 1 without a search."""
     if body.num_beams is not None:
         return body.num_beams
     return max(body.best_of or 1, body.n or 1) if body.use_beam_search else 1
 
 
 def drawn(body: Sampled) -> int:
-    """How many answers are generated for each prompt; more than `n` only for `best_of`."""
+    """The number of answers to generate for each prompt: more than `n` only for `best_of`."""
     return (body.n or 1) if beams(body) > 1 else max(body.n or 1, body.best_of or 1)
 
 
 def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> SamplingParams:
-    """How tokens are drawn; what the client leaves open comes from the model's generation_config.json."""
+    """The parameters of the draws. The model's generation_config.json has those that the client leaves out."""
     allowed = tuple(body.allowed_token_ids or ())
     intake.check_ids(front, allowed, param="allowed_token_ids")
     sampling = SamplingParams(
@@ -134,7 +134,7 @@ def prompt_ids(
 
 
 def text_rules(front: Front, body: Sampled) -> TextRules:
-    """What ends an answer, and what of it is shown."""
+    """The rules that end an answer, and that decide which of its text is shown."""
     stops, special = intake.split_stops(front, intake.as_list(body.stop))
     named = body.stop_token_ids or ()
     intake.check_ids(front, named, param="stop_token_ids")
@@ -160,7 +160,7 @@ def temperature(front: Front, body: Sampled) -> float:
 
 
 def least(body: Sampled) -> tuple[str, int]:
-    """How many tokens an answer has at least, and the field that says so: vLLM's name, or LMDeploy's."""
+    """The field that gives the fewest tokens of an answer, by vLLM's name or LMDeploy's, and its value."""
     if body.min_tokens is None and body.min_new_tokens is not None:
         return "min_new_tokens", body.min_new_tokens
     if body.min_new_tokens not in (None, body.min_tokens):

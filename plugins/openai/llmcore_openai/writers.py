@@ -34,23 +34,23 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Shape(Protocol):
-    """What chat and text completions do not have in common."""
+    """The differences between chat and text completions."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     answers: bool
-    """Whether what is generated is shown; a prompt alone may have been asked for."""
+    """False if the client asked for the prompt alone, and not for generated text."""
 
     every_token: bool
-    """Whether tokens without text have logprobs, too."""
+    """True if tokens without text have logprobs, too."""
 
     prompts: bool
-    """Whether an answer may be to several prompts."""
+    """True if one request may have several prompts."""
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
-        """What an event brings beside tokens."""
+        """Take the parts of an event that are not tokens."""
 
     def opening(self, choice: Choice) -> bytes | None:
         """The members of the first chunk of a choice, if it has one of its own."""
@@ -81,7 +81,7 @@ class Shape(Protocol):
 
 
 class Envelope:
-    """What every chunk of one answer, or the answer itself, repeats."""
+    """The members that every chunk of an answer repeats, or that the whole answer has."""
 
     def __init__(self, front: Front, generation: Generation, shape: Shape):
         self.id = f"{shape.id_prefix}-{uuid.uuid4().hex}"
@@ -149,7 +149,7 @@ class WholeWriter:
         self._generation.fail(error, openai_error)
 
     def chosen(self) -> Sequence[Choice]:
-        """What is sent."""
+        """The choices that are sent."""
         return self._generation.choices
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def whole_writer(
 
 
 def pending(generation: Generation, shape: Shape) -> list[UnshownTokens]:
-    """What keeps every choice's tokens until they are shown."""
+    """For every choice, its tokens that are not shown yet."""
     return [UnshownTokens(whole=shape.every_token, none=not shape.answers) for _ in generation.choices]
 
 

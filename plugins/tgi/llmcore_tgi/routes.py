@@ -105,7 +105,7 @@ class Info:
 
 
 def check(given: Parameters, stream: bool) -> None:
-    """What parameters may not say together."""
+    """Refuse parameters that contradict each other."""
     intake.refuse(given, REFUSED, prefix="parameters.")
     best_of = given.best_of or 1
     if best_of > 1 and not given.sampled:
@@ -134,7 +134,7 @@ def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
 
 
 def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: bool) -> tuple[Submit, TextRules]:
-    """What to generate, and how it becomes text."""
+    """The request to the engine, and the rules by which its tokens become text."""
     name = "parameters.max_new_tokens"
     left = intake.room(front, prompt, given.max_new_tokens, param=name, source="inputs")
     stops, special = intake.split_stops(front, given.stop or [])

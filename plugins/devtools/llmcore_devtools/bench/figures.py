@@ -1,4 +1,4 @@
-"""Medians, percentiles and goodput. No torch."""
+"""Figures and their context: medians, percentiles and goodput; the machine and the versions. No torch."""
 
 from __future__ import annotations
 

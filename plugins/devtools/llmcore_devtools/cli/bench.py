@@ -1,4 +1,4 @@
-"""`llmcore bench`: a group whose commands are imported when they run."""
+"""`llmcore bench`: latency and throughput, in this process or over HTTP. Engines are imported when they run."""
 
 from __future__ import annotations
 

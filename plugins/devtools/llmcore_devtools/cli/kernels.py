@@ -1,4 +1,4 @@
-"""`llmcore kernels --check`: comparison of kernels with their references on this machine's device."""
+"""`llmcore kernels --check` and `--bench`: this machine's kernels, compared with their references or timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of a kernel with its op's reference, on the op's own samples."""
+"""Comparison of a kernel with its op's reference on the op's own samples, and of its rows with themselves alone."""
 
 from __future__ import annotations
 

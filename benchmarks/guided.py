@@ -78,15 +78,15 @@ class Meter:
 
     def install(self) -> None:
         """Measure from now on."""
-        launch, draw, pack = ModelRunner._launch_forward, ModelRunner.draw, RowSampler.pack
+        enqueue, draw, pack = ModelRunner.enqueue, ModelRunner.draw, RowSampler.pack
         accept, prepare = ChoiceProcessors.accept, ChoiceProcessors._prepare
         meter = self
 
-        def launched(runner: ModelRunner, *args: Any) -> Any:
+        def enqueued(runner: ModelRunner, step: Any) -> Any:
             device = timed_device()
-            device.launching = True
+            device.launching = step.draw is None
             try:
-                return launch(runner, *args)
+                return enqueue(runner, step)
             finally:
                 device.launching = False
 
@@ -122,7 +122,7 @@ class Meter:
             meter._until = time.perf_counter()
 
         changed: list[tuple[type, str, Any]] = [
-            (ModelRunner, "_launch_forward", launched),
+            (ModelRunner, "enqueue", enqueued),
             (ModelRunner, "draw", drawn),
             (RowSampler, "pack", packed),
             (ChoiceProcessors, "accept", accepted),

@@ -1,6 +1,6 @@
 """The engine: requests in, events out, one step after the other.
 
-Everything here is for one thread. With `device.ahead` steps in flight, the next step is planned and launched before
+Everything here is for one thread. With `device.ahead` steps in flight, the next step is planned and enqueued before
 the last one's tokens are read.
 """
 
@@ -124,7 +124,7 @@ class Engine:
         return msgspec.structs.replace(load, waiting=waiting, graphs=self._runner.graphs, taken=time.time())
 
     def step(self) -> list[Events]:
-        """Launch the next step, if there is one, and read what need not stay in flight; events in order.
+        """Enqueue the next step, if there is one, and read what need not stay in flight; events in order.
 
         Raises DeviceLost.
         """
@@ -133,7 +133,7 @@ class Engine:
         if plan is None:
             return [*given_up, self._read()] if self._flying else given_up
         steered = self._scheduler.steering(plan)
-        events = given_up + self._launch(plan)
+        events = given_up + self._enqueue(plan)
         if self._flying and self._flying[-1].pending is not None:
             # Its processors need the tokens of the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
@@ -177,16 +177,16 @@ class Engine:
                 events.append({made.owner: refusal(made.request, error)})
         return events
 
-    def _launch(self, plan: StepPlan) -> list[Events]:
+    def _enqueue(self, plan: StepPlan) -> list[Events]:
         try:
-            self._flying.append(self._runner.launch(plan))
+            self._flying.append(self._runner.enqueue(self._runner.prepare(plan)))
         except BaseException as error:  # noqa: BLE001 - whatever a model raises, _note logs it
             reraise_if_stopping(error)
             return self._failed(plan, error)
         return []
 
     def _draw(self, steered: Sequence[Steered]) -> list[Events]:
-        """Launch the draw of the newest step; one that failed with those before it is not there any more."""
+        """Enqueue the draw of the newest step; one that failed with those before it is not there any more."""
         if not self._flying:
             return []
         step = self._flying[-1]
@@ -201,7 +201,7 @@ class Engine:
         return [self._scheduler.expel(step.plan, outcome.errors)] if outcome.errors else []
 
     def _failed(self, plan: StepPlan, error: BaseException) -> list[Events]:
-        """A step that was not launched, or not whole."""
+        """A step that was not enqueued, or not whole."""
         reason = self._note(plan, error)
         events = []
         while self._flying:  # one that cannot be read takes all after it along
@@ -223,7 +223,7 @@ class Engine:
         return self._scheduler.commit(flying.plan, result)
 
     def _settle(self, plan: StepPlan) -> None:
-        """Wait for all launched steps: they read memory that the next step writes."""
+        """Wait for all enqueued steps: they read memory that the next step writes."""
         try:
             self._device.synchronize()
         except BaseException as error:  # noqa: BLE001 - whatever a device raises, _note logs it

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from llmcore.bridge import Submit
+from llmcore.bridge import Prompt, Submit
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
@@ -44,7 +44,7 @@ class Load:
     def __init__(self, scheduler: Scheduler, *, prompt: int, answer: tuple[int, int]) -> None:
         self._scheduler = scheduler
         self._random = np.random.default_rng(0)
-        self._system = self._random.integers(0, VOCAB, 200).astype("<i4")
+        self._system = self._random.integers(0, VOCAB, 200)
         self._prompt = prompt
         self._answer = answer
         self._next = 0
@@ -53,9 +53,9 @@ class Load:
     def submit(self, n: int) -> None:
         """Submit `n` more requests."""
         for _ in range(n):
-            prompt = np.concatenate([self._system, self._random.integers(0, VOCAB, self._prompt).astype("<i4")])
+            prompt = np.concatenate([self._system, self._random.integers(0, VOCAB, self._prompt)])
             answer = int(self._random.integers(*self._answer))
-            submit = Submit(id=self._next, prompt=prompt.tobytes(), max_new_tokens=answer, stop_ids=(VOCAB,))
+            submit = Submit(id=self._next, prompt=Prompt.of(prompt), max_new_tokens=answer, stop_ids=(VOCAB,))
             self._next += 1
             self._scheduler.submit(submit, 0)
 

@@ -49,7 +49,11 @@ SOURCES = (
         "ParserSample",
     ),
     ("What a parser's spec says of chat templates", "llmcore.api", "TemplateMarks"),
-    ("Requests, for dialects", "llmcore.api", "SamplingParams LengthDecay Submit ChoiceEvent Finish Bridge Load"),
+    (
+        "Requests, for dialects",
+        "llmcore.api",
+        "SamplingParams LengthDecay Prompt Submit ChoiceEvent Finish Bridge Load",
+    ),
 )
 """Heading, module, names. The page shows their source."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish, Submit
+from llmcore.bridge import ChoiceEvent, Finish, Prompt, Submit
 from llmcore.errors import RequestError
 from llmcore.subscribers import Subscribers
 
 
 def submit(number: int, n: int = 1) -> Submit:
-    return Submit(id=number, prompt=b"\1\0\0\0", max_new_tokens=4, n=n)
+    return Submit(id=number, prompt=Prompt.of([1]), max_new_tokens=4, n=n)
 
 
 def event(choice: int, finish: Finish = Finish.RUNNING) -> ChoiceEvent:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from llmcore import LLM
 from llmcore.api import RequestError
-from llmcore.bridge import Submit
+from llmcore.bridge import Prompt, Submit
 from llmcore.engine.engine import Engine
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
@@ -105,7 +105,7 @@ def test_a_score_is_one(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     with LLM(tmp_path, device="cpu") as llm:
         engine: Engine = llm._bridge._engine
-        request = Submit(id=1, prompt=np.array([5], "<i4").tobytes(), max_new_tokens=1, n=2, score=True)
+        request = Submit(id=1, prompt=Prompt.of([5]), max_new_tokens=1, n=2, score=True)
         with pytest.raises(RequestError, match="a score is one"):
             engine.submit(request)
 

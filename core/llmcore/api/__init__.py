@@ -8,6 +8,7 @@ from llmcore.bridge import (
     LengthDecay,
     Load,
     LogitsProcessor,
+    Prompt,
     SamplingParams,
     Submit,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "PluginError",
     "PluginInfo",
     "ProcessorContext",
+    "Prompt",
     "QuantMethod",
     "QuantMethodSpec",
     "RequestError",

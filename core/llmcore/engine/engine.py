@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 
 from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
 from llmcore.engine.kv_capacity import OUT_OF_MEMORY
@@ -109,7 +108,7 @@ class Engine:
         return replace(
             stats,
             choices=stats.choices + sum(request.choices for request in unmade),
-            tokens=stats.tokens + sum(len(request.prompt) // 4 for request in unmade),
+            tokens=stats.tokens + sum(len(request.prompt) for request in unmade),
         )
 
     def expire(self, seconds: float) -> Events:
@@ -241,7 +240,7 @@ class Engine:
         """KV is shared only among requests of one API key: how much of a prompt was there tells what others asked.
         KV with angles of its prompt's length is shared only among prompts of that length.
         """
-        salt, length = request.salt, len(request.prompt) // 4
+        salt, length = request.salt, len(request.prompt)
         if request.client >= 0:
             salt += b"/key:%d" % request.client
         if self._fixed_angles_up_to is not None and length > self._fixed_angles_up_to:
@@ -268,16 +267,15 @@ class Engine:
                 param="prompt_top",
                 code="invalid_value",
             )
-        if request.prompt_top and len(request.prompt) // 4 * (1 + request.prompt_top) > MOST_LOGPROBS_AT_ONCE:
+        if request.prompt_top and len(request.prompt) * (1 + request.prompt_top) > MOST_LOGPROBS_AT_ONCE:
             raise RequestError(
                 f"prompt_top: of one prompt at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told",
                 param="prompt_top",
                 code="invalid_value",
             )
-        if not request.prompt or len(request.prompt) % 4:
-            raise RequestError("the prompt is empty", param="prompt", code="invalid_value")
-        prompt = np.frombuffer(request.prompt, "<i4")
+        prompt = request.prompt.ids
         _check_ids("prompt", (int(prompt.min()), int(prompt.max())), vocabulary)
+        _check_ids("produced", request.produced, vocabulary)
         _check_ids("logit_bias", request.sampling.logit_bias, vocabulary)
         _check_ids("stop_token_ids", request.stop_ids, vocabulary)
         check_search(request, vocabulary)

@@ -97,7 +97,7 @@ class Prepared:
     asked: Asked | None
     """The sizes of the plan's probes and pools."""
     frame: Frame | None
-    """The sizes of the CUDA graph that runs the step; None: it runs eagerly."""
+    """The sizes of the captured graph that runs the step; None: it runs eagerly."""
     changes: Upload
     """The upload that holds what changes in the tables."""
 

@@ -129,10 +129,10 @@ def _announce(choice: Choice, tokens: Int32, start: int, fork_of: int = -1) -> A
     return Admitted(
         index=choice.row,
         tokens=tokens,
-        prompt_len=choice.request.prompt.size,
+        prompt_len=len(choice.request.prompt),
         start=start,
         sampling=submit.sampling,
-        choice=choice.number,
+        choice=submit.choice + choice.number,
         min_new_tokens=submit.min_new_tokens,
         stop_ids=submit.stop_ids,
         fork_of=fork_of,
@@ -143,7 +143,7 @@ def _announce(choice: Choice, tokens: Int32, start: int, fork_of: int = -1) -> A
 def _fork(state: State, row: int, admitted: list[Admitted], parts: list[list[Columns]]) -> Int32:
     """Let the choices that share the prompt in `row` run; returns their rows."""
     choice = state.table.choice(row)
-    prompt = choice.request.prompt
+    prompt = choice.request.prompt.ids
     twins = state.table.fork(choice)
     for twin in twins:
         state.space.fork(row, twin.row, prompt.size)

@@ -37,7 +37,7 @@ class Frontier:
         at = self._space.floor(int(self._table.computed[row]))
         if self._space.caching and at <= self._table.entered[row]:
             last = int(self._space.groups[0].table[row, at // self._space.groups[0].granule - 1]) if at else -1
-            content = self._table.tokens[row, at : int(self._table.prefill[row])].astype(np.int64)
+            content = self._table.content(row, int(self._table.prefill[row]), at)
             salt = self._table.choice(row).request.submit.salt
             self._rows.setdefault((salt, at, last, content[: self._space.granule].tobytes()), row)
 
@@ -50,7 +50,7 @@ class Frontier:
         row = self._rows.get((choice.request.submit.salt, at, last, content[at : at + self._space.granule].tobytes()))
         if row is None:
             return None
-        theirs = self._table.tokens[row, at : int(self._table.prefill[row])]
+        theirs = self._table.content(row, int(self._table.prefill[row]), at)
         ours = content[at : at + theirs.size]
         differs = np.flatnonzero(ours != theirs[: ours.size])
         same = self._space.floor(int(differs[0]) if differs.size else ours.size)

@@ -40,6 +40,7 @@ class ChoiceProcessors:
     `late`: answers in a row that came too late.
     `dropped`: the choice has ended.
     `free`: they allow everything from now on.
+    `produced`: tokens that the choice has already; the processors are told of them first.
     `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else. `fields`:
     by processor the client's field that asked for it.
     """
@@ -52,6 +53,7 @@ class ChoiceProcessors:
         run: Callable[[Callable[[], None]], None],
         banned: Sequence[int] = (),
         fields: Mapping[str, str] | None = None,
+        produced: Sequence[int] = (),
     ) -> None:
         self.hosts = hosts
         self.devices = devices
@@ -69,7 +71,12 @@ class ChoiceProcessors:
         self._fields = fields or {}
         self._ready = threading.Event()
         self._asked = hosts[0][0] if hosts else ""
-        self._start()
+        for token in produced:
+            self._tell(token)
+        if self.error is None and not self.free:
+            self._start()
+        else:
+            self._ready.set()
 
     @property
     def ready(self) -> bool:
@@ -94,8 +101,14 @@ class ChoiceProcessors:
 
     def accept(self, token: int) -> bool:
         """Tell every host processor of a token that was read; whether one of them is finished. See `error`."""
+        finished = self._tell(token)
+        if not (finished or self.free or self.error):
+            self._start()
+        return finished
+
+    def _tell(self, token: int) -> bool:
         finished, free = False, not self.devices
-        if self.free:
+        if self.free or self.error:
             return False
         for name, _, processor in self.hosts:
             try:
@@ -110,8 +123,6 @@ class ChoiceProcessors:
         self.free = free
         if free:
             self.mask, self.bias = None, {}
-        elif not finished:
-            self._start()
         return finished
 
     def fail(self, name: str, error: BaseException) -> tuple[str, str]:

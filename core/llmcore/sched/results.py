@@ -328,7 +328,7 @@ def _add_prompt(events: StepEvents, i: int, request: Request) -> None:
         places = zip(*(column.tolist() for column in request.prompt_top), strict=True)
         events.prompt_top[i] = [list(zip(ids, logprobs, strict=True)) for ids, logprobs in places]
     if request.pooled is not None:
-        count = request.prompt.size if request.submit.pool == "mean" else 1
+        count = len(request.prompt) if request.submit.pool == "mean" else 1
         events.pooled[i] = (request.pooled / count).astype("<f4").tobytes()
     request.prompt_logprobs = request.prompt_ranks = request.prompt_top = None
 

@@ -137,7 +137,7 @@ class Scheduler:
         processors: Sequence[ChoiceProcessors] = (),
         source: KVSource | None = None,
     ) -> None:
-        """Queue a request; `processors`: its own, by choice. `source`: writes the KV of its prompt's beginning once
+        """Queue a request; `processors`: its own, by choice. `source`: writes the KV of its beginning once
         there is room for it. Raises RequestError if it can never be served."""
         self.validate(submit, owner)
         self._state.add(Request.of(submit, owner, self._arrivals, processors, source))
@@ -175,7 +175,7 @@ class Scheduler:
         if choice.row != NO_ROW:
             # KV that it took from the cache or entered stays there, even behind its last token.
             entered = int(self._state.table.entered[choice.row])
-            valid = min(self._release.valid(choice.row), max(request.prompt.size + n_tokens, entered))
+            valid = min(self._release.valid(choice.row), max(len(request.prompt) + n_tokens, entered))
         self._state.estimator.observe(n_tokens)
         self._release.end(choice, valid)
 

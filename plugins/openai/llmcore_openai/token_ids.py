@@ -43,5 +43,6 @@ class TokenIds:
         self._prompt_shown = True
         return {"prompt_token_ids": self._prompt(0)}
 
-    def _prompt(self, index: int) -> array[int]:
-        return array("i", self._submits[index].prompt)
+    def _prompt(self, index: int) -> list[int]:
+        ids: list[int] = self._submits[index].prompt.ids.tolist()
+        return ids

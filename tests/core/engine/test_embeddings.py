@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.bridge import Submit
+from llmcore.bridge import Prompt, Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
 from llmcore_devtools.tokenizer import write_tokenizer
@@ -89,7 +89,7 @@ def test_the_best_tokens_of_a_prompt(llm: LLM, oracle: tuple[Path, LlamaForCausa
 
 
 def test_what_a_state_cannot_come_with(llm: LLM) -> None:
-    prompt = np.array([5, 6], "<i4").tobytes()
+    prompt = Prompt.of([5, 6])
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"pool": "cls"}, "pooling is one of last, mean"),
         ({"n": 2}, "nothing else"),

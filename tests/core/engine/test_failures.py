@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from llmcore.bridge import BeamSearch, ChoiceEvent, SamplingParams, Submit
+from llmcore.bridge import BeamSearch, ChoiceEvent, Prompt, SamplingParams, Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError, text_of
 from llmcore_devtools import fake_answer
@@ -62,7 +61,7 @@ def failing(llm: LLM, fails: Callable[[str, Any], Exception | None]) -> None:
 def ask_raw(llm: LLM, prompt: list[int], fields: dict[str, Any]) -> Any:
     """Each choice's tokens and hidden state, of a request as the bridge takes it."""
     events: dict[int, list[ChoiceEvent]] = {}
-    done, submit = threading.Event(), Submit(id=next(IDS), prompt=np.array(prompt, "<i4").tobytes(), **fields)
+    done, submit = threading.Event(), Submit(id=next(IDS), prompt=Prompt.of(prompt), **fields)
 
     def take(event: ChoiceEvent) -> None:
         events.setdefault(event.choice, []).append(event)

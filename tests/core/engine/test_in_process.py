@@ -92,7 +92,7 @@ from llmcore import LLM
 from llmcore.bridge import SamplingParams, Submit
 
 llm = LLM(sys.argv[1], device="cpu", max_total_token_num=2000)
-request = Submit(id=1, prompt=bytes(4), max_new_tokens=1500, sampling=SamplingParams(temperature=0.0))
+request = Submit(id=1, prompt=Prompt.of([0]), max_new_tokens=1500, sampling=SamplingParams(temperature=0.0))
 llm._bridge.submit(request, lambda event: event.error and print(event.error, flush=True))
 """
 

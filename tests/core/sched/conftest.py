@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bridge import ChoiceEvent, StepEvents, Submit, explode
+from llmcore.bridge import ChoiceEvent, Prompt, StepEvents, Submit, explode
 from llmcore.builtin.estimators import Conservative
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
@@ -65,8 +65,7 @@ class Bench:
         processors: Sequence[ChoiceProcessors] = (),
         **more: Any,
     ) -> None:
-        tokens = np.array(prompt, "<i4").tobytes()
-        submit = Submit(id=id, prompt=tokens, max_new_tokens=max_new, **more)
+        submit = Submit(id=id, prompt=Prompt.of(prompt), max_new_tokens=max_new, **more)
         self.scheduler.submit(submit, owner, processors)
 
     def plan(self) -> StepPlan:

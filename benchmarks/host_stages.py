@@ -31,9 +31,9 @@ from llmcore.engine.sampler import RowSampler
 from llmcore.engine.tables import Tables, Upload
 from llmcore.sched import scheduler
 from llmcore.sched.capacity import Capacity
+from llmcore.sched.in_flight import Results
 from llmcore.sched.policy import StepView
 from llmcore.sched.release import Release
-from llmcore.sched.results import Results
 from llmcore.sched.scheduler import Scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -18,10 +18,10 @@ from llmcore.bridge import Prompt, Submit
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
-from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.kv.group import KVGroup
 from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
 
 VOCAB = 32_000

@@ -14,7 +14,6 @@ from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.config import Config, Kernels
 from llmcore.engine.dry_model import fallbacks
 from llmcore.engine.engine import Engine
-from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.kv_capacity import (
     OUT_OF_MEMORY,
     Room,
@@ -46,6 +45,7 @@ from llmcore.plugins import Made, made
 from llmcore.processors import LogitsProcessorSpec
 from llmcore.protocols import Device, SchedulerLimits
 from llmcore.registry import Registry
+from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
 from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 

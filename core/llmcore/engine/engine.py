@@ -248,22 +248,24 @@ class Engine:
         return msgspec.structs.replace(request, salt=salt) if salt != request.salt else request
 
     def _check(self, request: Submit) -> None:
-        vocabulary = self.facts.vocab_size
-        if request.score != bool(self.facts.scores):
-            does = (
-                "scores prompts and generates nothing"
-                if self.facts.scores
-                else "generates; it has no head that scores"
-            )
-            raise RequestError(f"this model ({self.facts.architecture}) {does}", code="invalid_value")
-        if request.score and (request.n, request.max_new_tokens) != (1, 1):
-            raise RequestError("a score is one: n and max_new_tokens have to be 1", param="n", code="invalid_value")
-        if request.score and request.prompt_logprobs:
-            raise RequestError("a score has no log-probabilities", param="prompt_logprobs", code="invalid_value")
-        _check_pool(request, self.facts)
-        if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= vocabulary):
+        """Raise RequestError for what this model cannot do, and for ids that are not in its vocabulary."""
+        facts, sampling = self.facts, request.sampling
+        if request.score != bool(facts.scores):
+            does = "scores prompts and generates nothing" if facts.scores else "generates; it has no head that scores"
+            raise RequestError(f"this model ({facts.architecture}) {does}", code="invalid_value")
+        alone = (request.n, request.max_new_tokens, request.prompt_logprobs, request.beams) == (1, 1, False, None)
+        if (request.score or request.pool) and not alone:
             raise RequestError(
-                f"prompt_top: it needs prompt_logprobs and is at most {vocabulary}",
+                "a score or a hidden state comes alone: n and max_new_tokens have to be 1, without beams and "
+                "prompt_logprobs",
+                param="n",
+                code="invalid_value",
+            )
+        if request.pool:
+            _check_pool(request, facts)
+        if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= facts.vocab_size):
+            raise RequestError(
+                f"prompt_top: it needs prompt_logprobs and is at most {facts.vocab_size}",
                 param="prompt_top",
                 code="invalid_value",
             )
@@ -273,31 +275,36 @@ class Engine:
                 param="prompt_top",
                 code="invalid_value",
             )
-        prompt = request.prompt.ids
-        _check_ids("prompt", (int(prompt.min()), int(prompt.max())), vocabulary)
-        _check_ids("produced", request.produced, vocabulary)
-        _check_ids("logit_bias", request.sampling.logit_bias, vocabulary)
-        _check_ids("stop_token_ids", request.stop_ids, vocabulary)
-        check_search(request, vocabulary)
-        _check_ids("allowed_ids", request.sampling.allowed_ids, vocabulary)
-        _check_ids(
-            "length_decay", request.sampling.length_decay.ids if request.sampling.length_decay else (), vocabulary
-        )
+        prompt, decay = request.prompt.ids, sampling.length_decay
+        given: dict[str, Iterable[int]] = {
+            "prompt": (int(prompt.min(initial=0)), int(prompt.max(initial=0))),
+            "produced": request.produced,
+            "logit_bias": sampling.logit_bias,
+            "stop_token_ids": request.stop_ids,
+            "allowed_ids": sampling.allowed_ids,
+            "length_decay": () if decay is None else decay.ids,
+        }
+        for name, ids in given.items():
+            if wrong := [token for token in ids if not 0 <= token < facts.vocab_size]:
+                raise RequestError(
+                    f"{name}: token id {wrong[0]} is outside 0 to {facts.vocab_size - 1}",
+                    param=name,
+                    code="invalid_value",
+                )
+        check_search(request, facts.vocab_size)
 
 
 def _check_pool(request: Submit, facts: ModelFacts) -> None:
-    """Raise RequestError for a hidden state that this model does not have, or that comes with something else."""
-    if not request.pool:
-        return
+    """Raise RequestError for a hidden state that this model does not have, or that is not of the prompt alone."""
     if request.pool not in POOLINGS:
-        raise RequestError(f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", code="invalid_value")
+        raise RequestError(
+            f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", param="pooling", code="invalid_value"
+        )
     if not facts.embedding_size:
         raise RequestError(
             f"this model ({facts.architecture}) does not show its hidden states", code="unsupported_parameter"
         )
-    alone = (request.n, request.max_new_tokens, request.prompt_logprobs, request.beams) == (1, 1, False, None)
-    plain = SamplingParams(temperature=0.0, seed=request.sampling.seed)
-    if not alone or request.sampling != plain:
+    if request.sampling != SamplingParams(temperature=0.0, seed=request.sampling.seed):
         raise RequestError("a hidden state is one greedy token and nothing else", code="invalid_value")
 
 
@@ -312,14 +319,6 @@ def _own_failure(request: Submit) -> Iterator[None]:
         reraise_if_stopping(error)
         logger.exception("request %s could not be queued", request.request_id or request.id)
         raise RequestError("the engine failed on this request", code="internal_error", status=500) from error
-
-
-def _check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocabulary:
-            raise RequestError(
-                f"{name}: token id {token} is outside 0 to {vocabulary - 1}", param=name, code="invalid_value"
-            )
 
 
 def refusal(request: Submit, error: RequestError) -> StepEvents:

@@ -23,7 +23,6 @@ from llmcore.config import Config, plugin_settings, settings, with_model_resolve
 from llmcore.config.setting import canonical, names
 from llmcore.decode_struct import convert
 from llmcore.engine.build import build_engine
-from llmcore.engine.engine import POOLINGS
 from llmcore.engine.in_process import InProcessBridge
 from llmcore.engine.model import Progress
 from llmcore.errors import ConfigError, RequestError
@@ -305,8 +304,6 @@ class LLM:
 
         [hidden size] each, of length 1 unless `normalize` is False. Raises RequestError for a model without any.
         """
-        if pooling not in POOLINGS:
-            raise RequestError(f"pooling is one of {', '.join(POOLINGS)}, not {pooling!r}", param="pooling")
         limits, params = _sort_out({"temperature": 0.0}, None)
         rules = self._rules(limits, ())
         ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
@@ -393,6 +390,7 @@ class LLM:
     ) -> Submit:
         room = self.facts.max_total_len - len(prompt)
         most, n = size
+        # The engine checks n too. Here it bounds what is kept for each choice.
         if not 1 <= n <= self.facts.max_running:
             raise RequestError(f"n must be between 1 and {self.facts.max_running}, not {n}", param="n")
         return Submit(

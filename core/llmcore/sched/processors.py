@@ -117,19 +117,13 @@ class ChoiceProcessors:
                 free = free and bool(getattr(processor, "free", bool)())
             except BaseException as error:  # noqa: BLE001 - whatever it raises ends its choice only
                 reraise_if_stopping(error)
-                self._fail(name, error)
+                self.fail(name, error)
                 return False
         self.late = 0
         self.free = free
         if free:
             self.mask, self.bias = None, {}
         return finished
-
-    def fail(self, name: str, error: BaseException) -> tuple[str, str]:
-        """Processor `name` raised: `error` for the client."""
-        self._fail(name, error)
-        assert self.error is not None
-        return self.error
 
     def _start(self) -> None:
         self._since = time.monotonic()
@@ -157,7 +151,7 @@ class ChoiceProcessors:
             self.mask, self.bias = mask, bias
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends its choice only
             reraise_if_stopping(error)
-            self._fail(self._asked, error)
+            self.fail(self._asked, error)
         self._ready.set()
 
     def _checked_mask(self, mask: Any) -> Int32 | None:
@@ -183,7 +177,8 @@ class ChoiceProcessors:
                 raise ValueError(f"its bias of token {token} is {value}")
             bias[int(token)] = bias.get(token, 0.0) + float(value)
 
-    def _fail(self, name: str, error: BaseException) -> None:
+    def fail(self, name: str, error: BaseException) -> Reason:
+        """Processor `name` raised: `error` for the client."""
         if isinstance(error, RequestError):
             code = OVERLOADED if error.code == OVERLOADED else CLIENTS_FAULT
             self.error = code, f"{self._fields.get(name, name)}: {message_of(error)}"[:500]
@@ -192,6 +187,7 @@ class ChoiceProcessors:
             self.cause = error
             self.error = _MISTAKE, f"logits processor {name!r} failed: {text_of(error)}"[:500]
         self._ready.set()
+        return self.error
 
 
 Steered = tuple[int, ChoiceProcessors]

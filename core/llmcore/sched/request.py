@@ -67,6 +67,18 @@ class Lease:
     source: KVSource
 
 
+class PromptReport:
+    """What a request wants to know of the `places` tokens of its prompt behind the first, as far as it is known."""
+
+    def __init__(self, places: int, top: int) -> None:
+        self.logprobs: Float32 = np.full(places, np.nan, np.float32)
+        self.ranks: Int32 = np.zeros(places, np.int32)
+        """[places] the number of tokens that are likelier in the place, plus one."""
+        self.top_ids: Int32 = np.zeros((places, top), np.int32)
+        """[places, top] the best tokens in the place."""
+        self.top_logprobs: Float32 = np.full((places, top), np.nan, np.float32)
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """A request: the state that all its choices share."""
@@ -90,12 +102,8 @@ class Request:
     """It takes nothing from the prefix cache."""
     cached: int = -1
     """Prompt tokens that came from the prefix cache at its first admission; -1 before that."""
-    prompt_logprobs: Float32 | None = None
-    """Of all prompt tokens but the first, as far as they are known; None if they are not wanted (any more)."""
-    prompt_ranks: Int32 | None = None
-    """For each of these tokens, how many tokens are likelier in its place, plus one."""
-    prompt_top: tuple[Int32, Float32] | None = None
-    """The best (ids, logprobs) [, k] in each of these places."""
+    report: PromptReport | None = None
+    """What is known of its prompt's tokens; None if that is not wanted (any more)."""
     pooled: Float32 | None = None
     """The sum of the prompt's hidden states, as far as it is known."""
 
@@ -125,7 +133,7 @@ class Request:
 
         Raises ValueError for a source that writes what the model has to compute.
         """
-        places, known = len(submit.prompt) - 1, len(submit.prompt) + len(submit.produced)
+        known = len(submit.prompt) + len(submit.produced)
         info = RequestInfo(submit.priority, submit.client, submit.hints)
         request = Request(submit, owner, info, processors)
         forks = submit.n - 1
@@ -134,11 +142,7 @@ class Request:
         if submit.prompt_logprobs:
             # The prefix cache keeps KV and no log-probabilities.
             request.private = True
-            request.prompt_logprobs = np.full(places, np.nan, np.float32)
-            request.prompt_ranks = np.zeros(places, np.int32)
-            if submit.prompt_top:
-                shape = places, submit.prompt_top
-                request.prompt_top = np.zeros(shape, np.int32), np.full(shape, np.nan, np.float32)
+            request.report = PromptReport(len(submit.prompt) - 1, submit.prompt_top)
         if submit.pool == "mean":
             request.private = True  # nor does it keep hidden states
         if source is not None and (request.private or not 0 < source.tokens < known):
@@ -506,7 +510,7 @@ class RequestTable:
             self.processors[row] = choice.processors
         if request.beams is not None:
             self.beams[row] = request.beams
-        if choice.number == 0 and (request.prompt_logprobs is not None or submit.pool or submit.score):
+        if choice.number == 0 and (request.report is not None or submit.pool or submit.score):
             self.probing.add(row)
         self.status[row] = RUNNING
         self.arrival[row] = choice.arrival

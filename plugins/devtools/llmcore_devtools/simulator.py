@@ -18,8 +18,8 @@ from llmcore.bridge import BeamSearch, Finish, Prompt, StepEvents, Submit, explo
 from llmcore.kv.group import KVGroup
 from llmcore.plugins import load
 from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
-from llmcore.sched.failure_isolation import TRIALS
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.release import TRIALS
 from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
 

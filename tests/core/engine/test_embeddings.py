@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.bridge import Prompt, Submit
+from llmcore.bridge import Prompt, SamplingParams, Submit
 from llmcore.engine.llm import LLM
 from llmcore.errors import RequestError
 from llmcore_devtools.tokenizer import write_tokenizer
@@ -92,9 +92,10 @@ def test_what_a_state_cannot_come_with(llm: LLM) -> None:
     prompt = Prompt.of([5, 6])
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"pool": "cls"}, "pooling is one of last, mean"),
-        ({"n": 2}, "nothing else"),
-        ({"max_new_tokens": 2}, "nothing else"),
-        ({"prompt_logprobs": True}, "nothing else"),
+        ({"n": 2}, "comes alone"),
+        ({"max_new_tokens": 2}, "comes alone"),
+        ({"prompt_logprobs": True}, "comes alone"),
+        ({"sampling": SamplingParams()}, "one greedy token"),
     ]
     for more, message in wrong:
         given = {"id": 1, "prompt": prompt, "max_new_tokens": 1, "pool": "last", **more}

@@ -75,6 +75,8 @@ class Bench:
 
     def commit(self, plan: StepPlan, token: int = 7, finite: Sequence[bool] | None = None, **more: Any) -> None:
         size = plan.sample_row.size
+        if "probed" in more:
+            more = {"probed_ranks": np.ones(len(more["probed"]), np.int32), **more}
         good = np.ones(size, np.bool_) if finite is None else np.array(finite, np.bool_)
         self.receive(self.scheduler.commit(plan, StepResult(np.full(size, token, np.int32), good, **more)))
         self.scheduler.check()

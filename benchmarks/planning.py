@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from llmcore.bridge import Prompt, Submit
+from llmcore.api.bridge import Prompt, Submit
+from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
 from llmcore.kv.group import KVGroup
-from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler

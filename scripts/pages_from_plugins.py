@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmcore.inspect import HookRow, hook_rows
-from llmcore.plugins import import_plugin
-from llmcore.processors import LogitsProcessorSpec
-from llmcore.registry import CONTRIBUTIONS, Registry
-from llmcore.specs import CommandSpec, KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.specs import CommandSpec, KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
+from llmcore.registry.inspect import HookRow, hook_rows
+from llmcore.registry.loader import import_plugin
+from llmcore.registry.registry import CONTRIBUTIONS, Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -23,9 +23,9 @@ INTRODUCTION = """# Hooks
 
 <!-- Written by scripts/generate_docs.py from the hookspecs and docs/examples; `make docs` writes it again. -->
 
-A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs, frozen values that name
-code by import string; what gets used is decided by name or by `llmcore.resolve`, never by the order in which plugins
-are loaded. `build_layer` runs while a model is built, `on_*` hooks observe. No hook runs inside a step.
+A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs: frozen values that name
+code by import string. A name or `llmcore.registry.resolve` chooses among them; the order of loading never matters.
+`build_layer` runs while a model is built, and `on_*` hooks observe. No hook runs inside a step.
 
 Every example below is a whole plugin: `llmcore plugins --plugins ./docs/examples/register_modes.py` loads it. Give
 your own to pip with an entry point:
@@ -35,8 +35,8 @@ your own to pip with an entry point:
 my-plugin = "my_plugin"
 ```
 
-Keep torch out of the hook module: `llmcore plugins` imports it, and so does every HTTP worker. To see whether what you
-contribute keeps its contract, call its conformance check in a test:
+Keep torch out of the hook module: `llmcore plugins` imports it, and so does every HTTP worker. A conformance check
+tests your contributions against their contracts:
 
 ```py
 from llmcore_devtools import check_plugin, registry_of
@@ -46,11 +46,10 @@ def test_my_plugin_keeps_the_contracts():
     check_plugin(registry_of("my-plugin"), "my-plugin")
 ```
 
-A plugin that fails to import, misspells a hook or returns something else than it should takes no part, and
-`llmcore plugins` says why, and so does the log of a server; named with `--plugins`, it ends the start.
+If a plugin fails to import, misspells a hook or returns a wrong value, it is not used. `llmcore plugins` and the log
+of a server give the reason. If `--plugins` names it, the start ends.
 
-What the functions you name are handed and give back (contexts, views, protocols, layers) is in
-[objects.md](objects.md)."""
+[objects.md](objects.md) has the arguments and results of your functions: contexts, views, protocols, layers."""
 
 
 def hooks_page() -> str:
@@ -82,13 +81,13 @@ def _section(row: HookRow) -> Iterator[str]:
 
 
 def known_plugins() -> str:
-    """Returns core/llmcore/known_plugins.json: architecture -> the distribution in this tree that brings it."""
+    """Returns registry/known_plugins.json: architecture -> the distribution in this tree that brings it."""
     known = {a: plugin.dist for spec, plugin in _of_this_tree().specs(ModelSpec) for a in spec.architectures}
     return json.dumps(known, indent=2, sort_keys=True) + "\n"
 
 
 def official_plugins() -> str:
-    """Returns core/llmcore/official_plugins.json: distribution in this tree -> what a start without it may lack."""
+    """Returns registry/official_plugins.json: distribution in this tree -> what a start without it may lack."""
     registry = _of_this_tree()
     found: dict[str, dict[str, Any]] = {}
 

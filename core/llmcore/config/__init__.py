@@ -12,10 +12,12 @@ from llmcore.config.load import (
     gateway_login,
     make_config,
     resolve_config,
+    shown_settings,
+    shown_value,
+    value_of,
     with_plugins,
 )
 from llmcore.config.setting import RETIRED, Setting, find_setting, options_of, plugin_settings, settings, without_login
-from llmcore.config.shown import shown_settings, shown_value, value_of
 from llmcore.config.tree import (
     DATA_TYPES,
     Config,
@@ -23,8 +25,6 @@ from llmcore.config.tree import (
     Memory,
     Model,
     Plugins,
-    Reports,
-    Requests,
     Scheduling,
     option,
 )
@@ -39,8 +39,6 @@ __all__ = [
     "Model",
     "Origins",
     "Plugins",
-    "Reports",
-    "Requests",
     "Scheduling",
     "Setting",
     "YamlSettings",

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.specs import OptionSpec, PluginInfo
 from llmcore.config.check import check_config
-from llmcore.config.foreign import FOREIGN, foreign
+from llmcore.config.foreign import ELSEWHERE, FOREIGN, absent_settings, foreign
 from llmcore.config.setting import (
-    ELSEWHERE,
     GROUPS,
+    HIDDEN,
     RETIRED,
     Setting,
-    absent_settings,
     canonical,
     find_setting,
     names,
@@ -25,8 +26,6 @@ from llmcore.config.setting import (
 )
 from llmcore.config.tree import Config
 from llmcore.config.yaml_file import YamlSettings
-from llmcore.errors import ConfigError, did_you_mean
-from llmcore.specs import OptionSpec, PluginInfo
 
 log = logging.getLogger("llmcore.config")
 
@@ -61,8 +60,7 @@ def gateway_login() -> tuple[str, str] | None:
 
 
 SPIN_COUNT = "10000"
-"""As fast as libgomp's default of 300,000 on an idle machine, and it rarely delays other processes
-(benchmarks/README.md)."""
+"""As fast as libgomp's default of 300,000 on an idle machine, and it rarely delays other processes."""
 
 
 def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
@@ -73,7 +71,7 @@ def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
 
     glibc's malloc gives each thread an arena, and other threads cannot use the memory that is free in it. With sixteen
     threads the process grows for the first hundred thousand requests. With one arena, memory stays nearly constant
-    after some thousand requests. Nothing is slower, because Python's threads take turns (benchmarks/README.md).
+    after some thousand requests. Nothing is slower, because Python's threads take turns.
 
     Without `thread_caches`, malloc's threads do not cache freed memory. Two dozen threads need a hundred thousand
     requests to fill their caches, with up to 240 KB each. HTTP workers run without caches; the engine keeps them,
@@ -126,7 +124,7 @@ def resolve_config(
             origins[setting.name] = where
     config = _build(values, known)
     complete = {setting.name: origins.get(setting.name, "default") for setting in known if setting.group != ELSEWHERE}
-    sections = dict.fromkeys(setting.section for setting in known if setting.section is not None)
+    sections = dict.fromkeys(s.section for s in known if s.section is not None and s.group not in GROUPS)
     for warning in check_config(config, complete, sections):
         log.warning("%s", warning)
     return config, complete
@@ -218,3 +216,23 @@ def _build(values: Mapping[str, Any], known: Sequence[Setting]) -> Config:
     }
     brought = {s.name: values.get(s.name, s.default) for s in known if s.group not in (*GROUPS, ELSEWHERE)}
     return Config(**sections, plugin_options=brought)
+
+
+def value_of(config: Config, setting: Setting) -> Any:
+    """A setting's value in a config."""
+    section = getattr(config, setting.group) if setting.group in GROUPS else None
+    return config.plugin_options[setting.name] if section is None else getattr(section, setting.name)
+
+
+def shown_value(config: Config, setting: Setting) -> Any:
+    """A setting's value in a config, without secrets."""
+    return setting.shown(value_of(config, setting))
+
+
+def shown_settings(config: Config, brought: Iterable[Setting]) -> dict[str, Any]:
+    """The settings of core, and those `brought` by plugins, by name.
+
+    Other settings of plugins appear without their values, because a config does not say which of them are secret.
+    """
+    known = (*settings(), *(setting for setting in brought if setting.name in config.plugin_options))
+    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in known}

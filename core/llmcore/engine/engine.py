@@ -15,13 +15,13 @@ from dataclasses import replace
 
 import msgspec
 
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.api.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
+from llmcore.api.protocols import Device
 from llmcore.engine.kv_capacity import OUT_OF_MEMORY
 from llmcore.engine.model_runner import Launched, ModelRunner
 from llmcore.engine.processor_build import ProcessorBuilder
 from llmcore.engine.processors import Processors
-from llmcore.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
-from llmcore.protocols import Device
 from llmcore.sched.beam_search import check_search
 from llmcore.sched.plan import StepPlan
 from llmcore.sched.processors import Reason, Steered
@@ -91,7 +91,7 @@ class Engine:
                 self._scheduler.submit(self._salted(request), owner)
 
     def abort(self, request_id: int, owner: int = 0) -> None:
-        """End every choice of a request; a request that has ended is ignored."""
+        """End every choice of a request, for example after a client disconnect. One that has ended is ignored."""
         self._builder.forget(owner, request_id)
         self._scheduler.abort(owner, request_id)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from llmcore.errors import reraise_if_stopping
-from llmcore.protocols import Device, Graph
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import Device, Graph
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Graphs(Generic[T]):
         return found.result
 
     def _capture(self, key: object, layout: object, work: Callable[[], T]) -> _Captured[T] | None:
+        """Capture `work` as a CUDA graph. Returns None if that fails; then no other step is captured."""
         self._device.synchronize()
         began = time.perf_counter()
         try:

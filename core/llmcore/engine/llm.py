@@ -18,18 +18,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, Prompt, SamplingParams, Submit
+from llmcore.api.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, Prompt, SamplingParams, Submit, convert
+from llmcore.api.errors import ConfigError, RequestError
+from llmcore.api.protocols import RequestRecord, Tokenizer
+from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec
 from llmcore.config import Config, plugin_settings, settings, with_model_resolved
 from llmcore.config.setting import canonical, names
-from llmcore.decode_struct import convert
 from llmcore.engine.build import build_engine
 from llmcore.engine.in_process import InProcessBridge
 from llmcore.engine.model import Progress
-from llmcore.errors import ConfigError, RequestError
-from llmcore.plugins import build_registry, configure
-from llmcore.protocols import RequestRecord, Tokenizer
-from llmcore.registry import Registry
-from llmcore.specs import OptionSpec, OutputParserSpec, TokenizerSpec
+from llmcore.registry.loader import build_registry, configure
+from llmcore.registry.registry import Registry
 from llmcore.text.bad_words import forbid
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
@@ -434,7 +433,7 @@ class LLM:
 def _refuse_server_settings(given: Iterable[str], registry: Registry) -> None:
     """Raise ConfigError for a setting of the server: it would have no effect here."""
     brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec))
-    server = names(s for s in (*settings(), *brought) if s.serving or s.group in ("requests", "reports"))
+    server = names(s for s in (*settings(), *brought) if s.serving)
     if idle := [name for name in given if canonical(name) in server]:
         raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from llmcore.bridge import LogitsProcessor, Submit
-from llmcore.config import Config
-from llmcore.counters import TALLIES
-from llmcore.errors import (
+from llmcore.api.bridge import LogitsProcessor, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import (
     ConfigError,
     LlmcoreError,
     RequestError,
@@ -28,15 +27,15 @@ from llmcore.errors import (
     reraise_if_stopping,
     text_of,
 )
-from llmcore.models import ModelConfig
-from llmcore.plugins import load
-from llmcore.processors import OVERLOADED, LogitsProcessorSpec, ProcessorContext
-from llmcore.protocols import Int32, Tokenizer
-from llmcore.registry import Registry
+from llmcore.api.models import ModelConfig
+from llmcore.api.processors import OVERLOADED, LogitsProcessorSpec, ProcessorContext
+from llmcore.api.protocols import Int32, Tokenizer
+from llmcore.api.specs import TokenizerSpec
+from llmcore.config import Config
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 from llmcore.sched.processors import ChoiceProcessors
-from llmcore.specs import TokenizerSpec
 from llmcore.text.bad_words import PROCESSOR as BAD_WORDS
-from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare
 
 logger = logging.getLogger(__name__)
@@ -185,10 +184,8 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
 
     converted = tempfile.TemporaryDirectory(prefix="llmcore-")
     context = ProcessorContext(model.vocab_size, model.eos_ids, tokenizer, options=config.plugin_options)
-    specs = {spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)} | {BAD_WORDS.name: BAD_WORDS}
-    if config.requests.token_healing_mode:
-        specs[HEALING.name] = HEALING
-    processors = Processors(specs, context)
+    brought = (spec for spec, _ in registry.specs(LogitsProcessorSpec) if spec.enabled(config.plugin_options))
+    processors = Processors({spec.name: spec for spec in (*brought, BAD_WORDS)}, context)
     processors.warm()
     return processors
 

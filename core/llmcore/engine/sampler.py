@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmcore.bridge import LengthDecay, SamplingParams
+from llmcore.api.bridge import LengthDecay, SamplingParams
+from llmcore.api.protocols import Device, Int32
+from llmcore.api.specs import bucket_of
 from llmcore.engine.tables import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
-from llmcore.protocols import Device, Int32
 from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.sched.processors import Steered, both_masks, mask_of
-from llmcore.specs import bucket_of
 
 _GREEDY, _TEMPERATURE, _FILTERED, _FULL = range(len(VARIANTS))
 _NARROWEST = 1024
@@ -128,7 +128,7 @@ class RowSampler:
         return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks, rises, typical)
 
     def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
-        """Device: draw from logits [S, V] for the requests `request` [S] int64."""
+        """Device: sample a token from each row of `logits` [S, V], for the requests `request` [S] int64."""
         count = request.shape[0]
         sample = self._samplers[VARIANTS[draw.variant]][bucket_of(count)]
         if draw.variant == _GREEDY:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.ops import attention_cases, attention_long, mla
+from llmcore.api.protocols import AttentionKernel
+from llmcore.api.specs import OpContext
+from llmcore.ops import attention_cases, mla
 from llmcore.ops.attention import TOLERANCE, ReferenceAttention
 from llmcore.ops.attention_cases import AttnCase, reference
 from llmcore.ops.mla import LAYOUTS, SHAPES, cost
-from llmcore.protocols import AttentionKernel
-from llmcore.specs import OpContext
 
 __all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 
@@ -26,7 +26,7 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Contexts of real lengths."""
-    for case in attention_long.mixed_cases(mla.with_spec(context)):
+    for case in attention_cases.long_mixed_cases(mla.with_spec(context)):
         yield (case,)
 
 

@@ -13,11 +13,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.counters import TALLIES
-from llmcore.errors import reraise_if_stopping
-from llmcore.kv.group import NO_GRANULES, KVGroup
-from llmcore.kv.space import Hit, KVSpace
-from llmcore.protocols import (
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import (
     Decision,
     Int32,
     Int64,
@@ -27,6 +25,8 @@ from llmcore.protocols import (
     SchedulerView,
     WaitingRequest,
 )
+from llmcore.kv.group import NO_GRANULES, KVGroup
+from llmcore.kv.space import Hit, KVSpace
 from llmcore.sched.capacity import Capacity, Lengths
 from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTable, State, WaitingQueue
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from llmcore.protocols import Int32
+from llmcore.api.protocols import Int32
 from llmcore.sched.plan import InFlight, StepResult
 from llmcore.sched.policy import StepView
 from llmcore.sched.processors import CLIENTS_FAULT, Reason
@@ -66,7 +66,7 @@ class Release:
         self._state.table.end(choice.row)
 
     def preempt(self, row: int) -> None:
-        """Free the slots of `row`; its choice goes back to the queue, now or when its last step was read."""
+        """Preempt `row`: free its slots. Its choice goes back to the queue, now or when its last step was read."""
         table = self._state.table
         if row in table.beams:
             self._restart(table.choice(row), self.valid(row))

@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcore.bridge import ChoiceEvent, Finish
-from llmcore.protocols import Tokenizer
+from llmcore.api.bridge import ChoiceEvent, Finish
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.detokenizer import detokenizer
-from llmcore.text.healing import Healing
 from llmcore.text.stops import StopMatcher, StopStrings
 
 _RUNNING, _STOP = Finish.RUNNING, Finish.STOP
@@ -38,6 +37,18 @@ class TextRules:
     keep_special_ids: frozenset[int] = frozenset()
     space_special_tokens: bool = False
     min_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Healing:
+    """The end of a prompt that was removed, so that the model writes it again (token healing).
+
+    It has `tokens` tokens with `characters` of text. `most`: the client's max_new_tokens.
+    """
+
+    tokens: int
+    characters: int
+    most: int
 
 
 class ChoiceText:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from jinja2 import meta
 
-from llmcore.errors import ConfigError, RequestError, message_of
+from llmcore.api.errors import ConfigError, RequestError, message_of
 from llmcore.text.render_budget import Budget, Busy, OverBudget, width_of
 from llmcore.text.sandbox import Sandbox
 from llmcore.text.sandbox_calls import GLOBALS, TemplateRefusal
@@ -80,7 +80,7 @@ class ChatTemplate:
         return bool(self._templates)
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt for `messages`. The template gets `tools` and all other variables.
+        """Render the chat template: the prompt for `messages`. It gets `tools` and all other variables.
 
         Raises RequestError: with the template's own message if it refuses the messages, or with the template's name if
         it fails or exceeds its limits of time and memory (`render_budget`).

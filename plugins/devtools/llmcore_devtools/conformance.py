@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmcore.errors import reraise_if_stopping
-from llmcore.hookspecs import HOOKS
-from llmcore.plugins import load
-from llmcore.registry import Registry
-from llmcore.specs import Spec
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.hookspecs import HOOKS
+from llmcore.api.specs import Spec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 
 S = TypeVar("S", bound=Spec)
 
@@ -122,6 +122,19 @@ def contributed(registry: Registry, plugin: str, kind: type[S]) -> list[S]:
     assert not declined, "; ".join(declined)
     assert found, f"plugin {plugin!r} contributes no {kind.__name__}"
     return found
+
+
+def check_each(registry: Registry, plugin: str, kind: type[S], word: str, check: Callable[[S], object]) -> int:
+    """Run `check` on every contribution of one kind by `plugin`. Problems call a contribution by `word` and its name.
+
+    Returns the number that could be tried here: `check` returns False for one that could not. Raises Nonconformance.
+    """
+    tried = 0
+    with all_problems() as problems:
+        for spec in contributed(registry, plugin, kind):
+            with problems.of(f"{word} {spec.name}"):
+                tried += check(spec) is not False
+    return tried
 
 
 def loaded(target: str | None, what: str) -> Any:

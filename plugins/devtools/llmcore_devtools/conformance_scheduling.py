@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from llmcore import specs
-from llmcore.plugins import load
-from llmcore.protocols import (
+from llmcore.api import specs
+from llmcore.api.protocols import (
     Decision,
     Int32,
     Int64,
@@ -20,7 +19,8 @@ from llmcore.protocols import (
     SchedulerPolicy,
     SchedulerView,
 )
-from llmcore.registry import Registry
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 from llmcore.sched.policy import StepView, fault
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded
@@ -39,8 +39,8 @@ SCENARIOS = (
     Scenario(seed=10, ahead=1, slots=128, arrivals=0.9, priorities=(-3, 0, 7)),
     Scenario(seed=11, ahead=1, drafts=4, loads=0.3),
 )
-"""Random traces: steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps,
-prompts that may not keep answers waiting, priorities, rows that give several tokens and KV that others write."""
+"""Random traces with steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps,
+priorities and drafts. In one, prompts may not keep answers waiting; in another, a source writes the KV of prompts."""
 
 
 def check_register_length_estimators(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:

@@ -1,4 +1,4 @@
-"""What a decode step has to move and to compute, as its ops declare it: the floor under its time."""
+"""The bytes and flops of a decode step, as its ops declare them: the floor under its time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from llmcore.api.specs import OpSpec
 from llmcore.layers.build import Build
 from llmcore.ops import DTYPES
-from llmcore.specs import OpSpec
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class OpFloor:
 def decode_floor(build: Build, rows: int, kv_len: int, touched: float | None = None) -> list[OpFloor]:
     """Of `rows` rows that decode over `kv_len` tokens each, by the model that `build` (a DryBuild will do) was for.
 
-    `touched`: experts that a mixture reads in such a step, where somebody counted; else what even choices give.
-    Sampling and the bookkeeping around the forward are not in it; a norm is in it with and without the residual's
-    addition, because layers ask for both and call one (less than 1 % of an 8B model's bytes).
+    `touched`: the number of experts that a mixture reads in such a step, if it was counted; else the number that even
+    choices give. The floor leaves out sampling and the bookkeeping around the forward. A norm counts with and without
+    the residual's addition, because layers ask for both and call one (less than 1 % of an 8B model's bytes).
     """
     element = DTYPES[build.config.dtype].itemsize
     found = []

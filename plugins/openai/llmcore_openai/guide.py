@@ -1,5 +1,4 @@
-"""What a request says its answers have to fit, under the names that OpenAI, vLLM, SGLang, LMDeploy and TGI have for
-it."""
+"""The constraints that a request puts on its answers, under the names of OpenAI, vLLM, SGLang, LMDeploy and TGI."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmcore.api import LogitsProcessor, RequestError
-from llmcore_server.api import Asked, Front, TypedGrammar, guided, typed
+from llmcore.api import LogitsProcessor
+from llmcore_server.api import Asked, Front, TypedGrammar, guided, refusal, typed
 
 from llmcore_openai.requests import ResponseFormat, Sampled, StructuredOutputs
 
@@ -42,7 +41,7 @@ _WHITESPACE = ("whitespace_pattern", "guided_whitespace_pattern")
 def guide(front: Front, body: Sampled, **more: Any) -> LogitsProcessor | None:
     """The processor that makes the answers fit, or None where all do; `more`: further arguments for `guided`.
 
-    Raises RequestError where fields say different things of what fits, or one of them makes no sense.
+    Raises RequestError if fields contradict each other, or if one of them is not valid.
     """
     asked = list(_asked(body))
     if not asked:
@@ -50,7 +49,7 @@ def guide(front: Front, body: Sampled, **more: Any) -> LogitsProcessor | None:
     first, args = asked[0], {**whitespace(body, asked[0]), **more, asked[0].kind: asked[0].value}
     for one in asked:
         if not one.same(first):
-            raise _refusal(one.param, f"{first.param} says already what answers have to be; give one of them")
+            raise refusal(one.param, f"{first.param} says already what answers have to be; give one of them")
         args |= {name: value for name, value in one.options.items() if value is not None}
     return guided(front, first.param, **args)
 
@@ -62,7 +61,7 @@ def whitespace(body: Sampled, asked: Asked | None = None) -> dict[str, str]:
         pattern = getattr(body, name)
         if pattern is not None:
             if asked is not None and asked.kind not in _JSON:
-                raise _refusal(name, f"it is for JSON, and {asked.param} asks for something else")
+                raise refusal(name, f"it is for JSON, and {asked.param} asks for something else")
             return {"whitespace_pattern": pattern}
     return {}
 
@@ -97,17 +96,17 @@ def _response_format(given: ResponseFormat) -> Iterator[Asked]:
     places = _PLACES[given.type]
     for place in found:
         if place not in places:
-            raise _refusal(f"{param}.{place}", f"a response_format of type {given.type} does not have it")
+            raise refusal(f"{param}.{place}", f"a response_format of type {given.type} does not have it")
     if given.type == "text" and given.json_schema is None:
         return
     if not found and given.json_schema is None and given.type == "json_object":
         yield Asked(param, "json_object", True)
     elif given.type == "text" or not found:
         missing = f"{param}.{places[0].partition('.')[0] if given.json_schema is None else 'json_schema.schema'}"
-        raise RequestError(f"{missing}: this field is required", param=missing, code="missing_required_parameter")
+        raise refusal(missing, "this field is required", "missing_required_parameter")
     elif len(found) > 1:
         first, second = list(found)[:2]
-        raise _refusal(f"{param}.{second}", f"{param}.{first} says already what answers have to be")
+        raise refusal(f"{param}.{second}", f"{param}.{first} says already what answers have to be")
     strict = given.strict or (given.json_schema is not None and given.json_schema.strict)
     for place, value in found.items():
         kind = "regex" if place == "regex_schema" else "json"
@@ -131,17 +130,11 @@ def _structured(given: StructuredOutputs) -> Iterator[Asked]:
     }
     for name in ("disable_any_whitespace", "whitespace_pattern"):
         if getattr(given, name) and given.json is None and not given.json_object:
-            raise _refusal(f"structured_outputs.{name}", "it is for json and json_object")
+            raise refusal(f"structured_outputs.{name}", "it is for json and json_object")
     for name in ("structural_tag", "disable_additional_properties"):
         if getattr(given, name) not in (None, False):
             param = f"structured_outputs.{name}"
-            raise RequestError(
-                f"{param}: this server does not support it; leave it out", param=param, code="unsupported_parameter"
-            )
+            raise refusal(param, "this server does not support it; leave it out", "unsupported_parameter")
     for name, value in values.items():
         if value is not None:
             yield Asked(f"structured_outputs.{name}", name, value, options)
-
-
-def _refusal(param: str, text: str) -> RequestError:
-    return RequestError(f"{param}: {text}", param=param, code="invalid_value")

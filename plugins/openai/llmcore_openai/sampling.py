@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
-from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
+from llmcore.api import LogitsProcessor, SamplingParams, Submit
 from llmcore.api.text import TextRules
-from llmcore_server.api import BEAM_SEARCH, Front, intake, room_for_logprobs
+from llmcore_server.api import BEAM_SEARCH, Front, intake, refusal, room_for_logprobs
 
 from llmcore_openai.requests import PENALTIES, REFUSED, Sampled
 
@@ -28,40 +28,22 @@ def check(front: Front, body: Sampled) -> None:
     if width == 1:
         intake.refuse(body, intake.NO_SEARCH, why="only a beam search has it, which use_beam_search asks for")
         if body.use_beam_search:
-            raise RequestError(
-                "use_beam_search: num_beams (or best_of, or n) has to be 2 at least",
-                param="use_beam_search",
-                code="invalid_value",
-            )
+            raise refusal("use_beam_search", "num_beams (or best_of, or n) has to be 2 at least")
     check_stream(body)
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError(
-            "prompt_logprobs: a stream has no place for them; leave stream out",
-            param="prompt_logprobs",
-            code="invalid_value",
-        )
+        raise refusal("prompt_logprobs", "a stream has no place for them; leave stream out")
     if body.best_of is None:
         return
     if width > 1 and body.best_of not in (body.n or 1, width):
-        raise RequestError(
-            f"best_of: a search with {width} beams finds so many answers; leave best_of out",
-            param="best_of",
-            code="invalid_value",
-        )
+        raise refusal("best_of", f"a search with {width} beams finds so many answers; leave best_of out")
     if body.best_of < (body.n or 1):
-        raise RequestError(
-            f"best_of: {body.best_of} answers are less than n, {body.n}", param="best_of", code="invalid_value"
-        )
+        raise refusal("best_of", f"{body.best_of} answers are less than n, {body.n}")
     if body.stream and drawn(body) > (body.n or 1):
-        raise RequestError(
-            "best_of: which answers are best is known at their end; leave stream out, or best_of",
-            param="best_of",
-            code="invalid_value",
-        )
+        raise refusal("best_of", "which answers are best is known at their end; leave stream out, or best_of")
 
 
 _ANY_MODEL = ("dummy", "tgi")
-"""What clients of text-generation-inference call the only model of a server; huggingface_hub sends the first."""
+"""Names that clients of text-generation-inference send for a server's only model; huggingface_hub sends the first."""
 
 
 def check_model(front: Front, name: str | None) -> None:
@@ -72,39 +54,31 @@ def check_model(front: Front, name: str | None) -> None:
 
 
 def check_stream(body: Sampled) -> None:
-    """What only a stream has, and what of its options this server has."""
+    """Refuse options of a stream that belong to no stream here, or that this server does not have."""
     options = body.stream_options
     if options is None:
         return
     if not body.stream:
-        raise RequestError(
-            "stream_options: only a stream has them; set stream to true, or leave them out",
-            param="stream_options",
-            code="invalid_value",
-        )
+        raise refusal("stream_options", "only a stream has them; set stream to true, or leave them out")
     if options.continuous_usage_stats and not options.include_usage:
-        raise RequestError(
-            "stream_options.continuous_usage_stats: set include_usage as well",
-            param="stream_options.continuous_usage_stats",
-            code="invalid_value",
-        )
+        raise refusal("stream_options.continuous_usage_stats", "set include_usage as well")
     intake.refuse(options, {"include_obfuscation": (False,)}, prefix="stream_options.")
 
 
 def beams(body: Sampled) -> int:
-    """How many beams search for the answers; 1: there is no search."""
+    """The number of beams that search for the answers; 1 without a search."""
     if body.num_beams is not None:
         return body.num_beams
     return max(body.best_of or 1, body.n or 1) if body.use_beam_search else 1
 
 
 def drawn(body: Sampled) -> int:
-    """How many answers are generated for each prompt; more than `n` only for `best_of`."""
+    """The number of answers to generate for each prompt: more than `n` only for `best_of`."""
     return (body.n or 1) if beams(body) > 1 else max(body.n or 1, body.best_of or 1)
 
 
 def sampling_params(front: Front, body: Sampled, logprobs: int | None) -> SamplingParams:
-    """How tokens are drawn; what the client leaves open comes from the model's generation_config.json."""
+    """The parameters of the draws. The model's generation_config.json has those that the client leaves out."""
     allowed = tuple(body.allowed_token_ids or ())
     intake.check_ids(front, allowed, param="allowed_token_ids")
     sampling = SamplingParams(
@@ -133,11 +107,7 @@ def prompt_ids(
     if keep is not None:
         longest = front.facts.max_input_len
         if keep == 0 or keep > longest:
-            raise RequestError(
-                f"truncate_prompt_tokens: it is -1 or 1 to {longest}, the longest prompt",
-                param="truncate_prompt_tokens",
-                code="invalid_value",
-            )
+            raise refusal("truncate_prompt_tokens", f"it is -1 or 1 to {longest}, the longest prompt")
         if keep == -1:
             keep = max(1, min(longest, front.facts.max_total_len - (most or 1)))
     return intake.prompt_ids(
@@ -152,7 +122,7 @@ def prompt_ids(
 
 
 def text_rules(front: Front, body: Sampled) -> TextRules:
-    """What ends an answer, and what of it is shown."""
+    """The rules that end an answer, and that decide which of its text is shown."""
     stops, special = intake.split_stops(front, intake.as_list(body.stop))
     named = body.stop_token_ids or ()
     intake.check_ids(front, named, param="stop_token_ids")
@@ -178,15 +148,11 @@ def temperature(front: Front, body: Sampled) -> float:
 
 
 def least(body: Sampled) -> tuple[str, int]:
-    """How many tokens an answer has at least, and the field that says so: vLLM's name, or LMDeploy's."""
+    """The field that gives the fewest tokens of an answer, by vLLM's name or LMDeploy's, and its value."""
     if body.min_tokens is None and body.min_new_tokens is not None:
         return "min_new_tokens", body.min_new_tokens
     if body.min_new_tokens not in (None, body.min_tokens):
-        raise RequestError(
-            f"min_new_tokens: min_tokens says {body.min_tokens}; give one of them",
-            param="min_new_tokens",
-            code="invalid_value",
-        )
+        raise refusal("min_new_tokens", f"min_tokens says {body.min_tokens}; give one of them")
     return "min_tokens", body.min_tokens or 0
 
 

@@ -4,7 +4,7 @@ A dialect's `make(front)` yields `Route`s. A resource reads its body with `front
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
 """
 
-from llmcore.bridge import ModelFacts
+from llmcore.api.bridge import ModelFacts
 
 from llmcore_server.chat.blocks import Block, CallBlock, ReasoningBlock, TextBlock, blocks
 from llmcore_server.chat.conversation import Conversation, check_variables
@@ -18,6 +18,7 @@ from llmcore_server.http.errors import (
     ErrorMembers,
     as_request_error,
     openai_error,
+    refusal,
     retry_headers,
 )
 from llmcore_server.http.fill_in_the_middle import filled
@@ -86,6 +87,7 @@ __all__ = [
     "listed",
     "openai_error",
     "pieces",
+    "refusal",
     "released_by_token",
     "retry_headers",
     "room_for_logprobs",

@@ -10,11 +10,10 @@ import sys
 import traceback
 from typing import TextIO, TypeVar
 
-from llmcore.child import die_with_parent
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
-from llmcore.logs import log_to_stderr
-from llmcore.machine import shortage_of
+from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
+from llmcore.config.process import die_with_parent, shortage_of
 
+from llmcore_server.logs import log_to_stderr
 from llmcore_server.messages import (
     AdminLaunch,
     EngineLaunch,
@@ -25,6 +24,7 @@ from llmcore_server.messages import (
     decode_launch,
     encode,
 )
+from llmcore_server.settings import Logging
 
 L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
 
@@ -60,7 +60,7 @@ def begin(kind: type[L]) -> L:
     log = _open_log(launch)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log)
-    log_to_stderr(launch.config.reports, launch.name)
+    log_to_stderr(launch.config.section(Logging), launch.name)
     return launch
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from llmcore.bridge import Load, ModelFacts
-from llmcore.counters import Counted, ServerFigures
+from llmcore.api.bridge import Load, ModelFacts
+from llmcore.api.counters import Counted, ServerFigures
 
 from llmcore_server.messages import ServerFacts
 

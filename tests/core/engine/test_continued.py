@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from llmcore.bridge import ChoiceEvent, Finish, LogitsProcessor, Prompt, SamplingParams, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, LogitsProcessor, Prompt, SamplingParams, Submit
+from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError
 from llmcore_devtools.tokenizer import write_tokenizer
 from steered import AHEAD
 from transformers import LlamaConfig, LlamaForCausalLM

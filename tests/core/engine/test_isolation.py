@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish, Prompt, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, Submit
 from llmcore.engine.llm import LLM
 from llmcore_devtools import fake_answer
 

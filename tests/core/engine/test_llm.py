@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish, Prompt, SamplingParams, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, SamplingParams, Submit
+from llmcore.api.errors import ConfigError, RequestError, ResolveError
 from llmcore.engine.llm import LLM
-from llmcore.errors import ConfigError, RequestError, ResolveError
 from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]

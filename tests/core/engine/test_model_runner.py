@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore.bridge import SamplingParams
+from llmcore.api.bridge import SamplingParams
+from llmcore.api.protocols import Device
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
 from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
@@ -18,13 +19,11 @@ from llmcore.engine.sampler import RowSampler
 from llmcore.engine.tables import Tables, Upload
 from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
-from llmcore.plugins import build_registry
-from llmcore.protocols import Device
+from llmcore.registry.loader import build_registry
 from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites, frame_of
-from llmcore_devtools import fake_config
-from llmcore_devtools.fake_files import fake_answer
+from llmcore_devtools.fake_files import fake_answer, read_config
 from llmcore_devtools.fake_model import FakeModel
-from llmcore_devtools.fault_steps import StepFaults
+from llmcore_devtools.faulty_engine import StepFaults
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_LEN = 64
@@ -111,7 +110,7 @@ def ahead_cpu() -> CPU:
 
 
 def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
-    config = fake_config.read_config(CONFIG)
+    config = read_config(CONFIG)
     device = ahead_cpu() if graph_rows else CPU()
     build = Build(
         registry=build_registry(Config()),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bridge import BeamSearch, Finish, SamplingParams
+from llmcore.api.bridge import BeamSearch, Finish, SamplingParams
 from llmcore.sched.plan import StepPlan, StepResult
 
 Make = Any
@@ -225,12 +225,14 @@ def test_ranks_and_the_best_tokens_of_a_prompt(bench: Make) -> None:
     assert event.prompt_top == (((7, -6.0),), ((8, -7.0),), ((9, -8.0),))
 
 
-def test_the_answers_of_a_search_come_at_its_end(bench: Make) -> None:
-    """Beside a plain request, with log-probabilities, and with those of the prompt."""
+@pytest.mark.parametrize("beside", [None, 0])
+def test_the_answers_of_a_search_come_at_its_end(bench: Make, beside: int | None) -> None:
+    """Beside a request without log-probabilities, or with them, and with those of the prompt."""
     b = bench()
     fields = {"sampling": SamplingParams(logprobs=1), "prompt_logprobs": True}
     b.submit(1, [5, 6], max_new=2, n=2, beams=BeamSearch(2), **fields)
-    b.submit(2, [9], max_new=2)
+    b.submit(2, [9], max_new=2, sampling=SamplingParams(logprobs=beside))
+    b.submit(3, [8], max_new=2, beams=BeamSearch(2))
     while not b.scheduler.idle:
         plan = b.plan()
         size = plan.sample_row.size
@@ -243,3 +245,7 @@ def test_the_answers_of_a_search_come_at_its_end(bench: Make) -> None:
     assert first.logprobs == pytest.approx((-0.1, -0.1)) and first.top[0][0] == (0, pytest.approx(-0.1))
     assert (first.prompt_logprobs, second.prompt_logprobs) == ((-6.0,), ())
     assert [event.tokens for event in b.events[2]] == [(7,), (7,)]
+    if beside is not None:
+        assert [event.logprobs for event in b.events[2]] == [(pytest.approx(-0.1),)] * 2
+    (plain,) = b.events[3]
+    assert (plain.tokens, plain.top) == ((0, 0), ()), "it did not ask for log-probabilities"

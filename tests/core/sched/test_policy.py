@@ -242,3 +242,39 @@ def test_the_oldest_is_not_passed_over_for_ever(bench: Make, caplog: pytest.LogC
             b.step()
     assert len(b.events[1]) == 3
     assert "passed over" in caplog.text
+
+
+def test_a_candidate_that_fits_is_asked_for_again_and_places_run_out(bench: Make) -> None:
+    answers: list[list[bool]] = []
+
+    class Asks:
+        def __init__(self, limits: SchedulerLimits) -> None:
+            pass
+
+        def plan(self, view: SchedulerView) -> Decision:
+            offered = list(view.waiting())
+            fits = [view.fits(c) for c in offered]
+            answers.append(fits + [view.fits(c) for c in offered[:1]])
+            admit = [(c.index, c.tokens) for c, fit in zip(offered, fits, strict=True) if fit]
+            return Decision(view.running, np.ones(view.running.size, np.int32), admit)
+
+    b = bench(policy=Asks, max_running=2)
+    for i in range(3):
+        b.submit(i, [10 * i, 10 * i + 1], max_new=2)
+    assert b.step().request.size == 2
+    b.drain()
+    assert answers[0] == [True, True, False, True]
+    assert [len(b.events[i]) for i in range(3)] == [2, 2, 2]
+
+
+def test_more_decode_rows_than_a_step_has_tokens_wait_for_their_turn(bench: Make) -> None:
+    class Tight(FCFS):
+        def plan(self, view: SchedulerView) -> Decision:
+            view.budget = min(view.budget, max(view.running.size - 1, 4))  # type: ignore[misc]
+            return super().plan(view)
+
+    b = bench(policy=Tight)
+    for i in range(6):
+        b.submit(i, [i], max_new=6)
+    b.drain()
+    assert [len(b.events[i]) for i in range(6)] == [6] * 6

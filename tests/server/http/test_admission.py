@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import falcon
 import falcon.testing
 import pytest
-from llmcore.bridge import Prompt, Submit
+from llmcore.api.bridge import Prompt, Submit
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
-from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, FakeTransport, fake_front
+from llmcore_devtools.dialect import FakeBridge, FakeFront, FakeTransport, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http import deadlines as module
 from llmcore_server.http.access import Door

@@ -9,12 +9,12 @@ from typing import Any
 
 import falcon
 import pytest
-from llmcore.bridge import Prompt, Submit
-from llmcore.errors import RequestError
+from llmcore.api.bridge import Prompt, Submit
+from llmcore.api.errors import RequestError
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw
-from llmcore_devtools.fake_bridge import FakeBridge, FakeTransport, fake_front
+from llmcore_devtools.dialect import FakeBridge, FakeTransport, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.bodies import Bounds
 from llmcore_server.http.entry import ANYBODY, Entry

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnLimits, AttnRows
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attn_gqa_prefill
 from llmcore.ops.attention import shape_of
 from llmcore.ops.attention_cases import AttnCase, Uploads, case, reference
-from llmcore.protocols import AttnLimits, AttnRows
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import prefill
-from llmcore_triton.attention.prefill_work import tiles_of
+from llmcore_triton.attention.prefill import tiles_of
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
 TILES = {"block_m": 32, "block_n": 16, "warps": 4, "stages": 1, "pack": True, "tma": True, "small": False}

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from llmcore.bridge import LogitsProcessor
-from llmcore.errors import RequestError
-from llmcore.text.call_grammar import CallGrammar
-from llmcore.text.parsing import OutputParsers, ParserContext, RequestParsing
+from llmcore.api.bridge import LogitsProcessor
+from llmcore.api.errors import RequestError
+from llmcore.text.parsing import CallGrammar, ParserContext
+from llmcore.text.request_parsing import OutputParsers, RequestParsing
 
 from llmcore_server.http.front import Front
 from llmcore_server.http.guided import guided

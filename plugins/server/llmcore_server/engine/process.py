@@ -11,11 +11,11 @@ import time
 from types import FrameType
 
 import zmq
+from llmcore.api.bridge import Abort, FinishChoice, Prompt, Submit
+from llmcore.api.counters import TALLIES, ServerFigures
 from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
-from llmcore.bridge import Abort, FinishChoice, Prompt, Submit
-from llmcore.counters import TALLIES, ServerFigures
-from llmcore.errors import RequestError, Stopped
-from llmcore.plugins import build_registry
+from llmcore.api.errors import RequestError, Stopped
+from llmcore.registry.loader import build_registry
 
 from llmcore_server import child
 from llmcore_server.engine.admission import Admission
@@ -166,6 +166,7 @@ class EngineProcess:
             self._tell(Tallied(rows(figures), figures.gaps, figures.gap_seconds))
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
+        """Give the engine the request of a worker, or tell the worker why it is refused."""
         try:
             self._admission.check(request)
             engine.submit(request, owner)

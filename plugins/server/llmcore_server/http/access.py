@@ -13,8 +13,8 @@ import socket
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 
 from llmcore_server.http.entry import ANYBODY, Entry, Headers
 from llmcore_server.http.terms import NO_KEY

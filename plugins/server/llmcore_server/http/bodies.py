@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError
 
 TINY_CHUNKS = 4096
 """So many chunks may be of any size; after that they must hold TINY_BYTES each on average."""

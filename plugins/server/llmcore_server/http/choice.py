@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmcore.bridge import Finish
+from llmcore.api.bridge import Finish
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
-from llmcore.text.parsing import OutputParser, RequestParsing
+from llmcore.text.parsing import OutputParser
+from llmcore.text.request_parsing import RequestParsing
 from llmcore.text.stream import ChoiceText
 
 
@@ -31,7 +32,7 @@ class Choice:
         self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
 
     def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
-        """Set `events`. With `single_call` the choice ends with its first call."""
+        """Parse `texts` into `events`: text, reasoning and tool calls. `single_call`: the first call is the end."""
         events: list[Event] = []
         if self.thought is not None and not self.thought.over:
             for text in texts:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from llmcore.errors import reraise_if_stopping
+from llmcore.api.errors import reraise_if_stopping
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 
 from llmcore_server.http.terms import NO_KEY
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import falcon
 import msgspec
 import orjson
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,11 @@ _HTTP: Mapping[int, tuple[str, str | None]] = {
     431: ("The request's header is too large.", "request_too_large"),
 }
 """What the HTTP layer itself answers, by status: (message, code)."""
+
+
+def refusal(param: str, why: str, code: str = "invalid_value") -> RequestError:
+    """The error about the field `param` of a request. Its message begins with the field."""
+    return RequestError(f"{param}: {why}", param=param, code=code)
 
 
 def openai_error(error: RequestError) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmcore.errors import RequestError
-from llmcore.protocols import Tokenizer
+from llmcore.api.protocols import Tokenizer
 
+from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
 
 FILLS: tuple[tuple[str, str, str], ...] = (
@@ -26,17 +26,15 @@ def filled(front: Front, prompt: str | Sequence[int], suffix: str, *, param: str
     Raises RequestError where `prompt` is token ids, or the model was not trained for it.
     """
     if not isinstance(prompt, str):
-        raise _refusal(param, "it goes with prompts that are texts, not token ids")
+        raise refusal(param, "it goes with prompts that are texts, not token ids", "unsupported_parameter")
     for before, between, after in FILLS:
         if all(_is_token(front.tokenizer, token) for token in (before, between, after)):
             return f"{before}{prompt}{between}{suffix}{after}"
-    raise _refusal(param, "this model's tokenizer has no tokens to fill in the middle with; leave it out")
+    raise refusal(
+        param, "this model's tokenizer has no tokens to fill in the middle with; leave it out", "unsupported_parameter"
+    )
 
 
 def _is_token(tokenizer: Tokenizer, text: str) -> bool:
     ids = tokenizer.encode(text, add_special_tokens=False)
     return len(ids) == 1 and tokenizer.token(ids[0]) == text
-
-
-def _refusal(param: str, why: str) -> RequestError:
-    return RequestError(f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -10,11 +10,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import falcon
-from llmcore.bridge import Bridge, ModelFacts
+import orjson
+from llmcore.api.bridge import Bridge, ModelFacts
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.config import Config
-from llmcore.errors import reraise_if_stopping
-from llmcore.protocols import RequestRecord, Tokenizer
-from llmcore.text.parsing import OutputParsers
+from llmcore.text.request_parsing import OutputParsers
 
 from llmcore_server.http import body, streaming
 from llmcore_server.http.admission import Gate
@@ -103,6 +104,11 @@ class Front:
     def read(self, req: falcon.Request, kind: type[T]) -> T:
         """The JSON body as `kind` (a msgspec.Struct); RequestError names the field that is wrong."""
         return body.read(req, kind)
+
+    def answer(self, resp: falcon.Response, value: object) -> None:
+        """Answer with `value` as JSON when the responder returns."""
+        resp.content_type = "application/json"
+        resp.data = orjson.dumps(value)
 
     def detach(self, req: falcon.Request, resp: falcon.Response) -> Reply:
         """Answer `req` later, from any thread. Submit after this call, so that a client that leaves is noticed.

@@ -17,21 +17,21 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from llmcore.bridge import ChoiceEvent, Finish, Submit
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.protocols import RequestRecord
-from llmcore.text.healing import Healing, heal
-from llmcore.text.parsing import RequestParsing
-from llmcore.text.stream import ChoiceText, TextRules
+from llmcore.api.bridge import ChoiceEvent, Finish, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError, reraise_if_stopping
+from llmcore.api.protocols import RequestRecord
+from llmcore.text.request_parsing import RequestParsing
+from llmcore.text.stream import ChoiceText, Healing, TextRules
 
 from llmcore_server.http.choice import Choice
 from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
+from llmcore_server.http.healing import heal
 from llmcore_server.http.keep_alive import KeepAlive
 from llmcore_server.http.reply import Reply
-from llmcore_server.settings import Admission, Server
+from llmcore_server.settings import Admission, Logging, Prompts, Server
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Generation:
     def __init__(self, front: Front, reply: Reply, job: Job):
         self.reply = reply
         healings: list[Healing | None] = [None] * len(job.submits)
-        if front.config.requests.token_healing_mode:
+        if front.config.section(Prompts).token_healing_mode:
             most = front.facts.max_total_len
             healed = [heal(submit, front.tokenizer, most) for submit in job.submits]
             job, healings = replace(job, submits=[one for one, _ in healed]), [healing for _, healing in healed]
@@ -230,7 +230,7 @@ class Generation:
 
     def _log_prompts(self) -> None:
         """Every prompt as text and as ids, each as long as `--max_log_len` says."""
-        most = self._front.config.reports.max_log_len
+        most = self._front.config.section(Logging).max_log_len
         for submit in self.job.submits:
             ids = submit.prompt.ids.tolist()
             text = self._front.tokenizer.decode(ids, skip_special_tokens=False)
@@ -281,7 +281,7 @@ class Generation:
                     self.reply.end()
 
     def _left(self) -> None:
-        """The client has left."""
+        """After a client disconnect: end the request in the engine too."""
         if self._claim():
             self._abort()
             self._front.gate.vacate(self._inside)

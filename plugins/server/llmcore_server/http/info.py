@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 from llmcore import __version__
-from llmcore.bridge import Load, ModelFacts
+from llmcore.api.bridge import Load, ModelFacts
 from llmcore.config import Config, options_of, plugin_settings, shown_settings
 from llmcore.config.setting import HIDDEN
 

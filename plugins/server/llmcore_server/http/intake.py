@@ -8,12 +8,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from llmcore.bridge import BeamSearch, Hint, Prompt, SamplingParams, Submit
-from llmcore.errors import RequestError
+from llmcore.api.bridge import BeamSearch, Hint, Prompt, SamplingParams, Submit
+from llmcore.api.errors import RequestError
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 
 from llmcore_server.http.front import Front
+from llmcore_server.settings import Prompts
 
 MAX_PROMPTS = 256
 """Most prompts in one HTTP request."""
@@ -124,7 +125,7 @@ def prompt_ids(
         raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
     if keep is not None:
         ids = ids[-keep:] if side == LEFT else ids[:keep]
-    limit, mode = front.facts.max_input_len, front.config.requests.long_truncation_mode
+    limit, mode = front.facts.max_input_len, front.config.section(Prompts).long_truncation_mode
     if mode is not None:
         ids = truncated(ids, min(limit, front.facts.max_total_len - (max_new_tokens or 1)), mode)
     if len(ids) > limit:

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE
-from llmcore.errors import RequestError
+from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE
+from llmcore.api.errors import RequestError
 
 LOWEST = -9999.0
 """What stands for minus infinity, which JSON does not have."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 
-from llmcore.counters import TALLIES
-from llmcore.protocols import RequestRecord
-from llmcore.registry import Registry
+from llmcore.api.counters import TALLIES
+from llmcore.api.protocols import RequestRecord
+from llmcore.registry.registry import Registry
 
 MOST = 10_000
 """Records that may wait for a plugin that takes long; further ones are dropped and counted."""

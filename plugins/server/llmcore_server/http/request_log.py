@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from llmcore.logs import fields
-from llmcore.protocols import RequestRecord
+from llmcore.api.protocols import RequestRecord
+
+from llmcore_server.logs import fields
 
 logger = logging.getLogger("llmcore.request")
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from llmcore.bridge import ChoiceEvent, Finish
-from llmcore.protocols import Tokenizer
+from llmcore.api.bridge import ChoiceEvent, Finish
+from llmcore.api.protocols import Tokenizer
 
 from llmcore_server.http.choice import Choice
 from llmcore_server.http.logprobs import Best, Place

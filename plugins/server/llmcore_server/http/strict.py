@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 
 from llmcore_server.http.bodies import Body, Bounds, ChunkedBody, Loan, Pool, SizedBody, bad, too_large
 from llmcore_server.http.entry import ANYBODY, Entry

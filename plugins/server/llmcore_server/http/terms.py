@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 import falcon
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 
 TIMEOUT_HEADER = "x-request-timeout"
 """Seconds after which the client wants no answer any more."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import zmq
-from llmcore.machine import shortage_of
+from llmcore.config.process import shortage_of
 
 T = TypeVar("T")
 

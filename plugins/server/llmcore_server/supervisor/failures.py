@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from llmcore.errors import ConfigError, LlmcoreError, ServerError, StartupError
-from llmcore.machine import memory_note
+from llmcore.api.errors import ConfigError, LlmcoreError, ServerError, StartupError
+from llmcore.config.process import memory_note
 
 from llmcore_server.supervisor.backoff import MOST_IN_VAIN
 from llmcore_server.supervisor.child import Child

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 BACKLOG = 2048
 

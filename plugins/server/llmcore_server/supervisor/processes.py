@@ -9,8 +9,8 @@ import time
 
 import msgspec
 import zmq
+from llmcore.api.counters import TALLIES
 from llmcore.config import Config
-from llmcore.counters import TALLIES
 
 from llmcore_server.messages import Addresses, Process, ServerFacts, WorkerGone
 from llmcore_server.supervisor.admin import Admin
@@ -123,7 +123,10 @@ class Processes:
     # --- what dies or hangs
 
     def replace_dead(self) -> None:
-        """Start another worker, end of TLS or admin listener for each that died; ServerError where that is no use."""
+        """Restart each process that died, except engines: HTTP workers, ends of TLS, the admin listener.
+
+        Raises ServerError if another one would not serve either.
+        """
         self._look_at_directory()
         for child in self.workers.reap():
             self._unwatch(child)

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from llmcore.api.errors import ConfigError
 from llmcore.config import gateway_login, without_login
-from llmcore.errors import ConfigError
 from prometheus_client import push_to_gateway
 from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llmcore.errors import Stopped
+from llmcore.api.errors import Stopped
 
 from llmcore_server.child import FROM_OUTSIDE
 

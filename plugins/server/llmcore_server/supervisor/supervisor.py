@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import zmq
-from llmcore.bridge import Load, ModelFacts
+from llmcore.api.bridge import Load, ModelFacts
+from llmcore.api.errors import LlmcoreError, Stopped
 from llmcore.config import Config, with_plugins
-from llmcore.errors import LlmcoreError, Stopped
-from llmcore.plugins import build_registry
-from llmcore.registry import Registry
+from llmcore.registry.loader import build_registry
+from llmcore.registry.registry import Registry
 
 from llmcore_server.child import STOP
 from llmcore_server.messages import Shutdown
@@ -201,8 +201,8 @@ class Supervisor:
         self._status.report(load)
 
     def _revive(self) -> bool:
-        """Start another engine in place of the dead one. True once it serves, False if there is to be none or the
-        server is asked to stop.
+        """Restart the engine process. Returns True once it serves, and False if there is to be none or the server is
+        asked to stop.
 
         Workers answer 503 meanwhile. They are replaced too: what they know of the model came from the dead engine.
         """

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
-from llmcore.counters import GAP_SECONDS
+from llmcore.api.counters import GAP_SECONDS
 
 from llmcore_server.server_status import Overview
 

@@ -10,8 +10,8 @@ from typing import Any
 import falcon
 import msgspec
 import orjson
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 
 from llmcore_server.http import streaming
 from llmcore_server.http.access import admin_guard

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Protocol
 
 import falcon
-from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.api.errors import RequestError, reraise_if_stopping
 
 from llmcore_server.http.entry import ANYBODY, Entry
 from llmcore_server.http.errors import EncodeError, count_error, error_headers, http_error, openai_error

@@ -1,0 +1,100 @@
+"""The pins of `--mode` and `--kernel`, which hold before kernels are resolved. A mode is data: a bundle of pins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, QuantMethodSpec
+from llmcore.config import parse_pin
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE, device_misfit
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The choices of modes and `--kernel`, which hold before kernels are resolved. `kernels`: op -> kernel name."""
+
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    layout: str | None = None
+    quant: str | None = None
+
+
+def apply_modes(
+    names: Sequence[str],
+    registry: Registry,
+    device: DeviceInfo,
+    kernels: Sequence[str] = (),
+) -> Pins:
+    """The pins of `--mode` names and `--kernel op=name` values together.
+
+    Raises ConfigError for a mode that does not exist or does not fit the device; the error lists those that fit. A
+    malformed or unknown pin, and two pins that contradict each other, raise it too. `engine.dry_model.ModeFit` checks
+    whether a mode fits a model too.
+    """
+    pinned: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def pin(kind: str, what: str, value: str, source: str) -> None:
+        other, owner = pinned.setdefault((kind, what), (value, source))
+        if other != value:
+            label = f"{kind} {what}".strip()
+            raise ConfigError(f"{owner} pins {label} to {other!r}, {source} to {value!r}; give one of them")
+
+    for op, kernel in map(parse_pin, kernels):
+        registry.find(OpSpec, op)
+        pin("kernel", op, kernel, f"--kernel {op}={kernel}")
+    for name in names:
+        mode = check_mode(name, registry, device.type, lambda mode: mode_misfit(mode, registry, device))
+        for op, kernel in mode.kernels.items():
+            pin("kernel", op, kernel, f"--mode {name}")
+        if mode.layout is not None:
+            pin("layout", "", mode.layout, f"--mode {name}")
+        if mode.quant is not None:
+            pin("quant", "", mode.quant, f"--mode {name}")
+    chosen = {key: value for key, (value, _) in pinned.items()}
+    return Pins(
+        kernels={what: value for (kind, what), value in chosen.items() if kind == "kernel"},
+        layout=chosen.get(("layout", "")),
+        quant=chosen.get(("quant", "")),
+    )
+
+
+def mode_misfit(
+    mode: ModeSpec, registry: Registry, device: DeviceInfo, ops: Collection[str] | None = None
+) -> str | None:
+    """Why a mode cannot work on `device` for a model that asks for `ops`, or None if it can."""
+    layouts = {spec.name for spec, _ in registry.specs(KVLayoutSpec)}
+    if mode.layout is not None and mode.layout not in layouts:
+        return f"needs layout {mode.layout}, which no plugin brings"
+    if mode.quant is not None and mode.quant not in {spec.name for spec, _ in registry.specs(QuantMethodSpec)}:
+        return f"needs quantization method {mode.quant}, which no plugin brings"
+    known = {spec.name for spec, _ in registry.specs(OpSpec)}
+    for op, kernel in mode.kernels.items():
+        if op not in known:
+            return f"pins {op}, which is an op of no plugin"
+        if ops is not None and op not in ops:
+            return f"pins {op}, which this model does not use"
+        found = [spec for spec, _ in registry.specs(KernelSpec) if (spec.op, spec.name) == (op, kernel)]
+        if not found and kernel != REFERENCE:
+            return f"needs kernel {kernel} for {op}, which no plugin brings"
+        for spec in found:
+            if (misfit := device_misfit(spec.when, device)) is not None:
+                return f"kernel {kernel} for {op} {misfit}"
+    return None
+
+
+def check_mode(name: str, registry: Registry, where: str, misfit: Callable[[ModeSpec], str | None]) -> ModeSpec:
+    """The mode called `name`.
+
+    Raises ConfigError for an unknown name, or if `misfit` returns why the mode does not fit `where`. The error lists
+    the modes that fit.
+    """
+    modes = {mode.name: mode for mode, _ in registry.specs(ModeSpec)}
+    why = misfit(modes[name]) if name in modes else None
+    if name in modes and why is None:
+        return modes[name]
+    wrong = f" does not fit {where}: {why}" if name in modes else ": there is no such mode"
+    fitting = ", ".join(sorted(mode.name for mode in modes.values() if misfit(mode) is None))
+    guess = "" if name in modes else did_you_mean(name, modes)
+    raise ConfigError(f"--mode {name}{wrong}; modes that fit: {fitting or 'none, so leave it out'}.{guess}")

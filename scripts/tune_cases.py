@@ -1,0 +1,317 @@
+"""The cases of tune.py: the contexts for which a model needs kernels, and calls that look like those of real steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from llmcore.api.protocols import AttnLimits
+from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
+from llmcore.engine.dry_model import resolutions_of
+from llmcore.ops import (
+    DTYPES,
+    attn_merge,
+    attn_varlen,
+    drawing,
+    head_linear,
+    latent_rope_kv_write,
+    moe_combine,
+    moe_dispatch,
+    moe_experts,
+    moe_fused,
+    moe_route,
+    rope_angles,
+    size,
+)
+from llmcore.ops.attention_cases import AttnCase, Uploads, case
+from llmcore.ops.sample import plain_rows
+from llmcore.registry.loader import load
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import candidates_for
+from llmcore_devtools.kernels.compare import moved
+
+Call = Callable[[], Any]
+Kernel = Any
+
+TOKENS: Mapping[int, tuple[int, ...]] = {0: (1,), 1: (8, 16), 2: (32, 64), 3: (128, 256), 4: (512, 2048)}
+"""Token bucket -> the token counts with which ops are timed."""
+
+COLD = 192 << 20
+"""Bytes that calls read before they return to the same weights or KV: more than an L2 cache holds."""
+
+MOST_COPIES, FEW_COPIES = 48, 8
+"""Calls of one graph: over cold weights, and for data that was just written."""
+
+HEAVY: Mapping[str, int] = {
+    **{"linear": 1, "linear_silu_and_mul": 1, "embedding": 1, "moe.experts": 1, "moe.fused": 3, "head_linear": 1},
+}
+"""Op -> the argument that comes from memory."""
+
+MIXTURES: Mapping[str, ModuleType] = {
+    "moe.route": moe_route,
+    "moe.dispatch": moe_dispatch,
+    "moe.experts": moe_experts,
+    "moe.combine": moe_combine,
+    "moe.fused": moe_fused,
+}
+"""Ops whose own samples are like routes: tokens spread over the experts."""
+
+SAMPLED: Mapping[str, ModuleType] = {
+    **MIXTURES,
+    "attn.merge": attn_merge,
+    "attn.varlen": attn_varlen,
+    "head_linear": head_linear,
+    "latent_rope_kv_write": latent_rope_kv_write,
+}
+"""Ops that are called with their own samples."""
+
+PROMPTS: Mapping[str, tuple[int, ...]] = {**dict.fromkeys(MIXTURES, (2048, 8192)), "attn.varlen": (1024, 4096)}
+"""Tokens of the last bucket for ops that need other ones. Only this many give each of many experts a tile of matrix
+products, and show the time of attention to one long prompt."""
+
+Rows = tuple[Sequence[int], Sequence[int]]
+"""(n_query, kv_len)."""
+
+
+def _skewed(rows: int) -> tuple[int, ...]:
+    return tuple(40 + 37 * row % 600 if row % 8 else 4000 + row for row in range(rows))
+
+
+def _decode(*lengths: Sequence[int]) -> tuple[Rows, ...]:
+    return tuple(((1,) * len(kv_len), kv_len) for kv_len in lengths)
+
+
+def _beside(decode: int, prompt: int, prefix: int = 0) -> Rows:
+    return (1,) * decode + (prompt,), (576,) * decode + (prefix + prompt,)
+
+
+_KINDS: Mapping[str, Mapping[int, tuple[Rows, ...]]] = {
+    "decode": {
+        0: _decode((576,), (4096,)),
+        1: _decode((576,) * 8, (8192,) * 16, _skewed(16)),
+        2: _decode((576,) * 32, (576,) * 64, _skewed(64)),
+        3: _decode((576,) * 128, (576,) * 256, _skewed(128)),
+        4: _decode((576,) * 512),
+    },
+    "mixed": {
+        0: (((1,), (576,)),),
+        1: (_beside(8, 8), _beside(2, 14, 500)),
+        2: (_beside(32, 32), _beside(16, 48, 500)),
+        3: (_beside(64, 192), _beside(128, 128, 500)),
+        4: (_beside(64, 448), _beside(200, 312, 1000)),
+    },
+    "prefill": {
+        0: (((1,), (576,)),),
+        1: (((16,), (16,)),),
+        2: (((64,), (64,)), ((64,), (1064,))),
+        3: (((256,), (256,)), ((100, 156), (100, 656))),
+        4: (((512,), (512,)), ((2048,), (2048,)), ((512,) * 8, (512,) * 8), ((1024,), (5120,))),
+    },
+}
+ATTENTION = {f"attn.{form}.{kind}": rows for form in ("gqa", "mla") for kind, rows in _KINDS.items()}
+"""Rows per op and token bucket: the uniform lengths of benchmarks, long beside short, and long contexts."""
+
+
+def contexts(registry: Registry, model: Path, device: DeviceInfo, ops: Iterable[str], dtype: str) -> list[OpContext]:
+    """Returns the contexts that serving `model` needs, whatever kernels exist: composites, and the parts that they
+    expand to."""
+    wanted, found = set(ops), []
+    asked = [resolution.context for resolution in resolutions_of(model, registry, device, Pins(), dtype)]
+    known = {spec.name: spec for spec, _ in registry.specs(OpSpec)}
+    for context in asked:
+        spec = known[context.op]
+        parts: list[OpContext] = []
+        if spec.expands_to:
+            load(f"{spec.module}:expand")(context, partial(_record, parts, context, known))
+        found += [part for part in (context, *parts) if part.op in wanted]
+    unique = {(c.op, c.bucket, repr(sorted(c.shape.items()))): c for c in found}
+    return list(unique.values())
+
+
+def _record(parts: list[OpContext], whole: OpContext, known: Mapping[str, OpSpec], op: str, **shape: Any) -> Call:
+    if op in known:
+        parts.append(replace(whole, op=op, shape=shape))
+    return lambda *args: None
+
+
+def kernels_of(registry: Registry, op: str) -> list[Any]:
+    """Returns the KernelSpecs that have a cost."""
+    return [spec for spec, _ in candidates_for(registry, op) if spec.cost is not None]
+
+
+class Workload:
+    """One context's cases, and how a kernel is called on each. Tensors are on `device`."""
+
+    def __init__(self, context: OpContext, device: torch.device, counts: Sequence[int] | None = None) -> None:
+        self.context, self.device = context, device
+        self.attention = context.op in ATTENTION
+        if self.attention:
+            rows = ATTENTION[context.op][context.bucket]
+            cases = rows if counts is None else [((n,), (n,)) for n in counts]
+            with drawing(1, device):
+                self.samples: list[tuple[Any, ...]] = [(case(context, *lengths),) for lengths in cases]
+        else:
+            usual = TOKENS[context.bucket]
+            if context.bucket == max(TOKENS):
+                usual = PROMPTS.get(context.op, usual)
+            self.samples = [_arguments(context, tokens, device) for tokens in counts or usual]
+        self._rotated: list[list[Any]] | None = None
+
+    def calls(self, kernel: Kernel, cold: bool = True) -> Iterator[list[Call]]:
+        """Yields for each case the calls of one graph, over buffers that are as `cold` as in a step. Else it yields
+        one call."""
+        if cold and self._rotated is None:
+            self._rotated = [self._rotations(sample) for sample in self.samples]
+        buffers = self._rotated if cold and self._rotated is not None else [[s] for s in self.samples]
+        if self.attention:
+            limits = AttnLimits(
+                rows=max(len(c.rows.n_query) for (c,) in self.samples),
+                tokens=max(len(c.q) for (c,) in self.samples),
+                kv_len=max(int(c.rows.kv_len.max()) for (c,) in self.samples),
+            )
+            kernel.workspace(limits)
+        for rotated in buffers:
+            yield _attention_calls(kernel, rotated) if self.attention else _function_calls(kernel, rotated)
+
+    def _rotations(self, sample: tuple[Any, ...]) -> list[Any]:
+        if self.attention:
+            (one,) = sample
+            copies = _copies(sum(pool[0].nbytes for pool in one.kv) * int(one.rows.kv_len.sum()))
+            return [sample, *((replace(one, kv=_cloned(one.kv)),) for _ in range(copies - 1))]
+        heavy = HEAVY.get(self.context.op)
+        copies = FEW_COPIES if heavy is None else _copies(sample[heavy].nbytes)
+        return [sample, *(_cloned(sample) for _ in range(copies - 1))]
+
+
+def _attention_calls(kernel: Kernel, rotated: Sequence[tuple[AttnCase]]) -> list[Call]:
+    one: AttnCase = rotated[0][0]
+    meta, out = dict(one.meta), one.out()
+    kernel.plan(one.rows, Uploads(meta))
+    return [partial(kernel.run, c.q, c.k_new, c.v_new, c.kv, meta, out) for (c,) in rotated]
+
+
+def _function_calls(kernel: Kernel, rotated: Sequence[tuple[Any, ...]]) -> list[Call]:
+    if getattr(kernel, "packing", None) is not None:
+        rotated = [(x, kernel.pack(weight), *rest) for x, weight, *rest in rotated]
+    return [partial(kernel, *args) for args in rotated]
+
+
+def _copies(used: int) -> int:
+    return max(4, min(MOST_COPIES, -(-COLD // max(used, 1))))
+
+
+def _cloned(sample: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        item.clone() if isinstance(item, torch.Tensor) else _cloned(item) if isinstance(item, tuple) else item
+        for item in sample
+    )
+
+
+# --- arguments of each op --------------------------------------------------------------------------------------
+
+
+def _arguments(context: OpContext, tokens: int, device: torch.device) -> tuple[Any, ...]:
+    if context.op in SAMPLED:
+        module = SAMPLED[context.op]
+        with drawing(1, device, tokens):
+            own = module.timed(context, tokens) if hasattr(module, "timed") else module.samples(context)
+            # some samples are made on the CPU, whatever device draws
+            return moved(next(iter(own)), device)
+    if context.op not in _ARGUMENTS:
+        raise SystemExit(f"tune.py has no arguments for {context.op}; it has {', '.join(sorted(TUNABLE))}")
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.float32).to(DTYPES[context.dtype])
+
+    return _ARGUMENTS[context.op](context, tokens, draw)
+
+
+Draw = Callable[..., torch.Tensor]
+
+
+def _linear(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    inputs = size(context.shape, "inputs")
+    rows = size(context.shape, "outputs") if context.op == "linear" else 2 * size(context.shape, "size")
+    return draw(tokens, inputs), draw(rows, inputs) / 64, draw(rows) if context.shape.get("bias") else None
+
+
+def _rms_norm(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    width = size(context.shape, "size")
+    return draw(tokens, width), draw(width), 1e-5
+
+
+def _add_rms_norm(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    width = size(context.shape, "size")
+    return draw(tokens, width), draw(tokens, width), draw(width), 1e-5
+
+
+def _layer_norm(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    own = (size(context.shape, "heads"),) if context.shape.get("heads") else ()
+    width = size(context.shape, "size")
+    bias = draw(*own, width) if context.shape.get("bias") else None
+    return draw(tokens, *own, width), draw(*own, width), bias, 1e-5
+
+
+def _add_layer_norm(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    x, *rest = _layer_norm(context, tokens, draw)
+    return x, draw(*x.shape), *rest
+
+
+def _gelu_tanh(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    return (draw(tokens, size(context.shape, "size")),)
+
+
+def _gated(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    return (draw(tokens, 2 * size(context.shape, "size")),)
+
+
+def _embedding(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    table = draw(size(context.shape, "vocab"), size(context.shape, "size"))
+    return torch.randint(len(table), (tokens,), device=table.device), table
+
+
+def _rope_kv_write(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    """Queries, keys and values are parts of one tensor, as a projection leaves them."""
+    heads, kv_heads, width = (size(context.shape, name) for name in ("heads", "kv_heads", "size"))
+    joined = draw(tokens, (heads + 2 * kv_heads) * width)
+    border = (heads + kv_heads) * width
+    qk, v = joined[:, :border].view(tokens, -1, width), joined[:, border:].view(tokens, kv_heads, width)
+    half = size(context.shape, "rotated") // 2
+    frequencies = 1e4 ** -(torch.arange(half, device=qk.device) / half)
+    cos, sin = rope_angles.reference(torch.arange(tokens, device=qk.device), frequencies, 1.0)
+    pool = draw(8 * tokens + 1, kv_heads, width)
+    slots = torch.randperm(len(pool), device=pool.device)[:tokens]
+    return qk, v, cos, sin, (pool, pool.clone()), slots
+
+
+def _sample(context: OpContext, tokens: int, draw: Draw) -> tuple[Any, ...]:
+    logits = draw(tokens, size(context.shape, "vocab")) * 3
+    variant = context.shape["variant"]
+    columns = {} if variant in ("greedy", "temperature") else {"top_p": 0.9, "top_k": 50}
+    rows = plain_rows(tokens, temperature=0.0 if variant == "greedy" else 0.8, **columns)
+    return logits, rows.to(logits.device)
+
+
+_ARGUMENTS: Mapping[str, Callable[[OpContext, int, Draw], tuple[Any, ...]]] = {
+    "linear": _linear,
+    "linear_silu_and_mul": _linear,
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "layer_norm": _layer_norm,
+    "add_layer_norm": _add_layer_norm,
+    "silu_and_mul": _gated,
+    "gelu_and_mul": _gated,
+    "gelu_tanh": _gelu_tanh,
+    "embedding": _embedding,
+    "rope_kv_write": _rope_kv_write,
+    "sample": _sample,
+}
+
+TUNABLE = (*_ARGUMENTS, *SAMPLED, *ATTENTION)
+"""The ops for which calls can be made."""

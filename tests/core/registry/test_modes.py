@@ -1,0 +1,68 @@
+"""Modes and pins: what they settle, and why one that cannot work does not."""
+
+from __future__ import annotations
+
+import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, PluginInfo
+from llmcore.registry.modes import apply_modes, mode_misfit
+from llmcore.registry.registry import Registry
+
+
+def modes_registry() -> Registry:
+    registry = Registry(())
+    mine = PluginInfo("mine", "mine", "1", "mine")
+    for spec in (
+        OpSpec(name="linear", module="m", signature=""),
+        KernelSpec(name="fast", op="linear", make="m:m"),
+        KVLayoutSpec(name="token-int8", make="m:m"),
+        ModeSpec(name="int8kv", layout="token-int8"),
+        ModeSpec(name="quick", kernels={"linear": "fast"}),
+        ModeSpec(name="plain", kernels={"linear": "torch"}),
+        ModeSpec(name="fp8kv", layout="token-fp8"),
+        ModeSpec(name="w4", quant="awq"),
+        ModeSpec(name="absent", kernels={"linear": "nobody"}),
+    ):
+        registry.take(spec, mine)
+    return registry
+
+
+def test_modes_and_pins_settle_layout_and_kernels() -> None:
+    pins = apply_modes(["int8kv", "quick"], modes_registry(), DeviceInfo("cpu"), ["linear=fast"])
+    assert (pins.kernels, pins.layout, pins.quant) == ({"linear": "fast"}, "token-int8", None)
+
+
+@pytest.mark.parametrize(
+    ("modes", "pins", "message"),
+    [
+        (["quick", "plain"], [], "--mode quick pins kernel linear to 'fast', --mode plain to 'torch'"),
+        (["quick"], ["linear=torch"], "--kernel linear=torch pins kernel linear to 'torch', --mode quick to 'fast'"),
+        (
+            ["qick"],
+            [],
+            r"--mode qick: there is no such mode; modes that fit: int8kv, plain, quick. Did you mean quick",
+        ),
+        (
+            ["fp8kv"],
+            [],
+            "--mode fp8kv does not fit cpu: needs layout token-fp8, which no plugin brings; modes that fit",
+        ),
+        (["w4"], [], "needs quantization method awq"),
+        (["absent"], [], "needs kernel nobody for linear"),
+        ([], ["linear"], "'linear' is no pin: it needs the form op=kernel"),
+        ([], ["lineer=fast"], r"no op 'lineer'; known: linear. Did you mean linear\?"),
+    ],
+)
+def test_modes_that_cannot_work_say_why(modes: list[str], pins: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply_modes(modes, modes_registry(), DeviceInfo("cpu"), pins)
+
+
+def test_a_mode_for_ops_that_the_model_lacks_does_not_fit() -> None:
+    registry = modes_registry()
+    quick = registry.find(ModeSpec, "quick")
+    assert mode_misfit(quick, registry, DeviceInfo("cpu"), {"linear"}) is None
+    why = mode_misfit(quick, registry, DeviceInfo("cpu"), {"attn.gqa.decode"})
+    assert why == "pins linear, which this model does not use"
+    stray = ModeSpec(name="stray", kernels={"lineer": "torch"})
+    assert mode_misfit(stray, registry, DeviceInfo("cpu")) == "pins lineer, which is an op of no plugin"

@@ -152,7 +152,8 @@ class ChatCompletions:
             source="messages",
         )
         submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
-        check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
+        if body.prompt_logprobs is not None:
+            check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
         guide = chat_guide(self._front, body, conversation.choice, context)
         check_begun(guide, parsing)
         job = Job(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         LengthDecay,
         Load,
         LogitsProcessor,
+        Prompt,
         SamplingParams,
         Submit,
     )
@@ -125,6 +126,7 @@ __all__ = [
     "PluginError",
     "PluginInfo",
     "ProcessorContext",
+    "Prompt",
     "QuantMethod",
     "QuantMethodSpec",
     "RequestError",

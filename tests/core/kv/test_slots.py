@@ -100,3 +100,13 @@ def test_any_sequence_of_calls_keeps_the_invariant(data: st.DataObject, total: i
     for row in rows:
         expected[row] += 1
     assert (pool.holders == expected).all()
+
+
+def test_what_is_not_there_cannot_be_had() -> None:
+    with pytest.raises(ValueError, match="at least one granule of one token, not 0 of 1"):
+        SlotPool(0)
+    pool = SlotPool(3)
+    pool.alloc(2)
+    with pytest.raises(ValueError, match="2 granules asked for, 1 free"):
+        pool.alloc(2)
+    assert (pool.live, pool.free) == (2, 1)

@@ -118,7 +118,7 @@ STOPS = (
             Stop("ChatCompletions.on_post", leaves="ChatCompletions._job(body)"),
             Stop("read"),
             Stop("conversation_of"),
-            Stop("ChatTemplate.render"),
+            Stop("ChildTemplate.render"),
             Stop("FastTokenizer.encode"),
             Stop("submits", "body prompts rules"),
             Stop("Front.detach"),

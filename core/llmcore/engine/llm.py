@@ -30,6 +30,7 @@ from llmcore.engine.model import Progress
 from llmcore.registry.loader import build_registry, configure
 from llmcore.registry.registry import Registry
 from llmcore.text.bad_words import forbid
+from llmcore.text.chosen_template import choose_template
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
@@ -358,6 +359,8 @@ class LLM:
         directory = prepare(specs, self.config.model, model, converted)
         parsers = [spec for spec, _ in self._registry.specs(OutputParserSpec)]
         settings = self.config.model
+        if settings.chat_template is not None:
+            choose_template(settings.chat_template, parsers).with_tokens({}).check()
         return open_tokenizer(specs, directory, settings.tokenizer_mode, settings.chat_template, parsers)
 
     def _ids_of(self, prompt: TextOrIds) -> list[int]:

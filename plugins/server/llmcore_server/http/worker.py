@@ -36,6 +36,7 @@ from llmcore_server.http.streaming import HttpServer, Limits
 from llmcore_server.http.streaming.limits import connections
 from llmcore_server.messages import WorkerLaunch
 from llmcore_server.settings import Access, Prompts, Server
+from llmcore_server.templates import render_in_children
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     parsers = [spec for spec, _ in registry.specs(OutputParserSpec)]
     model = launch.config.model
     tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template, parsers)
+    render_in_children(tokenizer)
     if launch.config.section(Prompts).token_healing_mode:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from llmcore.api.bridge import Submit
+from llmcore.api.bridge import Prompt, Submit
 from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
@@ -122,7 +122,7 @@ def serve(scheduler: Scheduler, requests: list[Request]) -> Device:
         while waiting and waiting[0][1].sent + TRAVEL_MS / 2 <= now:
             number, request = waiting.popleft()
             prompt, output = request.lengths
-            ids = np.zeros(prompt, "<i4").tobytes()
+            ids = Prompt.of([0] * prompt)
             scheduler.submit(Submit(id=number, prompt=ids, max_new_tokens=output), 0)
         plan = scheduler.plan()
         if plan is not None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 from gpu import config_of
-from llmcore.api.bridge import Finish, SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import Finish, Prompt, SamplingParams, StepEvents, Submit
 from llmcore.engine.budget import DEFAULT_TOTAL_LEN
 from llmcore.engine.model import pick_device
 from llmcore.sched.plan import MIXED_TOKENS, padded
@@ -75,7 +75,7 @@ class Requests:
         self._made += 1
         return Submit(
             id=self._made,
-            prompt=self._prompts.draw(prompt).astype("<i4").tobytes(),
+            prompt=Prompt.of(self._prompts.draw(prompt)),
             max_new_tokens=output,
             min_new_tokens=output if stops else 0,
             stop_ids=tuple(self.facts.eos_ids) if stops else (),

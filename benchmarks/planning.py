@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from llmcore.api.bridge import Submit
+from llmcore.api.bridge import Prompt, Submit
 from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
-from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.kv.group import KVGroup
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
 
 VOCAB = 32_000
@@ -44,7 +44,7 @@ class Load:
     def __init__(self, scheduler: Scheduler, *, prompt: int, answer: tuple[int, int]) -> None:
         self._scheduler = scheduler
         self._random = np.random.default_rng(0)
-        self._system = self._random.integers(0, VOCAB, 200).astype("<i4")
+        self._system = self._random.integers(0, VOCAB, 200)
         self._prompt = prompt
         self._answer = answer
         self._next = 0
@@ -53,9 +53,9 @@ class Load:
     def submit(self, n: int) -> None:
         """Submit `n` more requests."""
         for _ in range(n):
-            prompt = np.concatenate([self._system, self._random.integers(0, VOCAB, self._prompt).astype("<i4")])
+            prompt = np.concatenate([self._system, self._random.integers(0, VOCAB, self._prompt)])
             answer = int(self._random.integers(*self._answer))
-            submit = Submit(id=self._next, prompt=prompt.tobytes(), max_new_tokens=answer, stop_ids=(VOCAB,))
+            submit = Submit(id=self._next, prompt=Prompt.of(prompt), max_new_tokens=answer, stop_ids=(VOCAB,))
             self._next += 1
             self._scheduler.submit(submit, 0)
 

@@ -186,7 +186,7 @@ TASKS = (
         "An HTTP dialect",
         "From a client's JSON to a request, and from events to an answer ([how to write one](../authors/dialect.md)).",
         (
-            ("Requests", "llmcore.api", "Submit SamplingParams LengthDecay Bridge ChoiceEvent Finish Load"),
+            ("Requests", "llmcore.api", "Prompt Submit SamplingParams LengthDecay Bridge ChoiceEvent Finish Load"),
             (
                 "HTTP",
                 "llmcore_server.api",

@@ -104,7 +104,8 @@ def official_plugins() -> str:
         kinds[parser.kind] = [*kinds.get(parser.kind, ()), *(m for m in marks if m not in kinds.get(parser.kind, ()))]
     for kind, key in ((LogitsProcessorSpec, "processors"), (OptionSpec, "options"), (CommandSpec, "commands")):
         for spec, plugin in registry.specs(kind):
-            has(plugin)[key] += (spec.name, *getattr(spec, "aliases", ()))
+            if getattr(spec, "option", None) is None:  # else its option names the plugin
+                has(plugin)[key] += (spec.name, *getattr(spec, "aliases", ()))
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
 

@@ -104,7 +104,6 @@ STOPS = (
             Stop("StreamRequest.received"),
             Stop("parse_head", "line data"),
             Stop("Doorman.admit"),
-            Stop("SizedBody.feed"),
             Stop("StreamChannel._enqueue"),
         ),
     ),
@@ -181,8 +180,9 @@ STOPS = (
     ),
 )
 
-LOOPS = ("HttpServer._channels", "WireBridge._tally", "Workers.heard", "Processors.tend", "log_request")
-"""Functions of the loops in the background. The trace waits for them."""
+LOOPS = ("HttpServer._channels", "Workers.heard", "Processors.tend", "log_request")
+"""Functions of the loops in the background, for which a recording waits: the worker's sweep, its heartbeat, which the
+engine hears, the engine's look at processors, and the log of requests."""
 
 
 @dataclass
@@ -205,7 +205,7 @@ class Call:
 
 
 class Trace:
-    """What ran in one recording. `functions`: of each file, with the threads that ran them."""
+    """One recording. `functions`: file -> function -> the threads that ran it, in the order of their first lines."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         self.functions: dict[str, dict[str, set[str]]] = {}
@@ -404,8 +404,10 @@ def sentence(call: Call) -> str:
     """Returns the first sentence of the docstring of a stop; an `__init__` may leave it to its class."""
     texts = docstrings(call.file)
     text = texts[call.function] or texts[call.function.removesuffix(".__init__")]
-    if not text:
-        raise LookupError(f"{call.file}: {call.function} is a stop of docs/walk.md and needs a docstring")
+    if not text or text.startswith("See "):
+        raise LookupError(
+            f"{call.file}: {call.function} is a stop of docs/walk.md, and its docstring does not describe it"
+        )
     return first_sentence(text)
 
 

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 
 QUESTIONS = 12
 MOST_LINES = 12
-"""Lines that one search may find: so many can be read."""
+"""Lines that one search may find. A reader can look at all of them."""
 
 MOST_HOPS = 3
 MOST_WORDS = 900

@@ -8,7 +8,6 @@ from typing import Any
 
 import falcon
 import msgspec
-import numpy as np
 import pytest
 from llmcore.api import ChoiceEvent, RequestError, SamplingParams
 from llmcore.api.specs import OutputParserSpec
@@ -119,7 +118,7 @@ def side(tmp_path: Path) -> Callable[..., Side]:
 
 
 def prompt(side: Side) -> str:
-    return side.front.tokenizer.decode(np.frombuffer(side.bridge.submitted[-1].prompt, "<i4").tolist())
+    return side.front.tokenizer.decode(side.bridge.submitted[-1].prompt.ids.tolist())
 
 
 USER = {"role": "user", "content": "hi"}

@@ -283,7 +283,7 @@ def test_calls_that_are_forced_or_limited(
     write = calls.free if free else calls.forced
     assert found == ("tool_choice", write(tools, single=single or parallel is False))
     assert list(found[1]["schemas"]) == [f"args_{i}" for i in range(len(names))]
-    shown = side.front.tokenizer.decode(list(memoryview(side.bridge.submitted[-1].prompt).cast("i")))
+    shown = side.front.tokenizer.decode(side.bridge.submitted[-1].prompt.ids.tolist())
     assert '"weather"' in shown and '"add"' in shown, "the model sees all of them"
 
 

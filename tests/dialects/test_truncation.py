@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from llmcore.config import Config
 from llmcore.text.tokenizer import FastTokenizer
@@ -38,7 +37,7 @@ def facts(mode: str | None, **more: Any) -> dict[str, Any]:
 
 
 def prompts(side: Side) -> list[list[int]]:
-    return [np.frombuffer(submit.prompt, "<i4").tolist() for submit in side.bridge.submitted]
+    return [submit.prompt.ids.tolist() for submit in side.bridge.submitted]
 
 
 @pytest.mark.parametrize(

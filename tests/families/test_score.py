@@ -11,7 +11,7 @@ import pytest
 import torch
 from llmcore import LLM
 from llmcore.api import RequestError
-from llmcore.api.bridge import Submit
+from llmcore.api.bridge import BeamSearch, Prompt, Submit
 from llmcore.engine.engine import Engine
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
@@ -100,14 +100,15 @@ def test_a_model_without_such_a_head_says_so(tmp_path: Path) -> None:
         llm.score("x")
 
 
-def test_a_score_is_one(tmp_path: Path) -> None:
+def test_a_score_comes_alone(tmp_path: Path) -> None:
     small_model("LlamaForSequenceClassification", vocab_size=400).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
     with LLM(tmp_path, device="cpu") as llm:
         engine: Engine = llm._bridge._engine
-        request = Submit(id=1, prompt=np.array([5], "<i4").tobytes(), max_new_tokens=1, n=2, score=True)
-        with pytest.raises(RequestError, match="a score is one"):
-            engine.submit(request)
+        plain = {"id": 1, "prompt": Prompt.of([5]), "max_new_tokens": 1, "score": True}
+        for more in ({"n": 2}, {"beams": BeamSearch(2)}, {"prompt_logprobs": True}, {"max_new_tokens": 2}):
+            with pytest.raises(RequestError, match="comes alone"):
+                engine.submit(Submit(**{**plain, **more}))
 
 
 def test_broken_scores_end_with_an_error(tmp_path: Path) -> None:

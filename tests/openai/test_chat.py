@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from llmcore.api.errors import RequestError
 from llmcore.text.tokenizer import FastTokenizer
@@ -134,7 +133,7 @@ def test_token_ids(openai: Callable[..., Side], tokenizer: FastTokenizer, group:
     whole = side.ok(CHAT, **body)
     ids = tokenizer.encode("a😀b stop i", add_special_tokens=False)
     assert [choice["token_ids"] for choice in whole["choices"]] == [ids, ids]
-    assert whole["prompt_token_ids"] == list(memoryview(side.bridge.submitted[0].prompt).cast("i"))
+    assert whole["prompt_token_ids"] == side.bridge.submitted[0].prompt.ids.tolist()
     assert "token_ids" not in side.ok(CHAT, messages=USER)["choices"][0]
     chunks = side.events(CHAT, stream=True, **body)[:-1]
     for index in (0, 1):
@@ -245,7 +244,7 @@ def test_context_length(openai: Callable[..., Side]) -> None:
 def test_prompt_logprobs_stand_beside_the_choices(openai: Callable[..., Side]) -> None:
     side = openai("a")
     answer = side.ok(CHAT, messages=USER, prompt_logprobs=2, n=2)
-    ids = np.frombuffer(side.bridge.submitted[0].prompt, "<i4").tolist()
+    ids = side.bridge.submitted[0].prompt.ids.tolist()
     none, *places = answer["prompt_logprobs"]
     assert none is None and [next(iter(place)) for place in places] == [str(token) for token in ids[1:]]
     assert places[0][str(ids[1])] == {

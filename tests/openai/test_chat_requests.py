@@ -65,7 +65,7 @@ def test_minus_one_token_is_as_many_as_fit(openai: Callable[..., Side], asked: d
     side = openai("ab", facts={"max_total_len": 100})
     side.ok(CHAT, messages=USER, **asked)
     submit = side.bridge.submitted[0]
-    assert submit.max_new_tokens == (100 - len(submit.prompt) // 4 if most == 50 else most)
+    assert submit.max_new_tokens == (100 - len(submit.prompt) if most == 50 else most)
     if "max_tokens" in asked:
         side.ok("/v1/completions", prompt=list(range(50)), max_tokens=asked["max_tokens"])
         assert side.bridge.submitted[1].max_new_tokens == (50 if asked["max_tokens"] == -1 else 7)
@@ -136,7 +136,7 @@ def test_what_is_left_open(openai: Callable[..., Side]) -> None:
     side.ok(CHAT, messages=USER)
     side.ok(CHAT, messages=USER, temperature=None, seed=None, n=None, stop=None, stream=None, tools=None)
     first, second = side.bridge.submitted
-    assert first.max_new_tokens == 256 - len(first.prompt) // 4
+    assert first.max_new_tokens == 256 - len(first.prompt)
     assert (first.sampling.temperature, first.sampling.logprobs) == (1.0, None)
     assert first.sampling.seed != second.sampling.seed
 
@@ -151,7 +151,7 @@ def test_content_parts_and_history(openai: Callable[..., Side], tokenizer: FastT
         {"role": "assistant", "content": None, "refusal": "No."},
     ]
     side.ok(CHAT, messages=messages, add_generation_prompt=False)
-    ids = memoryview(side.bridge.submitted[0].prompt).cast("i").tolist()
+    ids = side.bridge.submitted[0].prompt.ids.tolist()
     assert tokenizer.decode(ids, skip_special_tokens=False) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
         "<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\nNo.<|im_end|>\n"
@@ -162,7 +162,7 @@ def test_content_parts_and_history(openai: Callable[..., Side], tokenizer: FastT
 
 def prompt_of(side: Side, tokenizer: FastTokenizer) -> str:
     (submit,) = side.bridge.submitted
-    return tokenizer.decode(memoryview(submit.prompt).cast("i").tolist(), skip_special_tokens=False)
+    return tokenizer.decode(submit.prompt.ids.tolist(), skip_special_tokens=False)
 
 
 def test_a_message_is_continued(openai: Callable[..., Side], tokenizer: FastTokenizer) -> None:

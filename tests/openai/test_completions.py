@@ -54,7 +54,7 @@ def test_four_kinds_of_prompt(
 ) -> None:
     side = openai()
     answer = side.ok(PATH, prompt=prompt, max_tokens=3)
-    sent = [memoryview(submit.prompt).cast("i").tolist() for submit in side.bridge.submitted]
+    sent = [submit.prompt.ids.tolist() for submit in side.bridge.submitted]
     assert [tokenizer.decode(ids) for ids in sent] == prompts
     echoed = [(text * 3)[:3] for text in prompts]
     assert [choice["text"] for choice in answer["choices"]] == echoed
@@ -177,7 +177,7 @@ def test_fill_in_the_middle(tmp_path: Path) -> None:
     (directory / "tokenizer.json").write_bytes(orjson.dumps(described))
     side = Side.of(openai_routes, load_tokenizer(directory), "ab")
     answer = side.ok(PATH, prompt="x", suffix="y", echo=True)
-    assert memoryview(side.bridge.submitted[0].prompt).cast("i").tolist() == [275, 87, 276, 88, 277]
+    assert side.bridge.submitted[0].prompt.ids.tolist() == [275, 87, 276, 88, 277]
     assert answer["choices"][0]["text"] == "xab"
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 from llmcore.api.specs import OutputParserSpec
@@ -56,7 +55,7 @@ def openai(tokenizer: FastTokenizer, parsers: dict[str, OutputParserSpec]) -> Ca
 
 def prompt(side: Side) -> str:
     """What the engine was given last."""
-    return side.front.tokenizer.decode(np.frombuffer(side.bridge.submitted[-1].prompt, "<i4").tolist())
+    return side.front.tokenizer.decode(side.bridge.submitted[-1].prompt.ids.tolist())
 
 
 def deltas(chunks: list[Any], index: int = 0) -> list[Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import falcon.testing
-import numpy as np
 import pytest
 from llmcore.api.specs import OutputParserSpec
 from llmcore.api.text import ChatTemplate, OutputParser, ParserContext, ToolCallBegun, ToolCallDelta, ToolCallEnded
@@ -116,7 +115,7 @@ def chat(tmp_path: Path, specs: list[OutputParserSpec]) -> Callable[..., Side]:
 
 
 def prompt(side: Side) -> str:
-    return side.front.tokenizer.decode(np.frombuffer(side.bridge.submitted[-1].prompt, "<i4").tolist())
+    return side.front.tokenizer.decode(side.bridge.submitted[-1].prompt.ids.tolist())
 
 
 @every

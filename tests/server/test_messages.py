@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from llmcore.api.bridge import Abort, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import Abort, ModelFacts, Prompt, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import ConfigError
 from llmcore.api.protocols import RequestRecord
 from llmcore.config import Config
@@ -49,6 +49,7 @@ RECORD = RequestRecord(
     first_token=None,
     duration=0.5,
 )
+ONE = Prompt.of([1])
 EVENTS = StepEvents(
     stamp=1.0, request=[1], choice=[0], count=[2], tokens=[3, 4], finish=[0], top={0: [[(1, -0.5)], []]}
 )
@@ -63,14 +64,23 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 @pytest.mark.parametrize(
     "message",
     [
-        ToEngine(3, Submit(id=1, prompt=b"\1\0\0\0", max_new_tokens=5, sampling=SamplingParams(logit_bias={7: 1.0}))),
-        ToEngine(3, Submit(id=1, prompt=bytes(4), max_new_tokens=5, priority=-9, hints={"a": 1, "b": 0.5, "c": True})),
+        ToEngine(3, Submit(id=1, prompt=ONE, max_new_tokens=5, sampling=SamplingParams(logit_bias={7: 1.0}))),
+        ToEngine(3, Submit(id=1, prompt=ONE, max_new_tokens=5, priority=-9, hints={"a": 1, "b": 0.5, "c": True})),
+        ToEngine(3, Submit(id=1, prompt=Prompt.of([-1, 1 << 30]), produced=(4, 5), choice=2, max_new_tokens=5)),
         ToEngine(3, Abort(1)),
         ToEngine(-1, Shutdown()),
     ],
 )
 def test_messages_to_the_engine_come_back_equal(message: ToEngine) -> None:
     assert msgspec.msgpack.decode(encode(message), type=ToEngine) == message
+
+
+def test_a_prompt_of_broken_ids_is_not_read() -> None:
+    broken = encode(ToEngine(3, Submit(id=1, prompt=ONE, max_new_tokens=5))).replace(
+        b"\xc4\x04\1\0\0\0", b"\xc4\x03\1\0\0"
+    )
+    with pytest.raises(msgspec.ValidationError, match="multiple of element size"):
+        msgspec.msgpack.decode(broken, type=ToEngine)
 
 
 @pytest.mark.parametrize("message", [EVENTS, State(ready=False, reason="x", page=("t", b"p")), Shutdown(3.0)])
@@ -152,7 +162,7 @@ def test_a_message_beyond_the_limit_closes_only_its_connection(
     monkeypatch.setattr("llmcore_server.messages.MAX_MESSAGE_BYTES", 1000)
     box: Mailbox[ToEngine] = Mailbox(context, f"ipc://{tmp_path}/box", ToEngine)
     large, small = Outlet(context, box.endpoint), Outlet(context, box.endpoint)
-    large.send(ToEngine(1, Submit(id=1, prompt=bytes(2000), max_new_tokens=1)))
+    large.send(ToEngine(1, Submit(id=1, prompt=Prompt.of([0] * 500), max_new_tokens=1)))
     small.send(ToEngine(1, Abort(7)))
     assert box.wait(30)
     assert box.drain() == [ToEngine(1, Abort(7))]

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
         LengthDecay,
         Load,
         LogitsProcessor,
+        Prompt,
         SamplingParams,
         Submit,
     )
     from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
     from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
     from llmcore.api.hookspecs import hookimpl
-    from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
+    from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec, read_dtype
     from llmcore.api.processors import (
         BiasProcessor,
         DeviceProcessor,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
         bucket_of,
     )
     from llmcore.config import Config, Origins, option, options_of, without_effect
-    from llmcore.weights.dtypes import read_dtype
     from llmcore.weights.map import Placement, Shard, WeightMap
 
 __all__ = [
@@ -126,6 +126,7 @@ __all__ = [
     "PluginError",
     "PluginInfo",
     "ProcessorContext",
+    "Prompt",
     "QuantMethod",
     "QuantMethodSpec",
     "RequestError",
@@ -155,7 +156,7 @@ __all__ = [
 _HOMES = (
     *("llmcore.api.specs", "llmcore.api.hookspecs", "llmcore.api.protocols", "llmcore.api.models"),
     *("llmcore.api.processors", "llmcore.api.bridge", "llmcore.api.counters", "llmcore.api.errors"),
-    *("llmcore.config", "llmcore.weights.map", "llmcore.weights.dtypes"),
+    *("llmcore.config", "llmcore.weights.map"),
 )
 """Modules that define the names above."""
 

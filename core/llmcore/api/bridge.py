@@ -12,9 +12,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from llmcore.api.errors import RequestError, reraise_if_stopping
 
@@ -119,17 +122,50 @@ of every place count too. A larger report would delay all other requests, in the
 message might be too long to send."""
 
 
+class Prompt(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """A request's token ids. Raises ValueError for bytes that are not whole ids."""
+
+    packed: bytes
+    """Little-endian int32, as they travel between processes."""
+
+    def __post_init__(self) -> None:
+        _ = self.ids
+
+    @staticmethod
+    def of(ids: Sequence[int] | NDArray[np.int32]) -> Prompt:
+        """The prompt of `ids`. Raises OverflowError for an id that int32 cannot hold."""
+        return Prompt(np.asarray(ids, "<i4").tobytes())
+
+    @cached_property
+    def ids(self) -> NDArray[np.int32]:
+        """The token ids; read-only."""
+        return np.frombuffer(self.packed, "<i4")
+
+    def __len__(self) -> int:
+        return self.ids.size
+
+    def content(self, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The content ids of `tokens`, which are this prompt and an answer, or a part of it. The prefix cache compares
+        them. The content id of a text token is its token id."""
+        return tokens.astype(np.int64)
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
     """A request. The front end validates it, and the engine validates its size again."""
 
     id: int
     """Unique per worker."""
-    prompt: bytes
-    """Token ids as little-endian int32."""
+    prompt: Prompt
+    produced: tuple[int, ...] = ()
+    """The tokens that another engine has produced already. The answer continues after them as if this engine had
+    produced them. They count as new tokens, and no event repeats them. Only a single choice can continue."""
+    choice: int = 0
+    """The number of choice 0 in the keys of its draws. A choice of a larger request keeps its number when it continues
+    alone."""
     max_new_tokens: int
-    """1 where the request asks for a score or a hidden state."""
+    """1 where the request asks for a score or a hidden state. `produced` counts."""
     min_new_tokens: int = 0
-    """`stop_ids` are masked until a choice has this many tokens."""
+    """`stop_ids` are masked until a choice has this many tokens. `produced` counts."""
     stop_ids: tuple[int, ...] = ()
     """Ids that end a choice: the eos ids unless the client ignores them, and others that the client named."""
     n: int = 1

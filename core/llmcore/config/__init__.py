@@ -17,9 +17,8 @@ from llmcore.config.load import (
     value_of,
     with_plugins,
 )
-from llmcore.config.setting import RETIRED, Setting, find_setting, options_of, plugin_settings, settings, without_login
+from llmcore.config.setting import RETIRED, Setting, options_of, plugin_settings, settings, without_login
 from llmcore.config.tree import (
-    DATA_TYPES,
     Config,
     Kernels,
     Memory,
@@ -31,7 +30,6 @@ from llmcore.config.tree import (
 from llmcore.config.yaml_file import YamlSettings, read_yaml
 
 __all__ = [
-    "DATA_TYPES",
     "RETIRED",
     "Config",
     "Kernels",
@@ -46,7 +44,6 @@ __all__ = [
     "child_environment",
     "debug_requested",
     "environment",
-    "find_setting",
     "gateway_login",
     "make_config",
     "option",

@@ -19,7 +19,6 @@ from llmcore.config.setting import (
     RETIRED,
     Setting,
     canonical,
-    find_setting,
     names,
     plugin_settings,
     settings,
@@ -157,10 +156,10 @@ def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
             continue
         if told := foreign(canonical(name), by_name):
             raise ConfigError(f"{where} {told}")
-        try:
-            setting = find_setting(name, known)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error} {_ALL}") from error
+        setting = by_name.get(canonical(name))
+        if setting is None:
+            hint = did_you_mean(canonical(name), by_name)
+            raise ConfigError(f"{where}: there is no setting {name!r}.{hint} {_ALL}")
         if setting.name in found:
             raise ConfigError(f"{found[setting.name][2]} and {where} are the same setting; give one of them.")
         found[setting.name] = (setting, raw, where)

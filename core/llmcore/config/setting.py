@@ -237,12 +237,3 @@ def names(among: Iterable[Setting]) -> dict[str, Setting]:
 def canonical(name: str) -> str:
     """`--Server-Port` and `SERVER_PORT` as the tree spells them: `server_port`."""
     return name.strip().lstrip("-").replace("-", "_").lower()
-
-
-def find_setting(name: str, among: Iterable[Setting]) -> Setting:
-    """The setting with this name or alias, in any spelling. Raises ConfigError with the nearest names."""
-    known = names(among)
-    found = known.get(canonical(name))
-    if found is None:
-        raise ConfigError(f"there is no setting {name!r}.{did_you_mean(canonical(name), known)}")
-    return found

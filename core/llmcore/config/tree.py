@@ -11,24 +11,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmcore.api.specs import DType, PluginInfo
+from llmcore.api.models import DATA_TYPES
+from llmcore.api.specs import PluginInfo
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 S = TypeVar("S", bound="DataclassInstance")
-
-DATA_TYPES: Mapping[str, DType] = {
-    "bf16": "bf16",
-    "f16": "f16",
-    "f32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "fp16": "f16",
-    "float32": "f32",
-    "fp32": "f32",
-}
-"""Values of `--data_type` -> the type: our names first, as specs have them, then those of torch and other servers."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

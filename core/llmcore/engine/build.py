@@ -19,7 +19,6 @@ from llmcore.config import Config, Kernels
 from llmcore.engine.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.engine.dry_model import fallbacks
 from llmcore.engine.engine import Engine
-from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.engine.kv_capacity import (
     OUT_OF_MEMORY,
     Room,
@@ -47,6 +46,7 @@ from llmcore.ops.sample import VARIANTS
 from llmcore.registry.loader import Made, made
 from llmcore.registry.official import kernels_that_help
 from llmcore.registry.registry import Registry
+from llmcore.sched.policy import GuardedEstimator, GuardedManager
 from llmcore.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)

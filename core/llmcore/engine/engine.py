@@ -1,6 +1,6 @@
 """The engine: requests in, events out, one step after the other.
 
-Everything here is for one thread. With `device.ahead` steps in flight, the next step is planned and launched before
+Everything here is for one thread. With `device.ahead` steps in flight, the next step is planned and enqueued before
 the last one's tokens are read.
 """
 
@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
-import numpy as np
 
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
@@ -109,7 +108,7 @@ class Engine:
         return replace(
             stats,
             choices=stats.choices + sum(request.choices for request in unmade),
-            tokens=stats.tokens + sum(len(request.prompt) // 4 for request in unmade),
+            tokens=stats.tokens + sum(len(request.prompt) for request in unmade),
         )
 
     def expire(self, seconds: float) -> Events:
@@ -124,7 +123,7 @@ class Engine:
         return msgspec.structs.replace(load, waiting=waiting, graphs=self._runner.graphs, taken=time.time())
 
     def step(self) -> list[Events]:
-        """Launch the next step, if there is one, and read what need not stay in flight; events in order.
+        """Enqueue the next step, if there is one, and read what need not stay in flight; events in order.
 
         Raises DeviceLost.
         """
@@ -133,7 +132,7 @@ class Engine:
         if plan is None:
             return [*given_up, self._read()] if self._flying else given_up
         steered = self._scheduler.steering(plan)
-        events = given_up + self._launch(plan)
+        events = given_up + self._enqueue(plan)
         if self._flying and self._flying[-1].pending is not None:
             # Its processors need the tokens of the steps before it; its own forward runs meanwhile.
             while len(self._flying) > 1:
@@ -177,16 +176,16 @@ class Engine:
                 events.append({made.owner: refusal(made.request, error)})
         return events
 
-    def _launch(self, plan: StepPlan) -> list[Events]:
+    def _enqueue(self, plan: StepPlan) -> list[Events]:
         try:
-            self._flying.append(self._runner.launch(plan))
+            self._flying.append(self._runner.enqueue(self._runner.prepare(plan)))
         except BaseException as error:  # noqa: BLE001 - whatever a model raises, _note logs it
             reraise_if_stopping(error)
             return self._failed(plan, error)
         return []
 
     def _draw(self, steered: Sequence[Steered]) -> list[Events]:
-        """Launch the draw of the newest step; one that failed with those before it is not there any more."""
+        """Enqueue the draw of the newest step; one that failed with those before it is not there any more."""
         if not self._flying:
             return []
         step = self._flying[-1]
@@ -201,7 +200,7 @@ class Engine:
         return [self._scheduler.expel(step.plan, outcome.errors)] if outcome.errors else []
 
     def _failed(self, plan: StepPlan, error: BaseException) -> list[Events]:
-        """A step that was not launched, or not whole."""
+        """A step that was not enqueued, or not whole."""
         reason = self._note(plan, error)
         events = []
         while self._flying:  # one that cannot be read takes all after it along
@@ -223,7 +222,7 @@ class Engine:
         return self._scheduler.commit(flying.plan, result)
 
     def _settle(self, plan: StepPlan) -> None:
-        """Wait for all launched steps: they read memory that the next step writes."""
+        """Wait for all enqueued steps: they read memory that the next step writes."""
         try:
             self._device.synchronize()
         except BaseException as error:  # noqa: BLE001 - whatever a device raises, _note logs it
@@ -241,7 +240,7 @@ class Engine:
         """KV is shared only among requests of one API key: how much of a prompt was there tells what others asked.
         KV with angles of its prompt's length is shared only among prompts of that length.
         """
-        salt, length = request.salt, len(request.prompt) // 4
+        salt, length = request.salt, len(request.prompt)
         if request.client >= 0:
             salt += b"/key:%d" % request.client
         if self._fixed_angles_up_to is not None and length > self._fixed_angles_up_to:
@@ -249,57 +248,63 @@ class Engine:
         return msgspec.structs.replace(request, salt=salt) if salt != request.salt else request
 
     def _check(self, request: Submit) -> None:
-        vocabulary = self.facts.vocab_size
-        if request.score != bool(self.facts.scores):
-            does = (
-                "scores prompts and generates nothing"
-                if self.facts.scores
-                else "generates; it has no head that scores"
-            )
-            raise RequestError(f"this model ({self.facts.architecture}) {does}", code="invalid_value")
-        if request.score and (request.n, request.max_new_tokens) != (1, 1):
-            raise RequestError("a score is one: n and max_new_tokens have to be 1", param="n", code="invalid_value")
-        if request.score and request.prompt_logprobs:
-            raise RequestError("a score has no log-probabilities", param="prompt_logprobs", code="invalid_value")
-        _check_pool(request, self.facts)
-        if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= vocabulary):
+        """Raise RequestError for what this model cannot do, and for ids that are not in its vocabulary."""
+        facts, sampling = self.facts, request.sampling
+        if request.score != bool(facts.scores):
+            does = "scores prompts and generates nothing" if facts.scores else "generates; it has no head that scores"
+            raise RequestError(f"this model ({facts.architecture}) {does}", code="invalid_value")
+        alone = (request.n, request.max_new_tokens, request.prompt_logprobs, request.beams) == (1, 1, False, None)
+        if (request.score or request.pool) and not alone:
             raise RequestError(
-                f"prompt_top: it needs prompt_logprobs and is at most {vocabulary}",
+                "a score or a hidden state comes alone: n and max_new_tokens have to be 1, without beams and "
+                "prompt_logprobs",
+                param="n",
+                code="invalid_value",
+            )
+        if request.pool:
+            _check_pool(request, facts)
+        if request.prompt_top and not (request.prompt_logprobs and 0 < request.prompt_top <= facts.vocab_size):
+            raise RequestError(
+                f"prompt_top: it needs prompt_logprobs and is at most {facts.vocab_size}",
                 param="prompt_top",
                 code="invalid_value",
             )
-        if request.prompt_top and len(request.prompt) // 4 * (1 + request.prompt_top) > MOST_LOGPROBS_AT_ONCE:
+        if request.prompt_top and len(request.prompt) * (1 + request.prompt_top) > MOST_LOGPROBS_AT_ONCE:
             raise RequestError(
                 f"prompt_top: of one prompt at most {MOST_LOGPROBS_AT_ONCE:,} log-probabilities are told",
                 param="prompt_top",
                 code="invalid_value",
             )
-        if not request.prompt or len(request.prompt) % 4:
-            raise RequestError("the prompt is empty", param="prompt", code="invalid_value")
-        prompt = np.frombuffer(request.prompt, "<i4")
-        _check_ids("prompt", (int(prompt.min()), int(prompt.max())), vocabulary)
-        _check_ids("logit_bias", request.sampling.logit_bias, vocabulary)
-        _check_ids("stop_token_ids", request.stop_ids, vocabulary)
-        check_search(request, vocabulary)
-        _check_ids("allowed_ids", request.sampling.allowed_ids, vocabulary)
-        _check_ids(
-            "length_decay", request.sampling.length_decay.ids if request.sampling.length_decay else (), vocabulary
-        )
+        prompt, decay = request.prompt.ids, sampling.length_decay
+        given: dict[str, Iterable[int]] = {
+            "prompt": (int(prompt.min(initial=0)), int(prompt.max(initial=0))),
+            "produced": request.produced,
+            "logit_bias": sampling.logit_bias,
+            "stop_token_ids": request.stop_ids,
+            "allowed_ids": sampling.allowed_ids,
+            "length_decay": () if decay is None else decay.ids,
+        }
+        for name, ids in given.items():
+            if wrong := [token for token in ids if not 0 <= token < facts.vocab_size]:
+                raise RequestError(
+                    f"{name}: token id {wrong[0]} is outside 0 to {facts.vocab_size - 1}",
+                    param=name,
+                    code="invalid_value",
+                )
+        check_search(request, facts.vocab_size)
 
 
 def _check_pool(request: Submit, facts: ModelFacts) -> None:
-    """Raise RequestError for a hidden state that this model does not have, or that comes with something else."""
-    if not request.pool:
-        return
+    """Raise RequestError for a hidden state that this model does not have, or that is not of the prompt alone."""
     if request.pool not in POOLINGS:
-        raise RequestError(f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", code="invalid_value")
+        raise RequestError(
+            f"pooling is one of {', '.join(POOLINGS)}, not {request.pool!r}", param="pooling", code="invalid_value"
+        )
     if not facts.embedding_size:
         raise RequestError(
             f"this model ({facts.architecture}) does not show its hidden states", code="unsupported_parameter"
         )
-    alone = (request.n, request.max_new_tokens, request.prompt_logprobs, request.beams) == (1, 1, False, None)
-    plain = SamplingParams(temperature=0.0, seed=request.sampling.seed)
-    if not alone or request.sampling != plain:
+    if request.sampling != SamplingParams(temperature=0.0, seed=request.sampling.seed):
         raise RequestError("a hidden state is one greedy token and nothing else", code="invalid_value")
 
 
@@ -314,14 +319,6 @@ def _own_failure(request: Submit) -> Iterator[None]:
         reraise_if_stopping(error)
         logger.exception("request %s could not be queued", request.request_id or request.id)
         raise RequestError("the engine failed on this request", code="internal_error", status=500) from error
-
-
-def _check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocabulary:
-            raise RequestError(
-                f"{name}: token id {token} is outside 0 to {vocabulary - 1}", param=name, code="invalid_value"
-            )
 
 
 def refusal(request: Submit, error: RequestError) -> StepEvents:

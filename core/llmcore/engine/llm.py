@@ -18,14 +18,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.api.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, SamplingParams, Submit, convert
+from llmcore.api.bridge import BeamSearch, Bridge, ChoiceEvent, Finish, Load, Prompt, SamplingParams, Submit, convert
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec
 from llmcore.config import Config, plugin_settings, settings, with_model_resolved
 from llmcore.config.setting import canonical, names
 from llmcore.engine.build import build_engine
-from llmcore.engine.engine import POOLINGS
 from llmcore.engine.in_process import InProcessBridge
 from llmcore.engine.model import Progress
 from llmcore.registry.loader import build_registry, configure
@@ -165,7 +164,7 @@ class Collector:
     def result(self) -> Generated:
         """All answers; every choice must have ended."""
         known = self._prompt_logprobs, self._prompt_top, self._prompt_ranks
-        return Generated(self._prompt_ids(), self._cached, tuple(self._answers), *known)
+        return Generated(tuple(self.submit.prompt.ids.tolist()), self._cached, tuple(self._answers), *known)
 
     def record(self) -> RequestRecord:
         """The figures for `on_request_finished`."""
@@ -174,7 +173,7 @@ class Collector:
         return RequestRecord(
             request_id=str(self.submit.id),
             dialect="python",
-            prompt_tokens=len(self.submit.prompt) // 4,
+            prompt_tokens=len(self.submit.prompt),
             cached_tokens=self._cached,
             output_tokens=sum(len(answer.token_ids) for answer in self._answers),
             max_new_tokens=self.submit.max_new_tokens,
@@ -183,11 +182,8 @@ class Collector:
             duration=self._last - self._started,
         )
 
-    def _prompt_ids(self) -> tuple[int, ...]:
-        return tuple(memoryview(self.submit.prompt).cast("i"))
 
-
-Prompt = str | Sequence[int]
+TextOrIds = str | Sequence[int]
 Float32 = NDArray[np.float32]
 Done = Callable[[int, int], None]
 """(finished, of how many) prompts."""
@@ -262,7 +258,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: TextOrIds | Sequence[TextOrIds],
         sampling: SamplingParams | None = None,
         *,
         max_new_tokens: int | None = 16,
@@ -283,7 +279,7 @@ class LLM:
         submits = [self._submit(prompt, params, rules, limits, (max_new_tokens, n)) for prompt in ids]
         return self._run(submits, rules, progress)
 
-    def score(self, prompts: Prompt | Sequence[Prompt], *, progress: Done | None = None) -> list[list[float]]:
+    def score(self, prompts: TextOrIds | Sequence[TextOrIds], *, progress: Done | None = None) -> list[list[float]]:
         """Score every prompt, a text or token ids: one number per label of the model's head,
         a single one if it is a reward model.
 
@@ -298,7 +294,7 @@ class LLM:
 
     def embed(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: TextOrIds | Sequence[TextOrIds],
         *,
         pooling: str = "last",
         normalize: bool = True,
@@ -308,8 +304,6 @@ class LLM:
 
         [hidden size] each, of length 1 unless `normalize` is False. Raises RequestError for a model without any.
         """
-        if pooling not in POOLINGS:
-            raise RequestError(f"pooling is one of {', '.join(POOLINGS)}, not {pooling!r}", param="pooling")
         limits, params = _sort_out({"temperature": 0.0}, None)
         rules = self._rules(limits, ())
         ids = [self._ids_of(prompt) for prompt in _as_list(prompts)]
@@ -369,7 +363,7 @@ class LLM:
             choose_template(settings.chat_template, parsers).with_tokens({}).check()
         return open_tokenizer(specs, directory, settings.tokenizer_mode, settings.chat_template, parsers)
 
-    def _ids_of(self, prompt: Prompt) -> list[int]:
+    def _ids_of(self, prompt: TextOrIds) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _rules(self, limits: Limits, stop: str | Sequence[str]) -> TextRules:
@@ -398,11 +392,12 @@ class LLM:
     ) -> Submit:
         room = self.facts.max_total_len - len(prompt)
         most, n = size
+        # The engine checks n too. Here it bounds what is kept for each choice.
         if not 1 <= n <= self.facts.max_running:
             raise RequestError(f"n must be between 1 and {self.facts.max_running}, not {n}", param="n")
         return Submit(
             id=next(self._ids),
-            prompt=_packed(prompt),
+            prompt=_prompt(prompt),
             max_new_tokens=max(room, 1) if most is None else most,
             min_new_tokens=limits.min_new_tokens,
             stop_ids=tuple(sorted(rules.stop_ids)),
@@ -446,14 +441,14 @@ def _refuse_server_settings(given: Iterable[str], registry: Registry) -> None:
         raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 
 
-def _packed(prompt: Sequence[int]) -> bytes:
+def _prompt(ids: Sequence[int]) -> Prompt:
     try:
-        return np.array(prompt, "<i4").tobytes()
+        return Prompt.of(ids)
     except OverflowError as error:
         raise RequestError(f"the prompt holds ids that are none: {error}", param="prompt") from error
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
     if isinstance(prompts, str):
         return [prompts]
     listed: list[Any] = list(prompts)

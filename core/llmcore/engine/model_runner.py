@@ -1,8 +1,9 @@
 """The runner turns a StepPlan into one forward and one draw, without ever waiting for the device.
 
-`launch` enqueues a step, and `read` waits for its tokens. If rows have logits processors on the host, `launch`
-enqueues the forward alone, and `draw` enqueues the rest once the processors have answered. Until `read`, the tokens
-are on the device alone, where the next step finds them in the requests' history.
+`prepare` packs a step on the host, `enqueue` sends it to the device, and `read` waits for its tokens. If rows have
+logits processors on the host, `enqueue` enqueues the forward alone, and `draw` enqueues the rest once the processors
+have answered. Until `read`, the tokens are on the device alone, where the next step finds them in the requests'
+history.
 
 The host decides three things about a step: its sizes, the columns of one upload, and a few choices. The sizes and the
 choices are the key under which a CUDA graph captures and replays the step.
@@ -86,22 +87,42 @@ class StepOps(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The result of a captured forward: `logits` [S, V]."""
+class Prepared:
+    """A step that is packed in the host's memory. It is valid until the next step is prepared."""
 
-    logits: Tensor
+    plan: StepPlan
+    packed: Packed
+    draw: Draw | None
+    """None: logits processors have a say in it, so it is decided after the forward."""
+    asked: Asked | None
+    """The sizes of the plan's probes and pools."""
+    frame: Frame | None
+    """The sizes of the captured graph that runs the step; None: it runs eagerly."""
+    changes: Upload
+    """The upload that holds what changes in the tables."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What the device's work leaves there; the results of a CUDA graph."""
+
+    drawn: Sampled | None = None
+    """None in a step that samples nothing, or whose draw is still to come."""
+    logits: Tensor | None = None
+    """[S, V], padding included, in a step whose draw is still to come."""
+    probed: Probed | None = None
 
 
 @dataclass
 class Launched:
-    """A launched step: its outcome on its way to the host, None where it samples nothing.
+    """An enqueued step: its tokens on their way to the host, None where it samples nothing.
 
     `pending`: its forward, as long as `draw` is still to come. `probed`: what the plan's probes asked for.
     """
 
     plan: StepPlan
     event: Event
-    outcome: Sampled | None
+    drawn: Sampled | None
     pending: Pending | None = None
     probed: Probed | None = None
 
@@ -133,9 +154,7 @@ class ModelRunner:
         self._sampler = sampler
         self._ops = ops
         self._graph_rows = graph_rows if device.graphs else 0
-        self._graphs: Graphs[Sampled | Scores | None] | None = (
-            Graphs(device, graph_bytes) if self._graph_rows else None
-        )
+        self._graphs: Graphs[Forward] | None = Graphs(device, graph_bytes) if self._graph_rows else None
         self._packer = BatchPacker(model.attention_kernels, [group.name for group in groups], tables.scratch)
         # A host buffer is written again only after the step that used it was read.
         turns = device.ahead + 1
@@ -143,8 +162,6 @@ class ModelRunner:
         self._eager = Upload(device, _CHANGES, turns)
         self._static = Upload(device, _FRAME, turns)
         self._drawing = Upload(device, _CHANGES, turns)
-        self._asked: Asked | None = None
-        self._probed: Probed | None = None
         # Graphs share their memory, so what the forward's leaves must be elsewhere before the draw's is replayed.
         self._logits: Tensor | None = None
         if steered and self._graph_rows:
@@ -163,32 +180,37 @@ class ModelRunner:
         """The number of captured steps."""
         return 0 if self._graphs is None else len(self._graphs)
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
-        """Enqueue a step. Raises what the model raises."""
+    def prepare(self, plan: StepPlan) -> Prepared:
+        """Pack a step, on the host alone. Raises what the attention kernels' plans raise."""
         for upload in (self._changes, self._eager, self._static):
             upload.clear()
-        self._probed = None  # a step that failed may have left its own
         self._sampler.admit(plan)
-        if plan.late.size:
-            return self._launch_forward(plan)
-        frame = None if self._graphs is None else plan.frame
-        packed, draw = self._pack(plan, frame)
-        if frame is not None and (not all(packed.keys) or not draw.lasting):
-            frame = None
-            packed, draw = self._pack(plan, frame)
-        packed.upload.seal()
-        self._change(plan, packed.upload)
-        if frame is None or self._graphs is None:
-            outcome = self._forward(packed, draw)
+        prepared = self._pack(plan, None if self._graphs is None else plan.frame)
+        if prepared.frame is not None and not _repeats(prepared):
+            prepared = self._pack(plan, None)
+        prepared.packed.upload.seal()
+        self._tables.pack(plan.admitted, plan.writes, prepared.changes)
+        for group, pairs in zip(self._groups, plan.copies, strict=False):
+            if pairs:
+                prepared.changes.put(f"copies/{group.name}", np.array(pairs, np.int32).T.reshape(-1))
+        return prepared
+
+    @torch.inference_mode()
+    def enqueue(self, step: Prepared) -> Launched:
+        """Enqueue a step that was just prepared. Raises what the model raises."""
+        self._change(step)
+        if step.frame is None or self._graphs is None:
+            out = self._forward(step)
         else:
-            key = (frame, draw, packed.keys)
-            found = self._graphs.run(key, packed.upload.layout, lambda: self._forward(packed, draw))
-            assert not isinstance(found, Scores)
-            outcome = found
-        host = None if outcome is None else self._sampler.to_host(outcome, plan.sample_row.size)
-        probed = self._take_probed()
-        return Launched(plan, self._device.event(), host, probed=probed)
+            key = (step.frame, step.draw, step.packed.keys)
+            out = self._graphs.run(key, step.packed.upload.layout, lambda: self._forward(step))
+        plan, drawn, pending = step.plan, None, None
+        if out.logits is not None:
+            pending = Pending(step.packed, step.frame, self._kept(out.logits, step.frame))
+        if out.drawn is not None:
+            drawn = self._sampler.to_host(out.drawn, plan.sample_row.size)
+        probed = None if out.probed is None else out.probed.to_host(self._device.to_host)
+        return Launched(plan, self._device.event(), drawn, pending, probed)
 
     @torch.inference_mode()
     def draw(self, step: Launched, steered: Sequence[Steered]) -> Outcome:
@@ -206,20 +228,20 @@ class ModelRunner:
         on_device = any(bound.devices for _, bound in outcome.ready)
         fits = self._logits is not None and pending.logits.data_ptr() == self._logits.data_ptr()
         if self._graphs is None or not fits or on_device or draw.biases or draw.rises:
-            out: Sampled | Scores | None = self._drawn(pending, draw, plan, outcome if on_device else None)
+            out = self._drawn(pending, draw, plan, outcome if on_device else None)
         else:
             key = ("draw", pending.frame, draw, packed.keys)
             layout = (packed.upload.layout, upload.layout)
             out = self._graphs.run(key, layout, lambda: self._drawn(pending, draw, plan, None))
-        assert isinstance(out, Sampled)
-        step.outcome = self._sampler.to_host(out, plan.sample_row.size)
+        assert out.drawn is not None
+        step.drawn = self._sampler.to_host(out.drawn, plan.sample_row.size)
         step.event, step.pending = self._device.event(), None
         return outcome
 
     def read(self, step: Launched) -> StepResult:
-        """Wait for a launched step. Raises what the device raises."""
+        """Wait for an enqueued step. Raises what the device raises."""
         step.event.wait()
-        out = step.outcome
+        out = step.drawn
         probed = {} if step.probed is None else step.probed.arrays()
         if out is None:
             return StepResult(np.empty(0, np.int32), np.empty(0, np.bool_), **probed)
@@ -237,17 +259,21 @@ class ModelRunner:
             **probed,
         )
 
-    def _change(self, plan: StepPlan, frame: Upload) -> None:
-        """Send the step; bring the tables up to date, and copy granules that other requests hold, too."""
+    def _pack(self, plan: StepPlan, frame: Frame | None) -> Prepared:
+        upload = self._eager if frame is None else self._static
+        packed = self._packer.pack(plan, frame, upload)
+        asked = put_probed(plan, upload)
+        draw = None if plan.late.size else self._sampler.pack(plan, upload, packed.n_samples)
         # A steady decode step needs one copy only. Long columns go elsewhere, so that they never make a frame grow.
-        upload = self._changes if plan.admitted or any(plan.copies) else frame
-        self._tables.pack(plan.admitted, plan.writes, upload)
-        for group, pairs in zip(self._groups, plan.copies, strict=False):
-            if pairs:
-                upload.put(f"copies/{group.name}", np.array(pairs, np.int32).T.reshape(-1))
+        changes = self._changes if plan.admitted or any(plan.copies) else upload
+        return Prepared(plan, packed, draw, asked, frame, changes)
+
+    def _change(self, step: Prepared) -> None:
+        """Send the step; bring the tables up to date, and copy granules that other requests hold, too."""
+        plan, upload = step.plan, step.changes
         upload.send()
-        if upload is not frame:
-            frame.send()
+        if upload is not step.packed.upload:
+            step.packed.upload.send()
         self._tables.apply(len(plan.admitted), plan.writes, upload)
         for group, pairs in zip(self._groups, plan.copies, strict=False):
             if pairs:
@@ -255,44 +281,14 @@ class ModelRunner:
                 for kv in group.kv.values():
                     group.layout.copy(kv, src, dst)
 
-    def _take_probed(self) -> Probed | None:
-        """Start the copy of the probes' answers to the host."""
-        probed, self._probed = self._probed, None
-        return None if probed is None else probed.to_host(self._device.to_host)
+    def _kept(self, logits: Tensor, frame: Frame | None) -> Tensor:
+        """The logits of a forward, in memory that no other graph writes."""
+        kept = self._logits
+        if frame is None or kept is None or kept.dtype != logits.dtype or len(logits) > len(kept):
+            return logits
+        return kept[: len(logits)].copy_(logits)
 
-    def _pack(self, plan: StepPlan, frame: Frame | None) -> tuple[Packed, Draw]:
-        upload = self._eager if frame is None else self._static
-        packed = self._packer.pack(plan, frame, upload)
-        self._asked = put_probed(plan, upload)
-        return packed, self._sampler.pack(plan, upload, packed.n_samples)
-
-    def _launch_forward(self, plan: StepPlan) -> Launched:
-        """Enqueue the forward alone. Its key holds no Draw, because the draw is decided later."""
-        frame = None if self._graphs is None else plan.frame
-        packed = self._packer.pack(plan, frame, self._eager if frame is None else self._static)
-        self._asked = put_probed(plan, packed.upload)
-        if frame is not None and not all(packed.keys):
-            frame = None
-            packed = self._packer.pack(plan, frame, self._eager)
-        packed.upload.seal()
-        self._change(plan, packed.upload)
-        if frame is None or self._graphs is None:
-            logits = self._scores(packed).logits
-        else:
-            key = ("forward", frame, packed.keys)
-            scores = self._graphs.run(key, packed.upload.layout, lambda: self._scores(packed))
-            assert isinstance(scores, Scores)
-            logits = scores.logits
-            if self._logits is not None and self._logits.dtype == logits.dtype and len(logits) <= len(self._logits):
-                logits = self._logits[: len(logits)].copy_(logits)
-        probed = self._take_probed()
-        return Launched(plan, self._device.event(), None, Pending(packed, frame, logits), probed)
-
-    def _scores(self, packed: Packed) -> Scores:
-        request, n_query = packed.upload.get("request"), packed.upload.get("n_query")
-        return Scores(self._model.logits(*self._through(self._step(packed, request, n_query), packed)))
-
-    def _drawn(self, pending: Pending, draw: Draw, plan: StepPlan, steered: Outcome | None) -> Sampled:
+    def _drawn(self, pending: Pending, draw: Draw, plan: StepPlan, steered: Outcome | None) -> Forward:
         """From logits to tokens, on the device alone unless processors of the device are in `steered`."""
         tables, upload, logits = self._tables, self._drawing, pending.logits
         request, n_query = pending.packed.upload.get("request"), upload.get("n_query")
@@ -306,21 +302,28 @@ class ModelRunner:
         read = self._outputs(bucket, request, n_query, sample_request, out.tokens, out.finite)
         if steered is not None and draw.logprobs >= 0:
             out = with_logprobs(logits.float(), read.clamp(min=0), fine, draw.logprobs)
-        return replace(out, tokens=read)
+        return Forward(replace(out, tokens=read))
 
-    def _forward(self, packed: Packed, draw: Draw) -> Sampled | None:
-        """Everything between a step's columns and its tokens, on the device alone; this is what is captured."""
-        upload = packed.upload
+    def _forward(self, prepared: Prepared) -> Forward:
+        """The work between a step's columns and its tokens, on the device alone; this is what is captured."""
+        packed, draw, upload, n = prepared.packed, prepared.draw, prepared.packed.upload, prepared.packed.n_samples
         request, n_query = upload.get("request"), upload.get("n_query")
         step = self._step(packed, request, n_query)
-        hidden, residual = self._through(step, packed)
+        hidden, residual = self._model(step)
+        probed = None
+        if prepared.asked is not None:
+            beyond = None if residual is None else residual[n:]
+            probed = answered(self._model, hidden[n:], beyond, prepared.asked, upload)
+            hidden, residual = hidden[:n], None if residual is None else residual[:n]
+        if draw is None:
+            return Forward(logits=self._model.logits(hidden, residual), probed=probed)
         sample_request = upload.get("sample_request")
-        if not packed.n_samples:
+        if not n:
             self._outputs(step.bucket, request, n_query, sample_request, sample_request, sample_request.bool())
-            return None
+            return Forward(probed=probed)
         out = self._sampler.draw(self._model.logits(hidden, residual), sample_request, draw, upload)
         read = self._outputs(step.bucket, request, n_query, sample_request, out.tokens, out.finite)
-        return replace(out, tokens=read)
+        return Forward(replace(out, tokens=read), probed=probed)
 
     def _outputs(
         self, bucket: int, request: Tensor, n_query: Tensor, sample_request: Tensor, tokens: Tensor, finite: Tensor
@@ -330,16 +333,6 @@ class ModelRunner:
         state = (tables.history, tables.lengths, tables.computed)
         read: Tensor = self._ops.outputs[bucket](state, request, n_query, sample_request, tokens, finite, vocabulary)
         return read
-
-    def _through(self, step: Step, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """(hidden, residual) of the sampled tokens; what probes ask for stays in `_probed`."""
-        hidden, residual = self._model(step)
-        if self._asked is None:
-            return hidden, residual
-        n = packed.n_samples
-        beyond = None if residual is None else residual[n:]
-        self._probed = answered(self._model, hidden[n:], beyond, self._asked, packed.upload)
-        return hidden[:n], None if residual is None else residual[:n]
 
     def _step(self, packed: Packed, request: Tensor, n_query: Tensor) -> Step:
         tables, upload, bucket = self._tables, packed.upload, bucket_of(packed.n_tokens)
@@ -366,6 +359,11 @@ class ModelRunner:
             sampled=sampled,
             kv=kv,
         )
+
+
+def _repeats(step: Prepared) -> bool:
+    """True if a captured step can run it: every kernel allows that, and its draw comes often enough."""
+    return all(step.packed.keys) and (step.draw is None or step.draw.lasting)
 
 
 def _array(tensor: Tensor | None) -> Any:

@@ -16,8 +16,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from llmcore.api.bridge import LogitsProcessor, Submit
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import (
@@ -230,9 +228,8 @@ class Processors:
         left_out: list[str] = []
         context = replace(self._context, stop_ids=request.stop_ids, leave_out=left_out.extend)
         starts = [(self._find(call), call, self._make(call, context)) for call in calls]
-        prompt = np.frombuffer(request.prompt, "<i4").astype(np.int32)
         banned = request.stop_ids if request.min_new_tokens else ()
-        choices = [self._bound(starts, prompt, banned) for _ in range(request.n)]
+        choices = [self._bound(starts, request, banned) for _ in range(request.n)]
         return Prepared(choices, tuple(dict.fromkeys(filter(_fits_a_header, left_out))))
 
     def hurry(self) -> None:
@@ -254,12 +251,12 @@ class Processors:
             logger.error("logits processor %s failed before the first request", name, exc_info=error)
 
     def _bound(
-        self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], prompt: Int32, banned: Ids
+        self, starts: Sequence[tuple[LogitsProcessorSpec, LogitsProcessor, Start]], request: Submit, banned: Ids
     ) -> ChoiceProcessors:
         hosts, devices = [], []
         for spec, call, start in starts:
             try:
-                processor = start(prompt.copy())
+                processor = start(request.prompt.ids.copy())
             except BaseException as error:
                 reraise_if_stopping(error)
                 raise _refused(call, error) from error
@@ -268,7 +265,9 @@ class Processors:
             else:
                 hosts.append((spec.name, spec.kind, processor))
         fields = {call.name: call.param for _, call, _ in starts}
-        return ChoiceProcessors(hosts, devices, self._context.vocab_size, self._threads.run, banned, fields)
+        return ChoiceProcessors(
+            hosts, devices, self._context.vocab_size, self._threads.run, banned, fields, request.produced
+        )
 
     def _find(self, call: LogitsProcessor) -> LogitsProcessorSpec:
         if call.name not in self._specs:

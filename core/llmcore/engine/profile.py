@@ -95,7 +95,7 @@ def warm_up(runner: ModelRunner, device: Device, limits: SchedulerLimits) -> Non
 
 def _run(runner: ModelRunner, plan: StepPlan) -> None:
     plan.frame = frame_of(plan, runner.graph_rows)
-    runner.read(runner.launch(plan))
+    runner.read(runner.enqueue(runner.prepare(plan)))
 
 
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:

@@ -27,8 +27,9 @@ _EVEN = 4
 class Upload:
     """One step's columns on their way to the device. `put` on the host, `send` once, then `get` on the device.
 
-    The device's copy keeps its address until more is put than fits, so a graph can read it step after step. On the
-    host there are `turns` buffers, because the device may still be copying from the last step's.
+    The device's copy keeps its address until more is sent than fits, so a graph can read it step after step. On the
+    host there are `turns` buffers, because the device may still be copying from the last step's. `put` calls nothing
+    of the device: what does not fit goes on in plain memory, until `send` makes room for it on both sides.
     """
 
     def __init__(self, device: Device, capacity: int, turns: int) -> None:
@@ -53,6 +54,7 @@ class Upload:
     def clear(self) -> None:
         """Forget the last step's columns. The device must be done with the host's buffer of `turns` steps ago."""
         self._turn = (self._turn + 1) % self._turns
+        self._host = self._hosts[self._turn][1]
         self._columns = {}
         self._used = 0
 
@@ -60,14 +62,16 @@ class Upload:
         """Add a column; a name is used once per step."""
         start = -(-self._used // _EVEN) * _EVEN
         end = start + values.size
-        if end > self._remote.shape[0]:
-            self._grow(end)
-        self._hosts[self._turn][1][start:end] = values
+        if end > self._host.size:
+            self._host = np.concatenate((self._host[: self._used], np.empty(max(end, self._host.size), np.int32)))
+        self._host[start:end] = values
         self._columns[name] = (start, end)
         self._used = end
 
     def send(self) -> None:
         """Start the copy; what is enqueued after it sees the columns."""
+        if self._host.size > self._remote.shape[0]:
+            self._grow()
         if self._used:
             self._remote[: self._used].copy_(self._hosts[self._turn][0][: self._used], non_blocking=True)
 
@@ -87,14 +91,15 @@ class Upload:
     def _reserve(self, capacity: int) -> None:
         hosts = [self._device.pinned(torch.empty(capacity, dtype=torch.int32)) for _ in range(self._turns)]
         self._hosts: list[tuple[Tensor, Int32]] = [(host, host.numpy()) for host in hosts]
+        self._host = self._hosts[self._turn][1]
         self._remote = torch.empty(capacity, dtype=torch.int32, device=self._device.torch_device)
         self._moved += 1
 
-    def _grow(self, needed: int) -> None:
+    def _grow(self) -> None:
         self._device.synchronize()  # the other turns' buffers may still be on their way
-        packed = self._hosts[self._turn][1][: self._used].copy()
-        self._reserve(max(needed, 2 * self._remote.shape[0]))
-        self._hosts[self._turn][1][: self._used] = packed
+        packed = self._host
+        self._reserve(packed.size)
+        self._host[: self._used] = packed[: self._used]
 
 
 class Scoped:

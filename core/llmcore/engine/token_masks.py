@@ -24,7 +24,7 @@ _PATIENCE = 0.01
 
 @dataclass(frozen=True)
 class Pending:
-    """A launched forward: its logits [S, V], padding included."""
+    """A forward in flight: its logits [S, V], padding included."""
 
     packed: Packed
     frame: Frame | None

@@ -100,8 +100,6 @@ def check_search(submit: Submit, vocab_size: int) -> None:
             param="logprobs",
             code="invalid_value",
         )
-    if submit.score:
-        raise RequestError("num_beams: a prompt that is scored has no answer to search", param="num_beams")
     if not (math.isfinite(submit.beams.length_penalty) and abs(submit.beams.length_penalty) <= LARGEST_PENALTY):
         raise RequestError(
             f"length_penalty: give a number from -{LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}",

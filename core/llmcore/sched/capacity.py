@@ -153,7 +153,7 @@ class Capacity:
         foreseen = self._lengths.of(choice)
         rest = np.array([choice.size - hit.tokens], np.int32)
         steps = self._queue_steps + int(self._pace.steps(rest)[0])
-        growth = steps + choice.request.prompt.size + foreseen - 1 - choice.size + self._ahead
+        growth = steps + len(choice.request.prompt) + foreseen - 1 - choice.size + self._ahead
         rows = self._table.peek(choice.places)
         peaks = []
         for group, peak, granules in zip(self._space.groups, self._peaks, hit.granules, strict=True):
@@ -200,7 +200,7 @@ class Capacity:
 
     def _final(self, group: KVGroup, choice: Choice, foreseen: int) -> int:
         """The granules of a choice and its forks when they end."""
-        prompt = choice.request.prompt.size
+        prompt = len(choice.request.prompt)
         each = group.granules(prompt + foreseen - 1 + self._ahead)
         return each + choice.forks * (each - prompt // group.granule)
 
@@ -232,9 +232,9 @@ def fitting(limits: SchedulerLimits, space: KVSpace) -> SchedulerLimits:
 
 def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, guaranteed: bool) -> None:
     """Raise RequestError if the request can never be served."""
-    tokens, rest = divmod(len(submit.prompt), 4)
-    if rest or not tokens:
-        raise RequestError("the prompt holds no token", param="prompt", code="invalid_value")
+    tokens = len(submit.prompt)
+    if not tokens:
+        raise RequestError("the prompt is empty", param="prompt", code="invalid_value")
     if submit.max_new_tokens < 1:
         raise RequestError("max_new_tokens must be at least 1", param="max_new_tokens", code="invalid_value")
     if not 1 <= submit.n <= limits.max_running:
@@ -249,6 +249,18 @@ def check_submit(submit: Submit, limits: SchedulerLimits, space: KVSpace, *, gua
             f"a search needs from {max(2, submit.n)} beams, n and at least 2, to {limits.max_running}, the requests "
             f"that this server runs at once; it has {beams}",
             param="num_beams",
+            code="invalid_value",
+        )
+    if len(submit.produced) >= submit.max_new_tokens:
+        raise RequestError(
+            f"an answer of {len(submit.produced)} tokens has all of its {submit.max_new_tokens}; it cannot continue",
+            param="produced",
+            code="invalid_value",
+        )
+    if submit.produced and (submit.choices > 1 or submit.prompt_logprobs or submit.score or submit.pool):
+        raise RequestError(
+            "produced: only a single choice continues, and reports nothing of its prompt",
+            param="produced",
             code="invalid_value",
         )
     total = tokens + submit.max_new_tokens

@@ -10,7 +10,7 @@ bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, get_args
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcore.api.bridge import SamplingParams
-from llmcore.api.protocols import Int32
+from llmcore.api.protocols import Int32, Int64
 
 MIXED_TOKENS = 512
 """Most tokens of a captured step that is not all decode rows; larger ones keep the device busy while they launch."""
@@ -206,3 +206,22 @@ class StepResult:
     """[L, k]"""
     pooled: NDArray[np.float32] | None = None
     """[pools, hidden size] of the plan's pools."""
+
+
+@dataclass(frozen=True)
+class Entered:
+    """`content` went into the prefix cache under `salt`, new from token `start` on."""
+
+    salt: bytes
+    content: Int64
+    start: int
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A step in flight: its plan, the epochs of its rows when it was made, and what it put into the prefix cache."""
+
+    plan: StepPlan
+    row_epoch: Int64
+    sample_epoch: Int64
+    entered: list[Entered] = field(default_factory=list)

@@ -40,6 +40,7 @@ class ChoiceProcessors:
     `late`: answers in a row that came too late.
     `dropped`: the choice has ended.
     `free`: they allow everything from now on.
+    `produced`: tokens that the choice has already; the processors are told of them first.
     `banned`: ids that the request forbids while its answer is short; `must_end`: `mask` allows nothing else. `fields`:
     by processor the client's field that asked for it.
     """
@@ -52,6 +53,7 @@ class ChoiceProcessors:
         run: Callable[[Callable[[], None]], None],
         banned: Sequence[int] = (),
         fields: Mapping[str, str] | None = None,
+        produced: Sequence[int] = (),
     ) -> None:
         self.hosts = hosts
         self.devices = devices
@@ -69,7 +71,12 @@ class ChoiceProcessors:
         self._fields = fields or {}
         self._ready = threading.Event()
         self._asked = hosts[0][0] if hosts else ""
-        self._start()
+        for token in produced:
+            self._tell(token)
+        if self.error is None and not self.free:
+            self._start()
+        else:
+            self._ready.set()
 
     @property
     def ready(self) -> bool:
@@ -94,8 +101,14 @@ class ChoiceProcessors:
 
     def accept(self, token: int) -> bool:
         """Tell every host processor of a token that was read; whether one of them is finished. See `error`."""
+        finished = self._tell(token)
+        if not (finished or self.free or self.error):
+            self._start()
+        return finished
+
+    def _tell(self, token: int) -> bool:
         finished, free = False, not self.devices
-        if self.free:
+        if self.free or self.error:
             return False
         for name, _, processor in self.hosts:
             try:
@@ -104,21 +117,13 @@ class ChoiceProcessors:
                 free = free and bool(getattr(processor, "free", bool)())
             except BaseException as error:  # noqa: BLE001 - whatever it raises ends its choice only
                 reraise_if_stopping(error)
-                self._fail(name, error)
+                self.fail(name, error)
                 return False
         self.late = 0
         self.free = free
         if free:
             self.mask, self.bias = None, {}
-        elif not finished:
-            self._start()
         return finished
-
-    def fail(self, name: str, error: BaseException) -> tuple[str, str]:
-        """Processor `name` raised: `error` for the client."""
-        self._fail(name, error)
-        assert self.error is not None
-        return self.error
 
     def _start(self) -> None:
         self._since = time.monotonic()
@@ -146,7 +151,7 @@ class ChoiceProcessors:
             self.mask, self.bias = mask, bias
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends its choice only
             reraise_if_stopping(error)
-            self._fail(self._asked, error)
+            self.fail(self._asked, error)
         self._ready.set()
 
     def _checked_mask(self, mask: Any) -> Int32 | None:
@@ -172,7 +177,8 @@ class ChoiceProcessors:
                 raise ValueError(f"its bias of token {token} is {value}")
             bias[int(token)] = bias.get(token, 0.0) + float(value)
 
-    def _fail(self, name: str, error: BaseException) -> None:
+    def fail(self, name: str, error: BaseException) -> Reason:
+        """Processor `name` raised: `error` for the client."""
         if isinstance(error, RequestError):
             code = OVERLOADED if error.code == OVERLOADED else CLIENTS_FAULT
             self.error = code, f"{self._fields.get(name, name)}: {message_of(error)}"[:500]
@@ -181,6 +187,7 @@ class ChoiceProcessors:
             self.cause = error
             self.error = _MISTAKE, f"logits processor {name!r} failed: {text_of(error)}"[:500]
         self._ready.set()
+        return self.error
 
 
 Steered = tuple[int, ChoiceProcessors]

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.api.bridge import Submit
+from llmcore.api.bridge import Prompt, Submit
 from llmcore.api.protocols import Int32, Int64, LengthEstimator, RequestInfo, SchedulerLimits
 from llmcore.kv.space import KVSpace
 from llmcore.sched.beam_search import Beams, searching
@@ -33,11 +33,12 @@ Float32 = NDArray[np.float32]
 
 
 class KVSource(Protocol):
-    """A component that writes the KV of a prompt's beginning in place of the model. It is called on the engine's
+    """A component that writes the KV of a request's beginning in place of the model. It is called on the engine's
     thread and must not block."""
 
     tokens: int
-    """The number of the prompt's first tokens that it writes; the model has to compute the last token itself."""
+    """The number of first tokens, of the prompt and then of `Submit.produced`, whose KV it writes. The model has to
+    compute the last token itself."""
     seconds: float
     """The longest time that it may take, from `begin` on."""
 
@@ -66,6 +67,18 @@ class Lease:
     source: KVSource
 
 
+class PromptReport:
+    """What a request wants to know of the `places` tokens of its prompt behind the first, as far as it is known."""
+
+    def __init__(self, places: int, top: int) -> None:
+        self.logprobs: Float32 = np.full(places, np.nan, np.float32)
+        self.ranks: Int32 = np.zeros(places, np.int32)
+        """[places] the number of tokens that are likelier in the place, plus one."""
+        self.top_ids: Int32 = np.zeros((places, top), np.int32)
+        """[places, top] the best tokens in the place."""
+        self.top_logprobs: Float32 = np.full((places, top), np.nan, np.float32)
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """A request: the state that all its choices share."""
@@ -74,14 +87,13 @@ class Request:
     """The request as it was submitted; for a beam search, the request that is computed for each beam."""
     owner: int
     """The HTTP worker that gets its events."""
-    prompt: Int32
     info: RequestInfo
     """Its wishes for the scheduling policy."""
     processors: Sequence[ChoiceProcessors] = ()
     """By choice; () if it has no logits processors."""
     beams: Beams | None = None
     source: KVSource | None = None
-    """Writes the KV of its prompt's beginning when it is first admitted; None afterwards, or where nothing does."""
+    """Writes the KV of its beginning when it is first admitted; None afterwards, or where nothing does."""
     loaded: bool = False
     """Some of its KV came from a source."""
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -90,14 +102,15 @@ class Request:
     """It takes nothing from the prefix cache."""
     cached: int = -1
     """Prompt tokens that came from the prefix cache at its first admission; -1 before that."""
-    prompt_logprobs: Float32 | None = None
-    """Of all prompt tokens but the first, as far as they are known; None if they are not wanted (any more)."""
-    prompt_ranks: Int32 | None = None
-    """For each of these tokens, how many tokens are likelier in its place, plus one."""
-    prompt_top: tuple[Int32, Float32] | None = None
-    """The best (ids, logprobs) [, k] in each of these places."""
+    report: PromptReport | None = None
+    """What is known of its prompt's tokens; None if that is not wanted (any more)."""
     pooled: Float32 | None = None
     """The sum of the prompt's hidden states, as far as it is known."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """Its prompt."""
+        return self.submit.prompt
 
     @property
     def key(self) -> tuple[int, int]:
@@ -105,7 +118,7 @@ class Request:
         return self.owner, self.submit.id
 
     def given(self, cached: int) -> int:
-        """Prompt tokens that the model does not compute, where `cached` come from the prefix cache."""
+        """Tokens that the model does not compute, where `cached` come from the prefix cache."""
         return cached if self.source is None else max(cached, self.source.tokens)
 
     @staticmethod
@@ -120,26 +133,22 @@ class Request:
 
         Raises ValueError for a source that writes what the model has to compute.
         """
-        prompt = np.frombuffer(submit.prompt, "<i4").astype(np.int32)
+        known = len(submit.prompt) + len(submit.produced)
         info = RequestInfo(submit.priority, submit.client, submit.hints)
-        request = Request(submit, owner, prompt, info, processors)
+        request = Request(submit, owner, info, processors)
         forks = submit.n - 1
         if submit.beams is not None:
             request.submit, request.beams, forks = searching(submit), Beams(submit), submit.beams.width - 1
         if submit.prompt_logprobs:
             # The prefix cache keeps KV and no log-probabilities.
             request.private = True
-            request.prompt_logprobs = np.full(prompt.size - 1, np.nan, np.float32)
-            request.prompt_ranks = np.zeros(prompt.size - 1, np.int32)
-            if submit.prompt_top:
-                shape = prompt.size - 1, submit.prompt_top
-                request.prompt_top = np.zeros(shape, np.int32), np.full(shape, np.nan, np.float32)
+            request.report = PromptReport(len(submit.prompt) - 1, submit.prompt_top)
         if submit.pool == "mean":
             request.private = True  # nor does it keep hidden states
-        if source is not None and (request.private or not 0 < source.tokens < prompt.size):
-            raise ValueError(f"a source cannot write {source.tokens} of these {prompt.size} prompt tokens")
+        if source is not None and (request.private or not 0 < source.tokens < known):
+            raise ValueError(f"a source cannot write {source.tokens} of these {known} tokens")
         request.source = source
-        request.choices[0] = Choice(request, 0, arrival, forks)
+        request.choices[0] = Choice(request, 0, arrival, forks, np.array(submit.produced, np.int32))
         return request
 
 
@@ -152,7 +161,7 @@ class Choice:
     arrival: int
     forks: int = 0
     produced: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    """The tokens that it had when it was last sent back to the queue."""
+    """The tokens that it had when it joined the queue."""
     row: int = NO_ROW
     """Its place in the RequestTable."""
     reserved: list[int] = field(default_factory=list)
@@ -168,7 +177,7 @@ class Choice:
     @property
     def size(self) -> int:
         """Tokens known when it is next admitted."""
-        return self.request.prompt.size + self.produced.size
+        return len(self.request.prompt) + self.produced.size
 
     @property
     def places(self) -> int:
@@ -203,12 +212,12 @@ class Choice:
 
     def tokens(self) -> Int32:
         """Prompt and what was produced."""
-        prompt = self.request.prompt
-        return np.concatenate([prompt, self.produced]) if self.produced.size else prompt
+        ids = self.request.prompt.ids
+        return np.concatenate([ids, self.produced]) if self.produced.size else ids
 
     def content(self) -> Int64:
         """Content ids of `tokens`."""
-        return self.tokens().astype(np.int64)
+        return self.request.prompt.content(self.tokens())
 
 
 class WaitingQueue:
@@ -355,9 +364,9 @@ class RequestTable:
         assert choice is not None
         return choice
 
-    def content(self, row: int, tokens: int) -> Int64:
-        """Content ids of a row's first `tokens` tokens."""
-        return self.tokens[row, :tokens].astype(np.int64)
+    def content(self, row: int, end: int, start: int = 0) -> Int64:
+        """Content ids of a row's tokens from `start` to `end`."""
+        return self.choice(row).request.prompt.content(self.tokens[row, start:end])
 
     def check(self) -> None:
         """Assert that the counts of every row are in order."""
@@ -501,7 +510,7 @@ class RequestTable:
             self.processors[row] = choice.processors
         if request.beams is not None:
             self.beams[row] = request.beams
-        if choice.number == 0 and (request.prompt_logprobs is not None or submit.pool or submit.score):
+        if choice.number == 0 and (request.report is not None or submit.pool or submit.score):
             self.probing.add(row)
         self.status[row] = RUNNING
         self.arrival[row] = choice.arrival
@@ -509,10 +518,10 @@ class RequestTable:
         self.owner[row] = request.owner
         self.request[row] = submit.id
         self.number[row] = choice.number
-        self.prompt_len[row] = request.prompt.size
+        self.prompt_len[row] = len(request.prompt)
         self.max_new[row] = submit.max_new_tokens
         self.min_new[row] = submit.min_new_tokens
-        self.limit[row] = request.prompt.size + submit.max_new_tokens - 1
+        self.limit[row] = len(request.prompt) + submit.max_new_tokens - 1
         self.stops[row] = NO_TOKEN
         self.stops[row, : len(submit.stop_ids)] = submit.stop_ids[:STOP_COLUMNS]
         self.no_stop[row] = not submit.stop_ids
@@ -574,15 +583,15 @@ class State:
         self.queue.remove(choice)
         choice.waits = None
         if request.cached < 0:
-            request.cached = int(self.table.taken[choice.row])
-            self.totals.prompt_tokens += request.prompt.size
+            request.cached = min(int(self.table.taken[choice.row]), len(request.prompt))
+            self.totals.prompt_tokens += len(request.prompt)
             self.totals.cached_tokens += request.cached
 
     def preempt(self, row: int) -> None:
         """The choice in `row`, which holds no KV any more, goes back to the queue with the tokens that are known."""
         table = self.table
         choice = table.choice(row)
-        choice.produced = table.tokens[row, choice.request.prompt.size : table.known[row]].copy()
+        choice.produced = table.tokens[row, len(choice.request.prompt) : table.known[row]].copy()
         table.end(row)
         self._requeue(choice)
 

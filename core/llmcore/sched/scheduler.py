@@ -24,12 +24,11 @@ from llmcore.kv.group import KVGroup
 from llmcore.kv.slots import RUN_TOKENS
 from llmcore.kv.space import KVSpace
 from llmcore.sched.capacity import Capacity, check_submit, fitting
-from llmcore.sched.failure_isolation import FailureIsolation
-from llmcore.sched.in_flight import InFlight, enqueue
-from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.in_flight import Results, add_errors, enqueue
+from llmcore.sched.plan import InFlight, StepPlan, StepResult
 from llmcore.sched.policy import PATIENCE, StepView, fault, oldest_first
 from llmcore.sched.processors import ChoiceProcessors, Reason, Steered
-from llmcore.sched.release import Release, victim
+from llmcore.sched.release import FailureIsolation, Release, victim
 from llmcore.sched.request import (
     NO_ROW,
     RESERVED,
@@ -42,7 +41,6 @@ from llmcore.sched.request import (
     State,
     Totals,
 )
-from llmcore.sched.results import Results, add_errors
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +135,7 @@ class Scheduler:
         processors: Sequence[ChoiceProcessors] = (),
         source: KVSource | None = None,
     ) -> None:
-        """Queue a request; `processors`: its own, by choice. `source`: writes the KV of its prompt's beginning once
+        """Queue a request; `processors`: its own, by choice. `source`: writes the KV of its beginning once
         there is room for it. Raises RequestError if it can never be served."""
         self.validate(submit, owner)
         self._state.add(Request.of(submit, owner, self._arrivals, processors, source))
@@ -175,7 +173,7 @@ class Scheduler:
         if choice.row != NO_ROW:
             # KV that it took from the cache or entered stays there, even behind its last token.
             entered = int(self._state.table.entered[choice.row])
-            valid = min(self._release.valid(choice.row), max(request.prompt.size + n_tokens, entered))
+            valid = min(self._release.valid(choice.row), max(len(request.prompt) + n_tokens, entered))
         self._state.estimator.observe(n_tokens)
         self._release.end(choice, valid)
 
@@ -283,22 +281,15 @@ class Scheduler:
     def expel(self, plan: StepPlan, errors: Mapping[int, Reason]) -> dict[int, StepEvents]:
         """The requests `errors` of the newest plan end, each with its error. Returns errors by owner, as events."""
         step, table = self._in_flight[-1], self._state.table
-        events: dict[int, StepEvents] = {}
-        for request, error in errors.items():
-            at = int(np.flatnonzero(plan.sample_request == request)[0])
-            if table.epoch[request] == step.sample_epoch[at]:
-                self._fail(table.choice(request), error, events)
-        return events
+        samples = {request: np.flatnonzero(plan.sample_request == request)[0] for request in errors}
+        alive = [request for request, at in samples.items() if table.epoch[request] == step.sample_epoch[at]]
+        return self._fail([(table.choice(request), errors[request]) for request in alive])
 
     def give_up(self) -> dict[int, StepEvents]:
         """End requests whose logits processors never answer. Returns errors by owner, as events."""
-        events: dict[int, StepEvents] = {}
         now = time.monotonic()
-        for choice in self._state.choices():
-            late = [one.error for one in choice.all_processors if one.overdue(now) and one.error is not None]
-            if late:
-                self._fail(choice, late[0], events)
-        return events
+        bound = [(choice, one) for choice in self._state.choices() for one in choice.all_processors]
+        return self._fail([(choice, one.error) for choice, one in bound if one.overdue(now) and one.error])
 
     def fail(self, plan: StepPlan, error: Reason) -> dict[int, StepEvents]:
         """The step of `plan` failed and it and all after it were discarded. Returns errors by owner, as events.
@@ -309,11 +300,7 @@ class Scheduler:
         while self._in_flight and self._in_flight[-1].plan.number >= plan.number:
             discarded.append(self._in_flight.pop())
         self.totals.failed_steps += bool(discarded)
-        events: dict[int, StepEvents] = {}
-        for choice in self._isolation.take_back(discarded):
-            if not choice.ended:  # no beam of a search that ended with another
-                self._fail(choice, error, events)
-        return events
+        return self._fail([(choice, error) for choice in self._isolation.take_back(discarded)])
 
     def abandon(self, error: Reason) -> dict[int, StepEvents]:
         """The engine is lost: everything that waits or runs ends with `error`."""
@@ -485,6 +472,11 @@ class Scheduler:
                 self._release.unplace(choice)
         view.placed = [choice for choice in view.placed if choice.row != NO_ROW]
 
-    def _fail(self, choice: Choice, error: Reason, events: dict[int, StepEvents]) -> None:
-        add_errors(events, [choice], error, time.monotonic())
-        self._release.fail(choice, error)
+    def _fail(self, failed: Sequence[tuple[Choice, Reason]]) -> dict[int, StepEvents]:
+        """End choices, each with its error. Returns errors by owner, as events."""
+        events: dict[int, StepEvents] = {}
+        for choice, error in failed:
+            if not choice.ended:  # a beam ends with the other beams of its search
+                add_errors(events, [choice], error, time.monotonic())
+                self._release.fail(choice, error)
+        return events

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from llmcore.api.errors import ConfigError
-from llmcore.api.models import ModelConfig
+from llmcore.api.models import ModelConfig, data_type
 from llmcore.api.protocols import Checkpoint
 from llmcore.api.specs import ModelSpec, WeightLoaderSpec
 from llmcore.config import Config
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
-from llmcore.weights.dtypes import data_type
 from llmcore.weights.safetensors import SafetensorsCheckpoint
 
 

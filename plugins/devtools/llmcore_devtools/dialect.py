@@ -73,7 +73,7 @@ class FakeBridge:
             raise self.refuse
         self.submitted.append(request)
         for choice in range(request.n):
-            prompt = np.frombuffer(request.prompt, dtype="<i4").tolist()
+            prompt = request.prompt.ids.tolist()
             self._open[request.id, choice] = _Script(request, sink, choice, self.answer(prompt, choice))
         while self._open and not self.wait:
             self.step()
@@ -109,7 +109,7 @@ class FakeBridge:
     def _event(self, script: _Script) -> ChoiceEvent:
         request = script.request
         if request.pool:
-            state = np.array(self.state(np.frombuffer(request.prompt, "<i4").tolist()), "<f4")
+            state = np.array(self.state(request.prompt.ids.tolist()), "<f4")
             return ChoiceEvent(choice=script.choice, tokens=(), finish=Finish.STOP, pooled=state.tobytes())
         return script.scored(self.scores) if request.score else script.next(self.group)
 
@@ -159,12 +159,12 @@ class _Script:
     def _prompt_logprobs(self) -> tuple[float, ...]:
         if not self.request.prompt_logprobs or self.choice:
             return ()
-        return tuple(-(i + 1) / 4 for i in range(1, len(self.request.prompt) // 4))
+        return tuple(-(i + 1) / 4 for i in range(1, len(self.request.prompt)))
 
     def _prompt_top(self) -> tuple[tuple[tuple[int, float], ...], ...]:
         if not self.request.prompt_top or self.choice:
             return ()
-        ids = np.frombuffer(self.request.prompt, "<i4").tolist()[1:]
+        ids = self.request.prompt.ids.tolist()[1:]
         return tuple(tuple((token - 1 - j, -1.0 - j) for j in range(self.request.prompt_top)) for token in ids)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 import time
-from array import array
 from dataclasses import dataclass
 
 import zmq
@@ -132,7 +131,7 @@ class _Running:
     """One request: the choices that still run, and the number of tokens that each has."""
 
     submit: Submit
-    prompt: array[int]
+    prompt: list[int]
     choices: list[int]
     done: int = 0
 
@@ -169,7 +168,7 @@ class FakeEngine(EngineWithoutModel):
         owner, body = message.sender, message.body
         match body:
             case Submit():
-                prompt = array("i", body.prompt)
+                prompt = body.prompt.ids.tolist()
                 if self.options.get("fake_hang_token") in prompt:
                     time.sleep(3600)
                 self.running[owner, body.id] = _Running(body, prompt, list(range(body.n)))

@@ -132,10 +132,10 @@ class SimulatedDevice:
         order = [np.argsort(-one, kind="stable")[:most] for one in every]
         return np.array(order, np.int32), np.array([one[at] for one, at in zip(every, order, strict=True)])
 
-    def write(self, lease: Lease, prompt: Sequence[int], start: int, end: int) -> None:
-        """In place of a row: the KV of `prompt` from token `start` to `end`, into the slots of `lease`."""
+    def write(self, lease: Lease, known: Sequence[int], start: int, end: int) -> None:
+        """In place of a row: the KV of `known` from token `start` to `end`, into the slots of `lease`."""
         state = START
-        for at, token in enumerate(prompt[:end]):
+        for at, token in enumerate(known[:end]):
             state = extend(state, token)
             for group, kv, granules in zip(self._groups, self._kv, lease.granules, strict=True):
                 granule = granules[at // group.granule - lease.start // group.granule] if at >= start else -1

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from llmcore.api.bridge import BeamSearch, Finish, StepEvents, Submit, explode
+from llmcore.api.bridge import BeamSearch, Finish, Prompt, StepEvents, Submit, explode
 from llmcore.api.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.kv.group import KVGroup
 from llmcore.registry.loader import load
-from llmcore.sched.failure_isolation import TRIALS
 from llmcore.sched.plan import StepPlan, StepResult
+from llmcore.sched.release import TRIALS
 from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
 
@@ -38,8 +38,8 @@ class Scenario:
     ones give logits that are not finite at some position. `crowd`: steps of more rows than this fail, 0 for none.
     `priorities`: of which each request gets one; () for none. `drafts`: a drafter proposes at most this number of
     tokens to each row that decodes, of which any number is right; now and then the row gives nothing at all. `loads`:
-    the share of requests whose prompt's beginning a source writes, a part at a time, or not at all until the lease is
-    over.
+    the share of requests whose beginning a source writes, a part at a time, or not at all until the lease is over.
+    `continued`: the share of requests with one choice that come with tokens which another engine has produced.
     """
 
     seed: int = 0
@@ -68,6 +68,7 @@ class Scenario:
     priorities: tuple[int, ...] = ()
     drafts: int = 0
     loads: float = 0.0
+    continued: float = 0.0
     vocab: int = 50
 
 
@@ -97,9 +98,9 @@ class Client:
 
 @dataclass(eq=False)
 class Writer:
-    """A KVSource that writes what a device would compute, a part at a time. `stalls`: it never gets done."""
+    """A KVSource that writes what a device would compute of `known`, a part at a time. `stalls`: it never ends."""
 
-    prompt: list[int]
+    known: list[int]
     tokens: int
     seconds: float
     stalls: bool
@@ -239,11 +240,7 @@ class Simulation:
         if submit.beams is not None:
             self._check_search(client, choice)
             return
-        alone = answer(client.prompt, choice, submit.max_new_tokens, self._scenario.vocab)
-        for at, token in enumerate(alone, start=1):
-            if token in submit.stop_ids and at > submit.min_new_tokens:
-                alone = alone[:at]
-                break
+        alone = self._alone(client.prompt, submit, choice)
         finish = client.ended[choice]
         assert tokens == alone[: len(tokens)], "an answer is not what it would have been alone"
         if finish is Finish.ERROR:
@@ -252,6 +249,14 @@ class Simulation:
         stopped = alone[-1] in submit.stop_ids and len(alone) > submit.min_new_tokens
         assert len(tokens) == len(alone), "an answer has another length than alone"
         assert finish is (Finish.STOP if stopped else Finish.LENGTH), "an answer ended for another reason than alone"
+
+    def _alone(self, prompt: list[int], submit: Submit, choice: int) -> list[int]:
+        """The whole answer to a request that runs by itself."""
+        tokens = answer(prompt, submit.choice + choice, submit.max_new_tokens, self._scenario.vocab)
+        for at, token in enumerate(tokens, start=1):
+            if token in submit.stop_ids and at > submit.min_new_tokens:
+                return tokens[:at]
+        return tokens
 
     def _check_search(self, client: Client, choice: int) -> None:
         if client.ended[choice] is Finish.ERROR:
@@ -298,7 +303,7 @@ class Simulation:
         poisoned = random.random() < scenario.poisoned
         submit = Submit(
             id=len(self._clients),
-            prompt=np.array(prompt, "<i4").tobytes(),
+            prompt=Prompt.of(prompt),
             max_new_tokens=max_new,
             min_new_tokens=int(random.integers(0, 3)),
             stop_ids=tuple(int(t) for t in random.integers(0, scenario.vocab, int(random.integers(0, 3)))),
@@ -309,6 +314,10 @@ class Simulation:
             submit = msgspec.structs.replace(submit, priority=priority, client=int(random.integers(-1, 3)))
         if scenario.searches and random.random() < scenario.searches:
             submit = msgspec.structs.replace(submit, beams=self._draw_search(submit.n))
+        if scenario.continued and submit.choices == 1 and random.random() < scenario.continued:
+            submit = msgspec.structs.replace(submit, choice=int(random.integers(3)))
+            alone = self._alone(prompt, submit, 0)
+            submit = msgspec.structs.replace(submit, produced=tuple(alone[: int(random.integers(len(alone)))]))
         owner = int(random.integers(2))
         client = Client(
             submit,
@@ -317,12 +326,14 @@ class Simulation:
             cursed=bool(random.random() < scenario.cursed),
             poison_at=int(random.integers(0, len(prompt) + max_new)) if poisoned else None,
         )
+        if submit.produced:
+            client.tokens[0] = [*submit.produced]
         self._clients[owner, submit.id] = client
-        writer = None
-        if scenario.loads and random.random() < scenario.loads and len(prompt) > 1:
+        writer, known = None, [*prompt, *submit.produced]
+        if scenario.loads and random.random() < scenario.loads and len(known) > 1:
             stalls = bool(random.random() < 0.3)
             seconds = 0.0 if stalls or random.random() < 0.2 else 1e9
-            writer = Writer(prompt, int(random.integers(1, len(prompt))), seconds, stalls)
+            writer = Writer(known, int(random.integers(1, len(known))), seconds, stalls)
             self._writers.append(writer)
         self._scheduler.submit(submit, owner, source=writer)
 
@@ -333,7 +344,7 @@ class Simulation:
             if lease is None or self._random.random() < 0.4:
                 continue
             end = min(writer.at + int(self._random.integers(1, 12)), lease.end - writer.stalls)
-            self._device.write(lease, writer.prompt, writer.at, end)
+            self._device.write(lease, writer.known, writer.at, end)
             writer.at = max(end, writer.at)
             if writer.at == lease.end:
                 writer.lease = None

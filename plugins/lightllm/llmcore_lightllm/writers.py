@@ -67,7 +67,7 @@ class WholeWriter:
             answer["tokens"] = _scalar([listed(self._details(*one, prompt_tokens)) for one in details])
         submit = self._generation.job.submits[0]
         if submit.prompt_logprobs:
-            ids = array("i", submit.prompt)
+            ids = submit.prompt.ids.tolist()
             answer["prompt_token_ids"] = ids
             answer["prompt_logprobs"] = listed(
                 [token, {str(following): clamped(logprob)}]

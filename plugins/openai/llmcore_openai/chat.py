@@ -108,7 +108,7 @@ class ChatCompletions:
         job, logprobs = self._job(body, self._front.request_id(req))
         known = None
         if body.prompt_logprobs is not None:
-            ids = list(memoryview(job.submits[0].prompt).cast("i"))
+            ids = job.submits[0].prompt.ids.tolist()
             known = PromptLogprobs(self._front.tokenizer, [ids], body.prompt_logprobs)
         names = TokenNames(self._front.tokenizer, ids=bool(body.return_tokens_as_token_ids))
         shape = ChatShape(names, known, named=choice_of(body).named)
@@ -152,7 +152,8 @@ class ChatCompletions:
             source="messages",
         )
         submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
-        check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
+        if body.prompt_logprobs is not None:
+            check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
         guide = chat_guide(self._front, body, conversation.choice, context)
         check_begun(guide, parsing)
         job = Job(

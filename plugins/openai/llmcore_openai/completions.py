@@ -25,7 +25,6 @@ from llmcore_server.api import (
 )
 
 from llmcore_openai import sampling
-from llmcore_openai.guide import guide
 from llmcore_openai.logprobs import Columns, PromptLogprobs, check_most, completion_columns, joined
 from llmcore_openai.requests import CompletionRequest
 from llmcore_openai.writers import StreamWriter, whole_writer
@@ -152,7 +151,7 @@ class Completions:
         made = sampling.with_prompt_logprobs(made, *tops)
         param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_most(prompts, tops, body.n or 1, param=param)
-        submits = fitting(made, guide(self._front, body))
+        submits = fitting(made, sampling.guide(self._front, body))
         return Job(submits=submits, rules=rules, dialect="openai", request_id=request_id, stream=bool(body.stream))
 
 

@@ -21,8 +21,8 @@ from llmcore_server.api import (
 )
 
 from llmcore_openai import requests
-from llmcore_openai.guide import guide, whitespace
 from llmcore_openai.requests import ChatRequest, Message, Part, Tool
+from llmcore_openai.sampling import guide, whitespace
 
 _MARKS = ("prefix", "partial")
 """Members of a message that make the answer go on with it: makers of models say it in either word."""

@@ -342,4 +342,4 @@ class TokenIds:
         return {"prompt_token_ids": self._prompt(0)}
 
     def _prompt(self, index: int) -> array[int]:
-        return array("i", self._submits[index].prompt)
+        return array("i", self._submits[index].prompt.ids.tolist())

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 import pytest
-from llmcore.api.bridge import ChoiceEvent, Finish, StepEvents, Submit, Subscribers, convert, explode
+from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, StepEvents, Submit, Subscribers, convert, explode
 from llmcore.api.errors import RequestError
 
 COLUMNS: dict[str, list[int]] = {
@@ -44,7 +44,7 @@ def test_rare_columns_go_to_their_rows() -> None:
 
 
 def submit(number: int, n: int = 1) -> Submit:
-    return Submit(id=number, prompt=b"\1\0\0\0", max_new_tokens=4, n=n)
+    return Submit(id=number, prompt=Prompt.of([1]), max_new_tokens=4, n=n)
 
 
 def event(choice: int, finish: Finish = Finish.RUNNING) -> ChoiceEvent:

@@ -10,7 +10,6 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.specs import OptionSpec
 from llmcore.config import (
     Setting,
-    find_setting,
     make_config,
     options_of,
     plugin_settings,
@@ -18,6 +17,7 @@ from llmcore.config import (
     settings,
     shown_value,
 )
+from llmcore.config.setting import canonical, names
 from site_settings import SECRET, SITE, Site, make
 
 LMDEPLOY = {
@@ -36,7 +36,7 @@ def test_names_take_dashes_or_underscores(name: str) -> None:
 
 @pytest.mark.parametrize(("alias", "name"), LMDEPLOY.items())
 def test_lmdeploys_names_are_aliases(alias: str, name: str) -> None:
-    assert find_setting(alias, settings()).name == name
+    assert names(settings())[canonical(alias)].name == name
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("32k", 32_000), ("32K", 32_768), ("1.5k", 1500), ("2M", 2 << 20)])

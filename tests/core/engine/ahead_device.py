@@ -25,11 +25,19 @@ class Replayed:
 
     def replay(self) -> None:
         """Once more."""
-        if not self._done and (again := self._work()) is not None:
-            for column in fields(again):
-                if (old := getattr(self.result, column.name)) is not None:
-                    old.copy_(getattr(again, column.name))
+        if not self._done:
+            _overwrite(self.result, self._work())
         self._done = False
+
+
+def _overwrite(old: Any, new: Any) -> None:
+    """Every tensor of a dataclass, and of those in it."""
+    for column in fields(old):
+        before, after = getattr(old, column.name), getattr(new, column.name)
+        if isinstance(before, torch.Tensor):
+            before.copy_(after)
+        elif before is not None:
+            _overwrite(before, after)
 
 
 class AheadCPU(CPU):

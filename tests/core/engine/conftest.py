@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
-from llmcore.engine.model_runner import Launched, ModelRunner
+from llmcore.engine.model_runner import ModelRunner, Prepared
 from llmcore.registry import loader
 from llmcore.sched.plan import StepPlan, decode, encode
 from llmcore_devtools import write_fake_model
@@ -29,15 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def encoded_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Between scheduler and runner every plan is encoded and decoded; the bytes of each."""
-    launch: Callable[..., Launched] = ModelRunner.launch
+    prepare: Callable[..., Prepared] = ModelRunner.prepare
     sent: list[int] = []
 
-    def sending(runner: ModelRunner, plan: StepPlan) -> Launched:
+    def sending(runner: ModelRunner, plan: StepPlan) -> Prepared:
         data = encode(plan)
         sent.append(len(data))
-        return launch(runner, decode(data))
+        return prepare(runner, decode(data))
 
-    monkeypatch.setattr(ModelRunner, "launch", sending)
+    monkeypatch.setattr(ModelRunner, "prepare", sending)
     return sent
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.api.bridge import Submit
+from llmcore.api.bridge import Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
 from llmcore_devtools.tokenizer import write_tokenizer
@@ -89,12 +89,13 @@ def test_the_best_tokens_of_a_prompt(llm: LLM, oracle: tuple[Path, LlamaForCausa
 
 
 def test_what_a_state_cannot_come_with(llm: LLM) -> None:
-    prompt = np.array([5, 6], "<i4").tobytes()
+    prompt = Prompt.of([5, 6])
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"pool": "cls"}, "pooling is one of last, mean"),
-        ({"n": 2}, "nothing else"),
-        ({"max_new_tokens": 2}, "nothing else"),
-        ({"prompt_logprobs": True}, "nothing else"),
+        ({"n": 2}, "comes alone"),
+        ({"max_new_tokens": 2}, "comes alone"),
+        ({"prompt_logprobs": True}, "comes alone"),
+        ({"sampling": SamplingParams()}, "one greedy token"),
     ]
     for more, message in wrong:
         given = {"id": 1, "prompt": prompt, "max_new_tokens": 1, "pool": "last", **more}

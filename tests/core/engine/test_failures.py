@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from llmcore.api.bridge import BeamSearch, ChoiceEvent, SamplingParams, Submit
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError, text_of
 from llmcore.engine.llm import LLM
 from llmcore_devtools import fake_answer
@@ -33,18 +32,18 @@ def engine_of(llm: LLM) -> Any:
 
 
 def failing(llm: LLM, fails: Callable[[str, Any], Exception | None]) -> None:
-    """`fails(where, plan)` says what a call raises: before or after it has launched anything, at a draw, at a read."""
+    """`fails(where, plan)` says what a call raises: before or after it has enqueued anything, at a draw, at a read."""
     runner = engine_of(llm)._runner
-    launch, draw, read = runner.launch, runner.draw, runner.read
+    enqueue, draw, read = runner.enqueue, runner.draw, runner.read
 
     def maybe(where: str, plan: Any) -> None:
         if (error := fails(where, plan)) is not None:
             raise error
 
-    def flaky_launch(plan: Any) -> Any:
-        maybe("before", plan)
-        step = launch(plan)
-        maybe("after", plan)
+    def flaky_enqueue(prepared: Any) -> Any:
+        maybe("before", prepared.plan)
+        step = enqueue(prepared)
+        maybe("after", prepared.plan)
         return step
 
     def flaky_draw(step: Any, steered: Any) -> Any:
@@ -56,13 +55,13 @@ def failing(llm: LLM, fails: Callable[[str, Any], Exception | None]) -> None:
         maybe("read", step.plan)
         return result
 
-    runner.launch, runner.draw, runner.read = flaky_launch, flaky_draw, flaky_read
+    runner.enqueue, runner.draw, runner.read = flaky_enqueue, flaky_draw, flaky_read
 
 
 def ask_raw(llm: LLM, prompt: list[int], fields: dict[str, Any]) -> Any:
     """Each choice's tokens and hidden state, of a request as the bridge takes it."""
     events: dict[int, list[ChoiceEvent]] = {}
-    done, submit = threading.Event(), Submit(id=next(IDS), prompt=np.array(prompt, "<i4").tobytes(), **fields)
+    done, submit = threading.Event(), Submit(id=next(IDS), prompt=Prompt.of(prompt), **fields)
 
     def take(event: ChoiceEvent) -> None:
         events.setdefault(event.choice, []).append(event)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llmcore.api.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
 from llmcore.text.stream import ChoiceText
@@ -21,7 +21,7 @@ MakeLLM = Callable[..., LLM]
 
 def submit(number: int, **more: object) -> Submit:
     sampling = SamplingParams(temperature=0.0)
-    return Submit(**{"id": number, "prompt": b"\3\0\0\0", "max_new_tokens": 5, "sampling": sampling, **more})  # type: ignore[arg-type]
+    return Submit(**{"id": number, "prompt": Prompt.of([3]), "max_new_tokens": 5, "sampling": sampling, **more})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -89,10 +89,10 @@ def test_whoever_submits_while_the_engine_closes_hears_of_it(make_llm: MakeLLM) 
 AT_EXIT = """
 import sys
 from llmcore import LLM
-from llmcore.api.bridge import SamplingParams, Submit
+from llmcore.api.bridge import Prompt, SamplingParams, Submit
 
 llm = LLM(sys.argv[1], device="cpu", max_total_token_num=2000)
-request = Submit(id=1, prompt=bytes(4), max_new_tokens=1500, sampling=SamplingParams(temperature=0.0))
+request = Submit(id=1, prompt=Prompt.of([0]), max_new_tokens=1500, sampling=SamplingParams(temperature=0.0))
 llm._bridge.submit(request, lambda event: event.error and print(event.error, flush=True))
 """
 

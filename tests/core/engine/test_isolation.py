@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-from llmcore.api.bridge import ChoiceEvent, Finish, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, Submit
 from llmcore.engine.llm import LLM
 from llmcore_devtools import fake_answer
 
@@ -162,7 +161,7 @@ def test_stop_ids_and_stop_texts_end_early(make_llm: MakeLLM, ahead: int) -> Non
 def test_a_prefix_is_no_hit_for_another_key(make_llm: MakeLLM) -> None:
     """Whoever brings another API key cannot tell what was asked with this one."""
     llm = make_llm()
-    prompt = np.arange(20, 60, dtype="<i4").tobytes()
+    prompt = Prompt.of(range(20, 60))
     cached: list[int] = []
     for number, client in enumerate((0, 0, 1, 1, -1, 0), 1):
         done = threading.Event()

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from llmcore.api.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, Prompt, SamplingParams, Submit
 from llmcore.api.errors import ConfigError, RequestError, ResolveError
 from llmcore.engine.llm import LLM
 from llmcore_devtools import fake_answer
@@ -131,7 +130,7 @@ def test_a_failure_stays_with_its_request(make_llm: MakeLLM, ahead: int, kind: s
     for number, prompt in prompts.items():
         submit = Submit(
             id=number,
-            prompt=np.array(prompt, "<i4").tobytes(),
+            prompt=Prompt.of(prompt),
             max_new_tokens=20,
             sampling=SamplingParams(temperature=0.0),
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from llmcore.api.bridge import SamplingParams
+from llmcore.api.protocols import Device
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
 from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
@@ -21,6 +24,7 @@ from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites, fram
 from llmcore_devtools.fake_files import fake_answer, read_config
 from llmcore_devtools.fake_model import FakeModel
 from llmcore_devtools.faulty_engine import StepFaults
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_LEN = 64
 CONFIG = {"vocab_size": 275, "max_position_embeddings": MAX_LEN, "eos_token_id": 257}
@@ -38,7 +42,10 @@ class Rig:
     runner: ModelRunner
     tables: Tables
     granule: int
+    device: Device
     number: int = 0
+    apart: bool = False
+    """Steps are prepared while everything of the device, and every operator of torch, raises."""
 
     def step(
         self,
@@ -67,9 +74,29 @@ class Rig:
         )
         plan.frame = frame_of(plan, self.runner.graph_rows)
         self.number += 1
-        result = self.runner.read(self.runner.launch(plan))
+        with self.off_limits() if self.apart else nullcontext():
+            prepared = self.runner.prepare(plan)
+        result = self.runner.read(self.runner.enqueue(prepared))
         assert self.tables.computed[plan.request.tolist()].tolist() == (plan.start + plan.n_query).tolist()
         return result
+
+    @contextmanager
+    def off_limits(self) -> Iterator[None]:
+        kind = type(self.device)
+        names = [name for name in dir(self.device) if not name.startswith("_")]
+        with pytest.MonkeyPatch.context() as patch, NoOperators():
+            for name in names:
+                patch.setattr(kind, name, property(_out_of_reach), raising=False)
+            yield
+
+
+class NoOperators(TorchDispatchMode):
+    def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> None:
+        raise AssertionError(f"{func} in a step's preparation")
+
+
+def _out_of_reach(device: Device) -> None:
+    raise AssertionError("the device is asked for something")
 
 
 def ahead_cpu() -> CPU:
@@ -104,7 +131,7 @@ def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
         {"graph_rows": graph_rows, "graph_bytes": 1},
     )
     runner = ModelRunner(model, device, tables, groups, sampler, ops, **most)
-    return Rig(runner, tables, granule)
+    return Rig(runner, tables, granule, device)
 
 
 def admit(index: int, tokens: list[int], *, prompt_len: int = 0, start: int = 0, **more: object) -> Admitted:
@@ -253,11 +280,41 @@ def test_a_captured_mixed_step() -> None:
     assert r.runner.graphs == 1
 
 
-def test_an_upload_grows() -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_step_is_prepared_without_the_device(ahead: int) -> None:
+    """Beside plain steps: one that is admitted, one that forks and copies, one that is biased, and a captured one."""
+    r, prompts = rig(graph_rows=4 * ahead), [[5, 9, 200], [7, 7], [1, 2, 3, 4]]
+    r.apart = True
+    assert decoded(r, prompts, 5) == [fake_answer(prompt, 6) for prompt in prompts]
+    assert r.runner.graphs == ahead
+    r = rig(granule=4)
+    r.apart = True
+    banned = SamplingParams(
+        temperature=0.7, logit_bias={3: -100.0}, repetition_penalty=1.1, logprobs=2, allowed_ids=(3, 4)
+    )
+    admitted = [admit(3, [9, 8, 7], sampling=banned), admit(0, [9, 8, 7], start=3, sampling=banned, fork_of=3)]
+    writes = [*places(3, 0, [30]), *places(0, 0, [30])]
+    out = r.step([(3, 3, 0)], [(0, 3), (0, 0)], admitted=admitted, writes=writes)
+    assert out.tokens.tolist() == [4, 4]
+    out = r.step([(3, 1, 3), (0, 1, 3)], [(0, 3), (1, 0)], writes=[(0, 0, 31)], copies=[(30, 31)])
+    assert out.tokens.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("upload", ["_eager", "_changes"])
+def test_an_upload_grows(upload: str) -> None:
+    """What is prepared does not fit; the step that is sent makes room for itself and for those after it."""
     r = rig()
-    r.runner._eager._reserve(4)
-    out = r.step([(0, 3, 0)], [(0, 0)], admitted=[admit(0, [1, 2, 3])], writes=places(0, 0, [1, 2, 3]))
+    r.apart = True
+    uploaded = getattr(r.runner, upload)
+    uploaded._reserve(4)
+    before, moved = uploaded._remote, uploaded.layout
+    out = r.step([(0, 3, 0)], [(0, 0)], admitted=[admit(0, [1, 2, 3])], writes=places(0, 0, [1, 2, 3, 4]))
     assert out.tokens.tolist() == fake_answer([1, 2, 3], 1)
+    assert len(uploaded._remote) > len(before) and uploaded.layout != moved
+    remote = uploaded._remote
+    out = r.step([(0, 1, 3)], [(0, 0)])
+    assert out.tokens.tolist() == fake_answer([1, 2, 3], 2)[1:]
+    assert uploaded._remote is remote
 
 
 def test_tables_too_large_to_number() -> None:

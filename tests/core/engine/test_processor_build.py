@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from llmcore.api.bridge import LogitsProcessor, SamplingParams, Submit
+from llmcore.api.bridge import LogitsProcessor, Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError
 from llmcore.engine import processor_build
 from llmcore.engine.processor_build import (
@@ -143,7 +143,11 @@ def gates() -> Iterator[Gates]:
 def submit(number: int, client: int, *, wait: bool = False, size: int = 0) -> Submit:
     call = LogitsProcessor("guided", {"wait": wait, "text": "x" * size}, "guided_grammar")
     return Submit(
-        id=number, prompt=b"", max_new_tokens=1, client=client, sampling=SamplingParams(logits_processors=(call,))
+        id=number,
+        prompt=Prompt.of([]),
+        max_new_tokens=1,
+        client=client,
+        sampling=SamplingParams(logits_processors=(call,)),
     )
 
 

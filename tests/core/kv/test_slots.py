@@ -27,6 +27,13 @@ def test_counts_follow_requests_and_cache() -> None:
     pool.check()
 
 
+def test_distinct_granules_are_named_once() -> None:
+    pool = SlotPool(4)
+    assert pool.distinct(np.array([3, 0, 2], np.int32))
+    assert not pool.distinct(np.array([3, 0, 3], np.int32))
+    assert not pool.distinct(np.array([0, 1, 2, 3, 0], np.int32)), "more granules than the pool has"
+
+
 @pytest.mark.parametrize("granule", [1, 2, 16, 32])
 def test_every_granule_can_be_had_exactly_once(granule: int) -> None:
     pool = SlotPool(37, granule)
@@ -93,3 +100,13 @@ def test_any_sequence_of_calls_keeps_the_invariant(data: st.DataObject, total: i
     for row in rows:
         expected[row] += 1
     assert (pool.holders == expected).all()
+
+
+def test_what_is_not_there_cannot_be_had() -> None:
+    with pytest.raises(ValueError, match="at least one granule of one token, not 0 of 1"):
+        SlotPool(0)
+    pool = SlotPool(3)
+    pool.alloc(2)
+    with pytest.raises(ValueError, match="2 granules asked for, 1 free"):
+        pool.alloc(2)
+    assert (pool.live, pool.free) == (2, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.api.bridge import ChoiceEvent, StepEvents, Submit, explode
+from llmcore.api.bridge import ChoiceEvent, Prompt, StepEvents, Submit, explode
 from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import Conservative
 from llmcore.builtin.fcfs import FCFS
@@ -65,8 +65,7 @@ class Bench:
         processors: Sequence[ChoiceProcessors] = (),
         **more: Any,
     ) -> None:
-        tokens = np.array(prompt, "<i4").tobytes()
-        submit = Submit(id=id, prompt=tokens, max_new_tokens=max_new, **more)
+        submit = Submit(id=id, prompt=Prompt.of(prompt), max_new_tokens=max_new, **more)
         self.scheduler.submit(submit, owner, processors)
 
     def plan(self) -> StepPlan:
@@ -76,6 +75,8 @@ class Bench:
 
     def commit(self, plan: StepPlan, token: int = 7, finite: Sequence[bool] | None = None, **more: Any) -> None:
         size = plan.sample_row.size
+        if "probed" in more:
+            more = {"probed_ranks": np.ones(len(more["probed"]), np.int32), **more}
         good = np.ones(size, np.bool_) if finite is None else np.array(finite, np.bool_)
         self.receive(self.scheduler.commit(plan, StepResult(np.full(size, token, np.int32), good, **more)))
         self.scheduler.check()

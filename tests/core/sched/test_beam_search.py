@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llmcore.api import RequestError, SamplingParams, Submit
-from llmcore.api.bridge import BeamSearch
+from llmcore.api.bridge import BeamSearch, Prompt
 from llmcore.sched.beam_search import check_search
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -18,14 +18,13 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "logprobs",
         "might keep 168,000",
     ),
-    "score": ({"score": True}, "num_beams", "no answer to search"),
     "length penalty": ({"beams": BeamSearch(2, float("nan"))}, "length_penalty", "from -5 to 5"),
     "vocabulary": ({"beams": BeamSearch(60)}, "num_beams", "60 beams need more tokens"),
 }
 
 
 def search(**fields: Any) -> Submit:
-    return Submit(**{"id": 1, "prompt": b"\0\0\0\0", "max_new_tokens": 4, "beams": BeamSearch(2), **fields})
+    return Submit(**{"id": 1, "prompt": Prompt.of([0]), "max_new_tokens": 4, "beams": BeamSearch(2), **fields})
 
 
 @pytest.mark.parametrize("name", WRONG)

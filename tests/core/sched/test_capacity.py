@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmcore.api import RequestError
+from llmcore.api import ConfigError, RequestError
+from llmcore.api.bridge import BeamSearch
 from llmcore.builtin.estimators import Capped, Conservative
 from llmcore.sched.capacity import FuturePeak
 
@@ -102,3 +103,23 @@ def test_running_requests_leave_room_for_a_chunk(bench: Make) -> None:
     for _ in range(4):
         b.step()
     assert b.scheduler.load().running == 4
+
+
+def test_a_step_has_to_fill_a_granule(bench: Make) -> None:
+    with pytest.raises(ConfigError, match="a step of 64 tokens in chunks of 8 cannot fill a KV granule of 16"):
+        bench(granule=16, chunk_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"produced": (7,) * 4}, "an answer of 4 tokens has all of its 4"),
+        ({"produced": (7,), "n": 2}, "only a single choice continues"),
+        ({"produced": (7,), "beams": BeamSearch(2)}, "only a single choice continues"),
+        ({"produced": (7,), "prompt_logprobs": True}, "reports nothing of its prompt"),
+    ],
+)
+def test_what_cannot_continue_is_refused(bench: Make, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says) as refused:
+        bench().submit(1, [1, 2], **more)
+    assert (refused.value.param, refused.value.code) == ("produced", "invalid_value")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from llmcore.api.bridge import Finish, Submit
+from llmcore.api.bridge import Finish, Prompt, Submit
 from llmcore.builtin.estimators import Capped
 from llmcore.sched.request import Lease
 
@@ -31,8 +31,8 @@ class Source:
 
 
 def submit(b: Any, id: int, source: Source, prompt: Any = PROMPT, **more: Any) -> None:
-    data = b"".join(token.to_bytes(4, "little") for token in prompt)
-    b.scheduler.submit(Submit(id=id, prompt=data, **{"max_new_tokens": 4, **more}), 0, source=source)
+    request = Submit(id=id, prompt=Prompt.of(prompt), **{"max_new_tokens": 4, **more})
+    b.scheduler.submit(request, 0, source=source)
 
 
 @pytest.mark.parametrize("granule", [1, 4])
@@ -134,9 +134,23 @@ def test_a_failed_step_takes_loads_along_that_had_taken_from_it(bench: Make) -> 
     assert [len(b.events[i]) for i in (1, 2)] == [4, 4]
 
 
+def test_a_prompt_that_was_computed_elsewhere_comes_with_its_first_token(bench: Make) -> None:
+    """Its source writes the whole prompt; the model's first row is the token that was sampled there."""
+    b, source = bench(), Source(20)
+    submit(b, 1, source, produced=(7,), max_new_tokens=3)
+    assert b.scheduler.plan() is None and source.open[0].end == 20
+    b.scheduler.filled(source.open[0])
+    plan = b.step()
+    assert (plan.start.tolist(), plan.n_query.tolist()) == ([20], [1])
+    b.drain()
+    assert [event.tokens for event in b.events[1]] == [(7,), (7,)]
+    with pytest.raises(ValueError, match="cannot write 21 of these 21 tokens"):
+        submit(b, 2, Source(21), produced=(7,))
+
+
 @pytest.mark.parametrize(
     ("tokens", "more"), [(0, {}), (20, {}), (5, {"prompt_logprobs": True}), (5, {"pool": "mean"})]
 )
 def test_what_the_model_has_to_compute_itself_cannot_be_loaded(bench: Make, tokens: int, more: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"cannot write {tokens} of these 20 prompt tokens"):
+    with pytest.raises(ValueError, match=f"cannot write {tokens} of these 20 tokens"):
         submit(bench(), 1, Source(tokens), **more)

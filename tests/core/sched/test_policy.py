@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from llmcore.api.sched import Decision, SchedulerLimits, SchedulerView
 from llmcore.builtin.fcfs import FCFS
+from llmcore.builtin.radix import RadixCache
+from llmcore.kv.group import KVGroup
+from llmcore.sched.policy import GuardedEstimator, GuardedManager
 
 Make = Any
 Plan = Callable[[SchedulerView], Decision]
@@ -39,6 +42,10 @@ def twice(view: SchedulerView) -> Decision:
     return Decision(column(), column(), admit * 2)
 
 
+def nothing_at_first(view: SchedulerView) -> Decision:
+    return Decision(column(), column(), [(c.index, 0) for c in view.waiting() if view.fits(c)])
+
+
 def raising(view: SchedulerView) -> Decision:
     raise RuntimeError("no idea")
 
@@ -54,6 +61,8 @@ BAD: dict[str, tuple[Plan, str]] = {
     "without asking": (without_asking, "without asking"),
     "over budget": (too_much_at_once, "budget"),
     "admitted twice": (twice, "admits a request twice"),
+    "a chunk that is too long": (lambda view: everyone(view, 25), "a row has more than 24 tokens|more of a request"),
+    "an empty first chunk": (nothing_at_first, "first chunk of an admitted request is empty"),
     "raising": (raising, "RuntimeError.*no idea"),
     "lazy": (lambda view: Decision(column(), column()), ""),
     "lists": (lambda view: Decision([], []), ""),  # type: ignore[arg-type]
@@ -84,6 +93,140 @@ def test_a_bad_policy_is_overruled(bench: Make, name: str, caplog: pytest.LogCap
         assert re.search(message, said[0])
 
 
+@pytest.mark.parametrize(("first", "says"), [(5, "in pieces"), (20, "")])
+def test_a_whole_prompt_is_not_cut(bench: Make, first: int, says: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Cuts(FCFS):
+        def plan(self, view: SchedulerView) -> Decision:
+            if view.running.size:
+                return super().plan(view)
+            return Decision(column(), column(), [(c.index, first) for c in view.waiting() if view.fits(c)][:1])
+
+    b = bench(policy=Cuts, chunked=False, batch_tokens=40, max_input_len=40)
+    b.submit(1, range(20))
+    with caplog.at_level(logging.ERROR):
+        assert b.step().n_query.tolist() == [20]
+    assert [says in record.getMessage() for record in caplog.records] == [True] * bool(says)
+    b.drain()
+
+
+def test_nobody_joins_between_the_steps_in_which_requests_may(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    class Eager(FCFS):
+        def plan(self, view: SchedulerView) -> Decision:
+            view.admit = True  # type: ignore[misc]
+            decision = super().plan(view)
+            view.admit = False  # type: ignore[misc]
+            return decision
+
+    b = bench(policy=Eager, wait_steps=4)
+    b.submit(1, range(5), max_new=9)
+    b.step()
+    b.submit(2, range(50, 55))
+    with caplog.at_level(logging.ERROR):
+        assert b.step().request.size == 1
+    assert ["in which none may join" in record.getMessage() for record in caplog.records] == [True, True][:1]
+    b.drain()
+    assert [len(b.events[i]) for i in (1, 2)] == [9, 4]
+
+
+# --- guards ----------------------------------------------------------------------------------------------------
+
+
+class Failing(RadixCache):
+    """Raises in `method` from now on, or says `lie` there."""
+
+    method = ""
+    lie: Any = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "method" or name != self.method:
+            return super().__getattribute__(name)
+        if self.lie is None:
+            raise RuntimeError("told to raise")
+        return lambda *_: self.lie
+
+
+def guarded() -> tuple[KVGroup, Failing]:
+    """A group of 16 granules of 2 tokens; the cache holds four, of which row 1 has two in use."""
+    cache = Failing(2)
+    group = KVGroup(total=16, rows=4, max_len=16, granule=2, manager=cache)
+    group.manager = GuardedManager(group, "failing")
+    group.grow(column(0), column(8), column(8))
+    group.insert(b"", np.arange(8), 0)
+    group.release(0)
+    group.take(1, group.match(b"", np.arange(4)))
+    return group, cache
+
+
+@pytest.mark.parametrize("lie", [None, np.array([9, 9], np.int32)])
+@pytest.mark.parametrize("method", ["match", "insert", "remove", "evict"])
+def test_without_its_prefix_cache_a_group_goes_on(method: str, lie: Any, caplog: pytest.LogCaptureFixture) -> None:
+    group, cache = guarded()
+    assert group.manager.caching and group.manager.stats()["granules"] == 4
+    cache.method, cache.lie = method, lie
+    with caplog.at_level(logging.ERROR):
+        if method == "match":
+            assert not group.match(b"", np.arange(4)).size
+        elif method == "insert":
+            group.grow(column(2), column(4), column(4))
+            assert not group.insert(b"", np.arange(50, 54), 2).size
+            group.release(2)
+        elif method == "remove":
+            assert group.remove(b"", np.arange(8), 6).size == 4, "nobody knows what is in the others"
+        else:
+            assert group.make_free(14), "what nobody uses can be had"
+    assert [record.getMessage() for record in caplog.records] == [
+        "prefix cache 'failing' has failed; from now on nothing is cached"
+    ]
+    assert not group.manager.caching and not group.match(b"", np.arange(4)).size
+    assert group.make_free(14) and group.pool.live == 2
+    group.release(1)
+    assert group.make_free(16) and not group.pool.kept.any()
+    assert group.manager.stats() == {"granules": 0, "nodes": 0}
+    group.pool.check()
+
+
+def test_figures_of_a_prefix_cache_that_fails() -> None:
+    group, cache = guarded()
+    cache.method = "stats"
+    assert group.manager.stats() == {"granules": 4, "nodes": 0}
+
+
+class Guess:
+    """Says `totals`, or raises."""
+
+    guaranteed = False
+
+    def __init__(self, totals: Any) -> None:
+        self.answer = totals
+        self.seen: list[int] = []
+
+    def totals(self, produced: Any, max_new: Any, ignore_eos: Any, used: float) -> Any:
+        if self.answer is None:
+            raise RuntimeError("told to raise")
+        return self.answer
+
+    def observe(self, produced: int) -> None:
+        self.seen.append(produced)
+
+
+@pytest.mark.parametrize("totals", [None, column(3), np.array([3.0, np.nan])])
+def test_without_its_estimator_full_lengths_are_foreseen(totals: Any, caplog: pytest.LogCaptureFixture) -> None:
+    guess = Guess(column(3, 4))
+    estimator = GuardedEstimator(guess, "guess")
+    asked = column(1, 2), column(9, 8), np.zeros(2, np.bool_), 0.5
+    assert estimator.totals(*asked).tolist() == [3, 4] and not estimator.guaranteed
+    estimator.observe(5)
+    guess.answer = totals
+    with caplog.at_level(logging.ERROR):
+        assert estimator.totals(*asked).tolist() == [9, 8]
+    guess.answer = column(3, 4)
+    estimator.observe(6)
+    assert estimator.totals(*asked).tolist() == [9, 8] and guess.seen == [5], "it is asked no more"
+    assert [record.getMessage() for record in caplog.records] == [
+        "length estimator 'guess' has failed; from now on full lengths are foreseen"
+    ]
+
+
 def test_the_oldest_is_not_passed_over_for_ever(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
     class Youngest(FCFS):
         def plan(self, view: SchedulerView) -> Decision:
@@ -99,3 +242,39 @@ def test_the_oldest_is_not_passed_over_for_ever(bench: Make, caplog: pytest.LogC
             b.step()
     assert len(b.events[1]) == 3
     assert "passed over" in caplog.text
+
+
+def test_a_candidate_that_fits_is_asked_for_again_and_places_run_out(bench: Make) -> None:
+    answers: list[list[bool]] = []
+
+    class Asks:
+        def __init__(self, limits: SchedulerLimits) -> None:
+            pass
+
+        def plan(self, view: SchedulerView) -> Decision:
+            offered = list(view.waiting())
+            fits = [view.fits(c) for c in offered]
+            answers.append(fits + [view.fits(c) for c in offered[:1]])
+            admit = [(c.index, c.tokens) for c, fit in zip(offered, fits, strict=True) if fit]
+            return Decision(view.running, np.ones(view.running.size, np.int32), admit)
+
+    b = bench(policy=Asks, max_running=2)
+    for i in range(3):
+        b.submit(i, [10 * i, 10 * i + 1], max_new=2)
+    assert b.step().request.size == 2
+    b.drain()
+    assert answers[0] == [True, True, False, True]
+    assert [len(b.events[i]) for i in range(3)] == [2, 2, 2]
+
+
+def test_more_decode_rows_than_a_step_has_tokens_wait_for_their_turn(bench: Make) -> None:
+    class Tight(FCFS):
+        def plan(self, view: SchedulerView) -> Decision:
+            view.budget = min(view.budget, max(view.running.size - 1, 4))  # type: ignore[misc]
+            return super().plan(view)
+
+    b = bench(policy=Tight)
+    for i in range(6):
+        b.submit(i, [i], max_new=6)
+    b.drain()
+    assert [len(b.events[i]) for i in range(6)] == [6] * 6

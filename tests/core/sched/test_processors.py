@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from llmcore.api.errors import RequestError
 from llmcore.api.processors import OVERLOADED, words_of
 from llmcore.api.protocols import Int32
 from llmcore.sched import processors
-from llmcore.sched.processors import ChoiceProcessors
+from llmcore.sched.processors import ChoiceProcessors, mask_of
 
 
 class Says:
@@ -153,3 +154,118 @@ def test_choices_that_are_late_too_often_wait_and_are_given_up(bench: Any, monke
     b.receive(b.scheduler.give_up())
     assert b.events[1][-1].error == ("internal_error", "logits processor 'counts' gave no answer within 0 s")
     assert b.scheduler.idle
+
+
+class Adds:
+    """Adds `values` to the next token's scores."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        self.values = values
+
+    def bias(self) -> dict[int, float]:
+        return self.values
+
+
+def adding(*values: dict[int, float]) -> ChoiceProcessors:
+    return ChoiceProcessors([("adds", "bias", Adds(one)) for one in values], [], 32, now)
+
+
+def test_biases_of_several_processors_add_up() -> None:
+    bound = adding({3: 1.0, 5: float("-inf")}, {3: 0.5})
+    assert (bound.bias, bound.mask, bound.error) == ({3: 1.5, 5: float("-inf")}, None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({32: 1.0}, "its bias names token 32, outside 0 to 31"),
+        ({-1: 1.0}, "its bias names token -1, outside 0 to 31"),
+        ({3: float("inf")}, "its bias of token 3 is inf"),
+        ({3: float("nan")}, "its bias of token 3 is nan"),
+    ],
+)
+def test_a_bias_that_no_score_can_take_ends_the_choice(values: dict[int, float], says: str) -> None:
+    bound = adding(values)
+    assert bound.ready and bound.error == ("internal_error", f"logits processor 'adds' failed: ValueError: {says}")
+    assert isinstance(bound.cause, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(np.zeros(2, np.int32), "its mask is int32 [2]"), (np.zeros(1, np.float32), "its mask is float32 [1]")],
+)
+def test_a_mask_of_another_form_ends_the_choice(words: Any, says: str) -> None:
+    bound = ChoiceProcessors([("says", "mask", Says(words))], [], 32, now)
+    assert bound.error is not None and f"{says}, needs int32 [1]" in bound.error[1]
+
+
+def test_a_token_needs_all_masks_and_an_answer_that_may_only_end_does_end() -> None:
+    first, second = (mask_of(ids, 40) for ids in ([1, 2, 39], [2, 3, 39, 40, 99]))
+    hosts = [("one", "mask", Says(first)), ("two", "mask", Says(second))]
+    bound = ChoiceProcessors(hosts, [], 40, now, banned=(2,))
+    assert bound.mask is not None and (bound.mask == mask_of([2, 39], 40)).all()
+    assert not bound.must_end
+    assert ChoiceProcessors(hosts, [], 40, now, banned=(2, 39)).must_end
+
+
+def test_an_answer_that_is_waited_for() -> None:
+    work = list[Callable[[], None]]()
+    bound = counting(run=work.append)
+    assert not bound.ready and not bound.wait(0.0) and not bound.held and not bound.overdue(time.monotonic())
+    work.pop()()
+    assert bound.ready and bound.wait(0.0) and not bound.overdue(time.monotonic() + 99.0)
+    bound.late = processors.PATIENT
+    assert not bound.accept(4) and not bound.ready and bound.late == 0, "a token that came is not late"
+    bound.late = processors.PATIENT
+    assert bound.held
+    assert bound.overdue(time.monotonic() + processors.MOST_SECONDS)
+    assert bound.error == ("internal_error", "logits processor 'counts' gave no answer within 10 s")
+
+
+def test_a_choice_that_has_ended_asks_nothing() -> None:
+    work = list[Callable[[], None]]()
+    bound = ChoiceProcessors([("says", "mask", Says(mask_of([1], 32)))], [], 32, work.append)
+    bound.dropped = True
+    work.pop()()
+    assert bound.ready and bound.mask is None
+
+
+class Frees(Counts):
+    """Allows everything after `end` tokens."""
+
+    def finished(self) -> bool:
+        return False
+
+    def mask(self) -> Any:
+        return mask_of([5], 32)
+
+    def free(self) -> bool:
+        return len(self.told) >= self.end
+
+
+def test_a_processor_that_allows_everything_is_asked_no_more() -> None:
+    frees = Frees(end=2)
+    bound = ChoiceProcessors([("frees", "mask", frees)], [], 32, now)
+    assert not bound.accept(5) and not bound.free and bound.mask is not None
+    assert not bound.accept(5) and bound.free and bound.mask is None and bound.ready
+    assert not bound.accept(6) and frees.told == [5, 5]
+    beside = ChoiceProcessors([("frees", "mask", Frees(end=0))], [("device", object())], 32, now)
+    assert not beside.accept(5) and not beside.free, "the other one still has a say"
+
+
+def test_what_another_engine_produced_is_told_first() -> None:
+    frees = Frees(end=2)
+    bound = ChoiceProcessors([("frees", "mask", frees)], [], 32, now, produced=(5,))
+    assert frees.told == [5] and not bound.free and bound.mask is not None
+    done = ChoiceProcessors([("frees", "mask", Frees(end=2))], [], 32, now, produced=(5, 5))
+    assert done.free and done.ready and done.mask is None
+    wrong = ChoiceProcessors([("counts", "mask", Counts(wrong=7))], [], 32, now, produced=(6, 7, 8))
+    assert wrong.ready and wrong.error is not None and "told to raise" in wrong.error[1]
+    assert not wrong.accept(9), "nothing more is told after an error"
+
+
+def test_a_processor_on_the_device_is_ready_and_may_fail() -> None:
+    bound = ChoiceProcessors([], [("device", object())], 32, now)
+    assert bound.ready and not bound.accept(3) and bound.ready and not bound.free
+    assert bound.fail("device", RuntimeError("no")) == bound.error
+    assert bound.error == ("internal_error", "logits processor 'device' failed: RuntimeError: no")

@@ -1,10 +1,11 @@
-"""Release: choices that end early, or are preempted, and what of their KV stays in the prefix cache."""
+"""Choices that leave their rows, and failed steps that end only the requests that cause them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from llmcore.api import Finish
 from llmcore.builtin.estimators import Capped
 
 Make = Any
@@ -53,3 +54,84 @@ def test_the_newest_is_preempted_and_goes_on_where_it_was(bench: Make, ahead: in
     assert b.scheduler.totals.preemptions > 0
     assert [len(b.events[i]) for i in range(3)] == [30, 30, 30]
     assert order[0] == 0, "the oldest is never a victim"
+
+
+BAD_LUCK = ("internal_error", "out of luck")
+
+
+def test_a_row_that_is_not_finite_ends_alone(bench: Make) -> None:
+    b = bench()
+    b.submit(1, range(10))
+    b.submit(2, range(100, 110))
+    b.step(finite=[False, True])
+    assert (b.events[1][0].finish, b.events[1][0].tokens) == (Finish.ERROR, ())
+    assert b.events[1][0].error is not None and b.events[1][0].error[0] == "internal_error"
+    b.drain()
+    assert len(b.events[2]) == 4
+    b.submit(3, range(10))
+    assert b.step().n_query.tolist() == [10], "what it wrote left the cache"
+
+
+def test_who_took_kv_that_is_not_finite_computes_again(bench: Make) -> None:
+    b = bench(batch_tokens=32, chunk_tokens=16, ahead=1)
+    b.submit(1, range(32), max_new=9)
+    b.commit(b.plan())
+    second = b.plan()
+    b.submit(2, [*range(32), 90, 91], max_new=3)
+    third = b.plan()
+    assert third.start.tolist()[-1] == 32
+    b.commit(second, finite=[False])
+    b.commit(third)
+    assert b.events[1][0].finish is Finish.ERROR
+    assert 2 not in b.events, "what it computed from that is dropped"
+    assert b.plan().start.tolist() == [0]
+
+
+def test_a_failed_step_is_tried_again_one_at_a_time(bench: Make) -> None:
+    b = bench(ahead=1)
+    for i in range(3):
+        b.submit(i, range(100 * i, 100 * i + 10))
+    failing, later = b.plan(), b.plan()
+    assert later.request.size == 3
+    assert b.scheduler.fail(failing, BAD_LUCK) == {}
+    assert b.group.pool.live == 0
+    alone = []
+    for guilty in (False, True, False):
+        plan = b.plan()
+        alone.append(plan.request.size)
+        if guilty:
+            b.receive(b.scheduler.fail(plan, BAD_LUCK))
+        else:
+            b.commit(plan)
+    assert alone == [1, 1, 1]
+    b.drain()
+    assert b.events[1][0].error == BAD_LUCK
+    assert [len(b.events[i]) for i in (0, 2)] == [4, 4]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_whoever_fails_alone_has_another_chance_and_no_third(bench: Make, ahead: int) -> None:
+    b = bench(ahead=ahead)
+    b.submit(1, range(10), max_new=4)
+    b.step()
+    for _ in range(2):
+        assert b.scheduler.fail(b.plan(), BAD_LUCK) == {}
+        b.step()
+    assert b.scheduler.fail(b.plan(), BAD_LUCK) == {}
+    b.receive(b.scheduler.fail(b.plan(), BAD_LUCK))
+    assert [event.error for event in b.events[1]] == [None] * 3 + [BAD_LUCK]
+    assert (b.scheduler.totals.failed_steps, b.scheduler.totals.failed_requests) == (4, 1)
+    assert b.scheduler.idle and b.group.pool.live == 0
+
+
+def test_a_request_that_failed_is_named_in_the_log_once(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    b = bench()
+    b.submit(1, range(10), request_id="chat-7")
+    b.submit(2, range(50, 55), n=2, request_id="chat-8")
+    b.commit(b.plan(), finite=[False, False, True])
+    why = (
+        "ended with an error: the model's output for this request was not finite, or not a token id; if many requests "
+        "fail like this, check the weights for NaN and Inf (docs/operators.md, Errors, says how)"
+    )
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"request chat-7 {why}", f"request chat-8, choice 0 {why}"]

@@ -6,7 +6,7 @@ import ast
 
 import numpy as np
 import pytest
-from llmcore.api import Submit
+from llmcore.api import Prompt, Submit
 from llmcore.sched.request import Choice, Request, RequestTable, WaitingQueue
 from source import CORE, parsed
 
@@ -18,7 +18,7 @@ COUNTERS = {
 
 
 def choice(arrival: int, n: int = 1) -> Choice:
-    prompt = np.array([1, 2], "<i4").tobytes()
+    prompt = Prompt.of([1, 2])
     return Request.of(Submit(id=arrival, prompt=prompt, max_new_tokens=3, n=n), 0, arrival).choices[0]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.api import ConfigError, Finish, RequestError, SamplingParams, Submit
+from llmcore.api import ConfigError, Finish, Prompt, RequestError, SamplingParams, Submit
 from llmcore.builtin.radix import NoCache
 from llmcore.sched.plan import StepResult
 
@@ -145,10 +145,29 @@ def test_capacity_is_exact(bench: Make, ahead: int) -> None:
     assert (error.value.code, error.value.param) == ("context_length_exceeded", "max_new_tokens")
 
 
+def test_an_answer_goes_on_after_the_tokens_of_another_engine(bench: Make) -> None:
+    b = bench()
+    b.submit(1, [1, 2, 3], max_new=6, produced=(7, 8), choice=2, stop_ids=(9,), min_new_tokens=4)
+    plan = b.step(9)
+    (new,) = plan.admitted
+    assert (new.tokens.tolist(), new.prompt_len, new.choice) == ([1, 2, 3, 7, 8], 3, 2)
+    assert b.step(9).start.tolist() == [5], "stop ids do not count yet"
+    b.step(9)
+    assert [(event.tokens, event.finish) for event in b.events[1]] == [
+        ((9,), Finish.RUNNING),
+        ((9,), Finish.RUNNING),
+        ((9,), Finish.STOP),
+    ]
+    assert [event.cached for event in b.events[1]] == [-1] * 3, "it was reported with the first token"
+    b.submit(2, [1, 2, 3], max_new=4, produced=(7, 8))
+    assert b.step().start.tolist() == [4], "a hit may end in the answer"
+    assert b.scheduler.load().cached_tokens == 3, "only the prompt's tokens count"
+
+
 @pytest.mark.parametrize(
     ("prompt", "more", "message", "code"),
     [
-        ([], {}, "holds no token", "invalid_value"),
+        ([], {}, "is empty", "invalid_value"),
         ([1], {"max_new": 0}, "at least 1", "invalid_value"),
         (range(201), {}, "201 tokens; at most 200", "context_length_exceeded"),
         (range(200), {"max_new": 101}, "make 301; at most 300", "context_length_exceeded"),
@@ -183,7 +202,7 @@ def test_a_lost_engine_ends_everything(bench: Make) -> None:
 def test_events_go_to_their_owners(bench: Make) -> None:
     b = bench()
     b.submit(1, [1])
-    b.scheduler.submit(Submit(id=1, prompt=np.array([2], "<i4").tobytes(), max_new_tokens=3), owner=5)
+    b.scheduler.submit(Submit(id=1, prompt=Prompt.of([2]), max_new_tokens=3), owner=5)
     result = StepResult(np.array([7, 8], np.int32), np.ones(2, np.bool_))
     events = b.scheduler.commit(b.plan(), result)
     assert {owner: (e.request, e.tokens, e.cached) for owner, e in events.items()} == {

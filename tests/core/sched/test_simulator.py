@@ -114,7 +114,7 @@ def test_where_only_small_steps_succeed_everyone_is_answered(scenario: Scenario,
 
 
 def test_it_finds_a_scheduler_that_ends_those_who_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcore.sched.failure_isolation.TRIALS", 0)
+    monkeypatch.setattr("llmcore.sched.release.TRIALS", 0)
     with pytest.raises(AssertionError, match="another's error"):
         simulate(FCFS, Scenario(seed=3, failures=0.1))
 
@@ -270,6 +270,7 @@ LOADED: list[dict[str, float]] = [
     {"cursed": 0.1, "poisoned": 0.1, "failures": 0.05},
     {"drafts": 4},
     {"searches": 0.4},
+    {"continued": 0.7, "most_choices": 1},
 ]
 
 
@@ -286,6 +287,30 @@ def test_kv_that_others_write_is_held_under_leases(
     """Sources write in time, late or never, beside aborts, failures, forks and preemptions."""
     size = -(-(scenario.longest_prompt + scenario.longest_answer) // 16) * 16
     changed: dict[str, Any] = {"loads": 0.6, "slots": room * size, **others}
+    simulate(FCFS, Scenario(**{**scenario.__dict__, **changed}), estimator=ESTIMATORS[estimator])
+
+
+CONTINUED: list[dict[str, float]] = [
+    {},
+    {"aborts": 0.03, "finishes": 0.05},
+    {"cursed": 0.1, "poisoned": 0.1, "failures": 0.05},
+    {"drafts": 4},
+]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    scenario=scenarios(requests=8, continued=0.7),
+    estimator=st.sampled_from(sorted(ESTIMATORS)),
+    room=st.sampled_from([1, 3, 8]),
+    others=st.sampled_from(CONTINUED),
+)
+def test_answers_that_began_elsewhere_go_on(
+    scenario: Scenario, estimator: str, room: int, others: dict[str, float]
+) -> None:
+    """Beside others that share their prompts, in little memory and with failures."""
+    size = -(-(scenario.longest_prompt + scenario.longest_answer) // 16) * 16
+    changed: dict[str, Any] = {"most_choices": 2 if room > 1 else 1, "slots": room * size, **others}
     simulate(FCFS, Scenario(**{**scenario.__dict__, **changed}), estimator=ESTIMATORS[estimator])
 
 

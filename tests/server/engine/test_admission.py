@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llmcore.api.bridge import BeamSearch, Submit
+from llmcore.api.bridge import BeamSearch, Prompt, Submit
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 from llmcore.registry.loader import configure
@@ -21,7 +21,7 @@ LIMITS = Bounds(waiting=4, tokens=100, per_key=3, open=12)
 
 def submit(tokens: int = 1, *, n: int = 1, client: int = -1, beams: int = 0) -> Submit:
     search = BeamSearch(beams) if beams else None
-    return Submit(id=1, prompt=bytes(4 * tokens), max_new_tokens=1, n=n, client=client, beams=search)
+    return Submit(id=1, prompt=Prompt.of([0] * tokens), max_new_tokens=1, n=n, client=client, beams=search)
 
 
 class Desk:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from llmcore.api.bridge import Finish, StepEvents, Submit
+from llmcore.api.bridge import Finish, Prompt, StepEvents, Submit
 from llmcore_server.engine import workers
 from llmcore_server.engine.workers import BEHIND_BYTES, Workers
 from llmcore_server.messages import Mailbox, ToWorker
@@ -26,7 +26,7 @@ class Rig:
         self.workers = Workers(context)
         for owner, box in enumerate(self.boxes):
             self.workers.add(owner, box.endpoint)
-            self.workers.began(owner, Submit(id=7, prompt=b"", max_new_tokens=1, n=2))
+            self.workers.began(owner, Submit(id=7, prompt=Prompt.of([]), max_new_tokens=1, n=2))
 
     def abort(self, request: int, owner: int) -> None:
         self.aborted.append((request, owner))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import falcon
 import falcon.testing
 import pytest
-from llmcore.api.bridge import Submit
+from llmcore.api.bridge import Prompt, Submit
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 from llmcore.text.stream import TextRules
@@ -272,7 +272,7 @@ class Run:
     def start(self, n: int = 1) -> None:
         reply = Reply(FakeTransport(falcon.Response()))
         reply.terms = self.terms
-        submit = Submit(id=self.front.next_id(), prompt=bytes(8), max_new_tokens=9, n=n)
+        submit = Submit(id=self.front.next_id(), prompt=Prompt.of([0] * 2), max_new_tokens=9, n=n)
         job = Job(submits=[submit], rules=TextRules(), dialect="x", request_id="r")
         Generation(self.front, reply, job).start(self.writer)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import zmq
-from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, ModelFacts, StepEvents, Submit
+from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, ModelFacts, Prompt, StepEvents, Submit
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 from llmcore_server.http.bridge import WireBridge, merge
@@ -105,7 +105,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def submit(number: int, n: int = 1) -> Submit:
-    return Submit(id=number, prompt=b"\1\0\0\0", max_new_tokens=4, n=n)
+    return Submit(id=number, prompt=Prompt.of([1]), max_new_tokens=4, n=n)
 
 
 def test_events_reach_their_own_request_until_it_ends(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import falcon
 import pytest
-from llmcore.api.bridge import Submit
+from llmcore.api.bridge import Prompt, Submit
 from llmcore.api.errors import RequestError
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import load_tokenizer
@@ -68,7 +68,7 @@ def test_the_client_hears_of_it(
     transport = FakeTransport(falcon.Response())
     reply = Reply(transport)
     reply.attach()
-    submit = Submit(id=front.next_id(), prompt=bytes(8), max_new_tokens=3)
+    submit = Submit(id=front.next_id(), prompt=Prompt.of([0] * 2), max_new_tokens=3)
     job = Job(submits=[submit], rules=TextRules(), dialect="x", request_id="r-17")
     with caplog.at_level(logging.ERROR):
         Generation(front, reply, job).start(Writer(reply, broken, stream=stream))

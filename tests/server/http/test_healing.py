@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, LogitsProcessor, SamplingParams, Submit
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, LogitsProcessor, Prompt, SamplingParams, Submit
 from llmcore.api.errors import ConfigError
 from llmcore.api.processors import ProcessorContext
 from llmcore.text.stops import StopStrings
@@ -23,11 +23,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
 
 
 def submit(ids: list[int], **more: Any) -> Submit:
-    return Submit(id=1, prompt=np.array(ids, "<i4").tobytes(), max_new_tokens=10, **more)
+    return Submit(id=1, prompt=Prompt.of(ids), max_new_tokens=10, **more)
 
 
 def taken(made: Submit, ids: list[int]) -> list[int]:
-    kept = np.frombuffer(made.prompt, "<i4").tolist()
+    kept = made.prompt.ids.tolist()
     assert ids[: len(kept)] == kept
     return ids[len(kept) :]
 

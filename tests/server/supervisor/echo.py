@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from array import array
 from collections.abc import Iterable
 
 import falcon
 import msgspec
 import orjson
-from llmcore.api import ChoiceEvent, DialectSpec, Finish, RequestRecord, Submit, hookimpl
+from llmcore.api import ChoiceEvent, DialectSpec, Finish, Prompt, RequestRecord, Submit, hookimpl
 from llmcore_server.api import Front, Reply, Route
 
 
@@ -77,7 +76,7 @@ class Echo:
         reply = self.front.detach(req, resp)
         number = self.front.next_id()
         writer = Writer(self.front, reply, body, number, self.front.request_id(req))
-        prompt = array("i", body.ids).tobytes()
+        prompt = Prompt.of(body.ids)
         self.front.bridge.submit(Submit(id=number, prompt=prompt, max_new_tokens=body.n_tokens), writer.take)
         reply.on_close(writer.left)
 

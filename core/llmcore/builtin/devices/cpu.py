@@ -1,4 +1,4 @@
-"""The CPU as a device: a step has finished when `launch` returns."""
+"""The CPU as a device: a step has finished when `enqueue` returns."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from llmcore.api.bridge import SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import Prompt, SamplingParams, StepEvents, Submit
 from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.config import Config
 from llmcore.engine.build import build_engine
@@ -104,7 +104,7 @@ class BenchEngine:
     def request(self, prompt: int, output: int) -> Submit:
         """A request with a fresh prompt of `prompt` tokens and an answer of exactly `output`."""
         self._next += 1
-        ids = self._prompts.draw(prompt).astype("<i4").tobytes()
+        ids = Prompt.of(self._prompts.draw(prompt))
         return Submit(id=self._next, prompt=ids, max_new_tokens=output, sampling=self.sampling)
 
     def fits(self, batch: int, length: int) -> str | None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from llmcore.api.errors import ConfigError
+from llmcore.api.models import data_type
 from llmcore.api.specs import DType, OpContext, OpSpec
 from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.config import resolve_model
 from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
-from llmcore.weights.dtypes import data_type
 
 if TYPE_CHECKING:
     from llmcore.api.protocols import Device

@@ -74,7 +74,7 @@ class Admission:
         if open_now and open_now + n > bounds.per_key:
             raise too_many_of_key(bounds.per_key, self._pace.seconds(1))
         now = self._queue_stats()
-        if now.choices and not self._fits(now, n, len(request.prompt) // 4):
+        if now.choices and not self._fits(now, n, len(request.prompt)):
             self._retry = self._pace.seconds(now.choices)
             raise too_many(self._retry)
 

@@ -11,7 +11,7 @@ import time
 from types import FrameType
 
 import zmq
-from llmcore.api.bridge import Abort, FinishChoice, Submit
+from llmcore.api.bridge import Abort, FinishChoice, Prompt, Submit
 from llmcore.api.counters import TALLIES, ServerFigures
 from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
 from llmcore.api.errors import RequestError, Stopped
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
 
-_PROMPT = bytes(4)
+_PROMPT = Prompt.of([0])
 """Of a step that is asked for when nothing runs: one token, the first of every vocabulary."""
 
 _LOOK_SECONDS = 0.05

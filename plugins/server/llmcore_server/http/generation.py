@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 import time
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,7 +181,7 @@ class Generation:
         """Tokens so far."""
         thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
         return Usage(
-            prompt=sum(len(submit.prompt) // 4 for submit in self.job.submits) + self._removed,
+            prompt=sum(len(submit.prompt) for submit in self.job.submits) + self._removed,
             cached=sum(self._cached),
             output=sum(choice.text.tokens for choice in self.choices),
             reasoning=sum(thoughts) if thoughts else None,
@@ -233,7 +232,7 @@ class Generation:
         """Every prompt as text and as ids, each as long as `--max_log_len` says."""
         most = self._front.config.section(Logging).max_log_len
         for submit in self.job.submits:
-            ids = array("i", submit.prompt).tolist()
+            ids = submit.prompt.ids.tolist()
             text = self._front.tokenizer.decode(ids, skip_special_tokens=False)
             logger.debug(
                 "%s: %d tokens, up to %d more: %r %s",

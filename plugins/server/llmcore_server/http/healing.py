@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from llmcore.api.bridge import LogitsProcessor, Submit
+from llmcore.api.bridge import LogitsProcessor, Prompt, Submit
 from llmcore.api.errors import ConfigError
 from llmcore.api.processors import ProcessorContext, words_of
 from llmcore.api.protocols import Int32, Tokenizer
@@ -48,18 +48,18 @@ def heal(submit: Submit, tokenizer: Tokenizer, max_total_len: int) -> tuple[Subm
     """
     sampling = submit.sampling
     settled = sampling.logits_processors or sampling.allowed_ids or submit.beams or submit.prompt_logprobs
-    ids = np.frombuffer(submit.prompt, "<i4")
-    pieces = [] if settled or submit.score else _ends(ids.tolist(), tokenizer)
+    ids = submit.prompt.ids.tolist()
+    pieces = [] if settled or submit.score else _ends(ids, tokenizer)
     if not pieces:
         return submit, None
     prefix = b"".join(pieces)
     # The detokenizer drops the leading space of the answer, which begins with this prefix.
     text = prefix.decode().removeprefix(" ") if _drops_space(tokenizer) else prefix.decode()
-    size = ids.size - len(pieces)
+    size = len(ids) - len(pieces)
     processor = LogitsProcessor(PROCESSOR, {"prefix": prefix.hex()})
     healed = msgspec.structs.replace(
         submit,
-        prompt=submit.prompt[: 4 * size],
+        prompt=Prompt.of(ids[:size]),
         max_new_tokens=min(submit.max_new_tokens + len(pieces) + MORE_TOKENS, max_total_len - size),
         sampling=msgspec.structs.replace(sampling, logits_processors=(processor,)),
     )

@@ -8,8 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from llmcore.api.bridge import BeamSearch, Hint, SamplingParams, Submit
+from llmcore.api.bridge import BeamSearch, Hint, Prompt, SamplingParams, Submit
 from llmcore.api.errors import RequestError
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
@@ -327,7 +326,7 @@ def submit(
     check_hints(hints or {})
     return Submit(
         id=front.next_id(),
-        prompt=np.asarray(prompt, dtype="<i4").tobytes(),
+        prompt=Prompt.of(prompt),
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         stop_ids=tuple(dict.fromkeys(stop_ids)),

@@ -20,8 +20,7 @@ from llmcore.layers import spec_of
 from numpy.typing import NDArray
 
 from llmcore_triton import launch, tuned
-from llmcore_triton.entry import Box
-from llmcore_triton.launch import release, wait
+from llmcore_triton.launch import Box, release, wait
 
 KERNEL = "flash"
 

@@ -14,8 +14,7 @@ from triton import next_power_of_2
 
 from llmcore_triton import launch, tuned
 from llmcore_triton.attention.tile import LN_2, LOG2_E, inside_of
-from llmcore_triton.entry import Box
-from llmcore_triton.launch import release, wait
+from llmcore_triton.launch import Box, release, wait
 
 KERNEL = "flash_varlen"
 

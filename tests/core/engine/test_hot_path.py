@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from llmcore.api.bridge import LogitsProcessor, SamplingParams, Submit
+from llmcore.api.bridge import LogitsProcessor, Prompt, SamplingParams, Submit
 from llmcore.api.hookspecs import HOOKS
 from llmcore.config import make_config
 from llmcore.engine.build import build_engine
@@ -66,7 +65,7 @@ def test_decoding_calls_no_hook(model: Path, plugin: str) -> None:
     assert "on_model_built" in called, "the monitor sees calls"
     called.clear()
     for request in range(3):
-        prompt = np.arange(1, 6 + request, dtype="<i4").tobytes()
+        prompt = Prompt.of(range(1, 6 + request))
         processors = (LogitsProcessor("push"),) if request == 2 else ()
         sampling = SamplingParams(temperature=float(request), logits_processors=processors)
         engine.submit(Submit(id=request, prompt=prompt, max_new_tokens=16, sampling=sampling))

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from llmcore.api.errors import LlmcoreError, PluginError
-from llmcore.api.models import LayerInfo
-from llmcore.api.specs import OptionSpec, Requires, SchedulerSpec
-from llmcore.config import Config, Plugins, make_config
+from llmcore.api.specs import SchedulerSpec
+from llmcore.config import Config, Plugins
 from llmcore.registry.loader import collect, made
 from llmcore.registry.registry import Registry
 from llmcore_devtools import Nonconformance, check_plugin, registry_of
 
-EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"
 
 SCHEDULERS = """
@@ -87,45 +86,12 @@ def test_what_is_not_used_is_logged_with_the_reason(tmp_path: Path, caplog: pyte
         check_plugin(registry, "early")
 
 
-def test_sets_lists_and_tuples_may_say_what_a_kernel_requires() -> None:
-    listed = Requires(dtypes=["f32"], layouts={"token"}, shape={"size": (64, 128)})  # type: ignore[arg-type]
-    assert listed == Requires(
-        dtypes=frozenset({"f32"}), layouts=frozenset({"token"}), shape={"size": frozenset({64, 128})}
-    )
-
-
-def test_a_layer_that_is_no_module_names_its_plugin(tmp_path: Path) -> None:
-    registry = written(tmp_path, "wrapping", "@hookimpl\ndef build_layer(layer):\n    return lambda x, step: x\n")
-    info = LayerInfo("layers.0", 0, None)  # type: ignore[arg-type]
-    with pytest.raises(PluginError, match=r"plugin 'wrapping' failed in build_layer .* returned a function"):
-        registry.wrap_layer(object(), info)
-
-
-def test_a_hook_that_raises_at_every_request_fills_no_log_with_tracebacks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    registry = written(
-        tmp_path, "noisy", "@hookimpl\ndef on_request_finished(record):\n    raise ValueError('boom')\n"
-    )
-    for _ in range(3):
-        registry.call("on_request_finished", record=None)
-    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
-    assert all("'noisy'" in record.message and "boom" in record.message for record in caplog.records)
-
-
 def test_a_policy_that_cannot_be_made_names_its_plugin(tmp_path: Path) -> None:
     registry = written(
         tmp_path, "policy", SCHEDULERS.replace("        pass", "        raise ValueError('no')") + "        pass\n"
     )
     with pytest.raises(PluginError, match=r"scheduler 'mine' of plugin 'policy' failed to start: ValueError: no; "):
         made(registry, SchedulerSpec, "mine", None)
-
-
-def test_options_of_several_values_are_tuples_everywhere() -> None:
-    tags = OptionSpec(name="tags", multiple=True)
-    assert make_config([tags]).plugin_options == {"tags": ()}
-    assert make_config([tags], tags=["a", "b"]).plugin_options == {"tags": ("a", "b")}
-    assert Config(plugin_options={"tags": ["a", "b"]}).plugin_options == {"tags": ("a", "b")}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +234,7 @@ def test_a_layout_may_state_its_own_tolerance(tmp_path: Path, stated: float) -> 
     if stated > 0.5:
         assert check_plugin(registry, "coarse") == {"register_kv_layouts": 1}
         return
-    with pytest.raises(Nonconformance, match=r"layout token-f16, f32, granule 1: gather: off by .*, allowed"):
+    with pytest.raises(Nonconformance, match=r"layout token-f16: f32, granule 1: gather: off by .*, allowed"):
         check_plugin(registry, "coarse")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from llmcore.api.errors import ConfigError
-from llmcore.weights.dtypes import DATA_TYPES, data_type, read_dtype
+from llmcore.api.models import DATA_TYPES, data_type, read_dtype
 
 
 def test_data_types() -> None:

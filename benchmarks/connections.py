@@ -21,7 +21,7 @@ from pathlib import Path
 import falcon
 from llmcore.errors import RequestError
 from llmcore_devtools import sockets
-from llmcore_server.http.entry import ANYBODY, Entry
+from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.streaming import HttpServer, Limits, raise_open_files
 
 CROWDS = (0, 500, 2000)

@@ -20,10 +20,10 @@ from llmcore_server.http.errors import (
     openai_error,
     retry_headers,
 )
-from llmcore_server.http.fill_in_the_middle import filled
 from llmcore_server.http.front import Front, Route
 from llmcore_server.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
 from llmcore_server.http.guided import Asked, TypedGrammar, fitting, guided, typed
+from llmcore_server.http.intake import filled
 from llmcore_server.http.logprobs import (
     BEAM_SEARCH,
     WHOLE_ANSWER,
@@ -31,12 +31,15 @@ from llmcore_server.http.logprobs import (
     LogprobsLimit,
     Place,
     Places,
+    Released,
+    TokenNames,
+    UnshownTokens,
     clamped,
+    released_by_token,
     room_for_logprobs,
 )
 from llmcore_server.http.pieces import Listed, listed, pieces
 from llmcore_server.http.reply import Reply
-from llmcore_server.http.shown_tokens import Released, TokenNames, UnshownTokens, released_by_token
 from llmcore_server.messages import State
 
 __all__ = [

@@ -21,11 +21,10 @@ from llmcore_server.http import deadlines as module
 from llmcore_server.http.access import Door
 from llmcore_server.http.admission import Doorman, Gate
 from llmcore_server.http.app import build_app
-from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.deadlines import NO_KEY, Deadlines, Terms
 from llmcore_server.http.front import Route
 from llmcore_server.http.generation import Generation, Job
 from llmcore_server.http.reply import Reply
-from llmcore_server.http.terms import NO_KEY, Terms
 from llmcore_server.limits import NO_BOUND, Bounds
 from llmcore_server.messages import Intake
 from llmcore_server.settings import Access, Admission

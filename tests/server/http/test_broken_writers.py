@@ -16,13 +16,12 @@ from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw
 from llmcore_devtools.fake_bridge import FakeBridge, FakeTransport, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore_server.http.bodies import Bounds
-from llmcore_server.http.entry import ANYBODY, Entry
+from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.errors import EncodeError, openai_error
 from llmcore_server.http.generation import Generation, Job
 from llmcore_server.http.reply import Reply
 from llmcore_server.http.streaming.server import HttpServer
-from llmcore_server.http.strict import Head
+from llmcore_server.http.strict import Bounds, Head
 from served import last_word, serving
 
 

@@ -17,9 +17,8 @@ from dataclasses import replace
 import falcon
 from llmcore.errors import RequestError
 
-from llmcore_server.http.access import Door
-from llmcore_server.http.entry import Entry
-from llmcore_server.http.terms import NO_KEY, read_terms
+from llmcore_server.http.access import Door, Entry
+from llmcore_server.http.deadlines import NO_KEY, read_terms
 from llmcore_server.limits import UNBOUNDED, Bounds, too_many, too_many_of_key
 from llmcore_server.messages import Intake
 

@@ -11,9 +11,8 @@ import falcon
 from falcon.routing import CompiledRouter
 from llmcore.errors import ConfigError, reraise_if_stopping, text_of
 
-from llmcore_server.http.access import OPEN_PATHS, Door, SameOrigin
+from llmcore_server.http.access import ENTRY, OPEN_PATHS, Admit, Door, Entry, SameOrigin
 from llmcore_server.http.admission import Arrivals, Doorman, Gate
-from llmcore_server.http.entry import ENTRY, Admit, Entry
 from llmcore_server.http.errors import (
     EncodeError,
     as_request_error,
@@ -24,7 +23,7 @@ from llmcore_server.http.errors import (
 )
 from llmcore_server.http.front import Route
 from llmcore_server.http.openapi import Docs
-from llmcore_server.http.request_id import request_id
+from llmcore_server.http.strict import request_id
 from llmcore_server.settings import Access
 
 _FIELD = re.compile(r"{[^}]*}")

@@ -22,7 +22,7 @@ from llmcore.subscribers import Subscribers
 
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.deadlines import Deadlines
-from llmcore_server.http.send_batch import SendBatch
+from llmcore_server.http.streaming.loop import SendBatch
 from llmcore_server.limits import bounds
 from llmcore_server.messages import (
     HEARTBEAT_SECONDS,

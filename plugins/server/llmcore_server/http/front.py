@@ -18,12 +18,11 @@ from llmcore.text.parsing import OutputParsers
 
 from llmcore_server.http import body, streaming
 from llmcore_server.http.admission import Gate
-from llmcore_server.http.deadlines import Deadlines
+from llmcore_server.http.deadlines import Deadlines, read_terms
 from llmcore_server.http.errors import EncodeError, openai_error
-from llmcore_server.http.info import model_names, server_info
 from llmcore_server.http.reply import Reply
-from llmcore_server.http.terms import read_terms
 from llmcore_server.messages import State
+from llmcore_server.server_status import model_names, server_info
 
 T = TypeVar("T")
 

@@ -30,8 +30,7 @@ from llmcore_server.http.choice import Choice
 from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
-from llmcore_server.http.keep_alive import KeepAlive
-from llmcore_server.http.reply import Reply
+from llmcore_server.http.reply import KeepAlive, Reply
 from llmcore_server.settings import Admission, Server
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine takes: the steps that every dialect shares."""
+"""From a request's fields to the engine's arguments: the steps that every dialect shares."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from llmcore.bridge import BeamSearch, Hint, SamplingParams, Submit
 from llmcore.errors import RequestError
+from llmcore.protocols import Tokenizer
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 
@@ -338,3 +339,36 @@ def submit(
         priority=priority or 0,
         hints=dict(hints or {}),
     )
+
+
+FILLS: tuple[tuple[str, str, str], ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+"""Tokens that stand before the text, between it and what follows the gap, and after both, as models are trained."""
+
+
+def filled(front: Front, prompt: str | Sequence[int], suffix: str, *, param: str = "suffix") -> str:
+    """The prompt that makes a model fill the gap between `prompt` and `suffix`, which is in field `param`.
+
+    Raises RequestError where `prompt` is token ids, or the model was not trained for it.
+    """
+    if not isinstance(prompt, str):
+        raise _refusal(param, "it goes with prompts that are texts, not token ids")
+    for before, between, after in FILLS:
+        if all(_is_token(front.tokenizer, token) for token in (before, between, after)):
+            return f"{before}{prompt}{between}{suffix}{after}"
+    raise _refusal(param, "this model's tokenizer has no tokens to fill in the middle with; leave it out")
+
+
+def _is_token(tokenizer: Tokenizer, text: str) -> bool:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return len(ids) == 1 and tokenizer.token(ids[0]) == text
+
+
+def _refusal(param: str, why: str) -> RequestError:
+    return RequestError(f"{param}: {why}", param=param, code="unsupported_parameter")

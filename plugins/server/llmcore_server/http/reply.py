@@ -1,4 +1,4 @@
-"""The answer to one request, sent later and from any thread."""
+"""The answer to one request, sent later and from any thread, and the comments that keep a silent stream open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from llmcore_server.http.terms import Terms
+from llmcore_server.http.deadlines import Deadline, Deadlines, Terms
 
 _STATUSES = range(200, 600)
 
@@ -208,3 +208,42 @@ class Reply:
         if self._phase not in allowed:
             raise RuntimeError(f"this reply is {self._phase} already")
         self._phase = phase
+
+
+COMMENT = b": keep-alive\n\n"
+"""A comment, as server-sent events have them: no client sees it."""
+
+
+class KeepAlive:
+    """Sends a comment on `reply` whenever nothing was sent for `seconds`, until `end`. The bridge's thread sends it,
+    and nothing is done for a stream that is not silent.
+
+    The first comment brings status 200: what goes wrong later is an event of the stream.
+    """
+
+    def __init__(self, reply: Reply, deadlines: Deadlines, seconds: float) -> None:
+        self._reply = reply
+        self._deadlines = deadlines
+        self._seconds = seconds
+        self._ended = False
+        self._began = time.monotonic()
+        self._next: Deadline | None = None
+        self._wait()
+
+    def end(self) -> None:
+        """The stream is over. From any thread."""
+        self._ended = True
+        if self._next is not None:
+            self._next.cancel()
+
+    def _wait(self) -> None:
+        self._next = self._deadlines.add(max(self._began, self._reply.sent) + self._seconds, self._look)
+        if self._ended:
+            self._next.cancel()
+
+    def _look(self) -> None:
+        if self._ended:
+            return
+        if time.monotonic() - max(self._began, self._reply.sent) >= self._seconds:
+            self._reply.stream(COMMENT)
+        self._wait()

@@ -20,8 +20,8 @@ from llmcore.counters import TALLIES, ServerFigures
 from llmcore.errors import RequestError
 
 from llmcore_server import child
+from llmcore_server.http.access import announcement
 from llmcore_server.http.certificate import server_context
-from llmcore_server.http.peer import announcement
 from llmcore_server.http.streaming.limits import (
     REFUSALS,
     SPARE_FILES,
@@ -31,7 +31,7 @@ from llmcore_server.http.streaming.limits import (
     too_many,
     too_many_of_address,
 )
-from llmcore_server.http.streaming.refusal import Unread, refusal
+from llmcore_server.http.streaming.tasks import Unread, refusal
 from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
 from llmcore_server.server_status import rows
 from llmcore_server.settings import Access, Server

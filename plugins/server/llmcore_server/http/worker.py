@@ -30,8 +30,7 @@ from llmcore_server.http.access import fingerprint, server_guard
 from llmcore_server.http.app import build_app
 from llmcore_server.http.bridge import WireBridge
 from llmcore_server.http.front import Front, Route
-from llmcore_server.http.observers import Observers
-from llmcore_server.http.request_log import log_request
+from llmcore_server.http.observers import Observers, log_request
 from llmcore_server.http.streaming import HttpServer, Limits
 from llmcore_server.http.streaming.limits import connections
 from llmcore_server.messages import WorkerLaunch

@@ -15,12 +15,12 @@ from llmcore.errors import ConfigError
 from llmcore_server.messages import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
 from llmcore_server.server_status import Overview, rows
 from llmcore_server.settings import Server
-from llmcore_server.supervisor import listener as listening
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.engine import Engine
+from llmcore_server.supervisor.entrance import bind, listen, listener_url
 from llmcore_server.supervisor.figures import Sinks
+from llmcore_server.supervisor.restart import Single
 from llmcore_server.supervisor.rundir import RunDirectory
-from llmcore_server.supervisor.single import Single
 from llmcore_server.supervisor.watchdog import Clock
 
 MODULE = "llmcore_server.http.admin.process"
@@ -55,7 +55,7 @@ class Admin(Single):
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Its line of the start-up summary."""
-        return () if self._socket is None else (("dashboard", f"{listening.url(self._socket)}/dashboard"),)
+        return () if self._socket is None else (("dashboard", f"{listener_url(self._socket)}/dashboard"),)
 
     def spawn_missing(self) -> Child | None:
         """Start the process where one is wanted and none runs."""
@@ -149,9 +149,9 @@ def _bind(config: Config) -> socket.socket:
 
 
 def _listen(config: Config, port: int) -> socket.socket:
-    bound = listening.bind(config.section(Server).admin_host, port, "admin_")
+    bound = bind(config.section(Server).admin_host, port, "admin_")
     try:
-        listening.listen(bound, "admin_")
+        listen(bound, "admin_")
     except ConfigError:
         bound.close()
         raise

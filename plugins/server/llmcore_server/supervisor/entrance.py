@@ -1,7 +1,11 @@
-"""Where clients come in: the listening socket, and with `--ssl` the process that ends TLS in front of the workers."""
+"""The way in for clients: the listening socket, which every worker inherits, and with `--ssl` the TLS terminator.
+
+The supervisor binds the socket before anything slow happens.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -13,11 +17,61 @@ from llmcore_server.child import STOP
 from llmcore_server.http.certificate import server_context
 from llmcore_server.messages import Addresses, TlsLaunch
 from llmcore_server.settings import Access, Server
-from llmcore_server.supervisor import listener as listening
 from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.restart import Single
 from llmcore_server.supervisor.rundir import RunDirectory
-from llmcore_server.supervisor.single import Single
 from llmcore_server.supervisor.watchdog import Clock
+
+BACKLOG = 2048
+
+
+def bind(host: str, port: int, option: str = "") -> socket.socket:
+    """A socket bound to `host`:`port` that does not listen yet: clients are refused until the server is ready.
+
+    Raises ConfigError where the address cannot be had; `option` is what its options begin with.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--{option}host {host}: {error.strerror}; give an address of this machine, or 0.0.0.0"
+        ) from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _explain(error, host, port, option) from error
+    return listener
+
+
+def listen(listener: socket.socket, option: str = "") -> None:
+    """Let connections in. Raises ConfigError if another server took the port meanwhile."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _explain(error, host, port, option) from error
+
+
+def listener_url(listener: socket.socket) -> str:
+    """Where clients on this machine reach the server."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _explain(error: OSError, host: str, port: int, option: str) -> ConfigError:
+    reasons = {
+        errno.EADDRINUSE: f"port {port} on {host} is in use; stop who listens there, or choose another --{option}port",
+        errno.EACCES: f"port {port} needs privileges this user lacks; choose a --{option}port above 1023",
+        errno.EADDRNOTAVAIL: f"{host} is no address of this machine; choose another --{option}host, or 0.0.0.0",
+    }
+    return ConfigError(reasons.get(error.errno or 0, f"cannot listen on {host}:{port}: {error.strerror}"))
+
 
 MODULE = "llmcore_server.http.tls"
 NAME = "tls-0"
@@ -40,14 +94,14 @@ class Entrance(Single):
         self._tls = config.section(Access).ssl
         if self._tls:
             server_context(config.section(Access))  # before anything slow happens
-        self._public = listening.bind(config.section(Server).host, config.section(Server).port)
+        self._public = bind(config.section(Server).host, config.section(Server).port)
         self._path = str(directory.path / "http")
         self.workers = self._private() if self._tls else self._public
 
     @property
     def url(self) -> str:
         """Where clients on this machine reach the server."""
-        url = listening.url(self._public)
+        url = listener_url(self._public)
         return url.replace("http://", "https://", 1) if self._tls else url
 
     @property
@@ -58,9 +112,9 @@ class Entrance(Single):
     def listen(self) -> None:
         """Let connections in."""
         self._open = True
-        listening.listen(self._public)
+        listen(self._public)
         if self._tls:
-            listening.listen(self.workers)
+            listen(self.workers)
 
     def spawn_missing(self) -> Child | None:
         """Start the process that ends TLS, where one is needed and none runs."""

@@ -1,11 +1,14 @@
-"""The parent of all processes of a server: starts and watches them, replaces workers, leaves nothing behind."""
+"""Signals that ask a server to stop."""
 
 from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -15,21 +18,64 @@ from llmcore.errors import LlmcoreError, Stopped
 from llmcore.plugins import build_registry
 from llmcore.registry import Registry
 
-from llmcore_server.child import STOP
+from llmcore_server.child import FROM_OUTSIDE, STOP
 from llmcore_server.messages import Shutdown
 from llmcore_server.settings import Push, Server
-from llmcore_server.supervisor.backoff import BackOff
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.engine import Engine
 from llmcore_server.supervisor.figures import Sinks
 from llmcore_server.supervisor.mail import GONE, Mail, Notices
 from llmcore_server.supervisor.processes import Processes
+from llmcore_server.supervisor.restart import BackOff
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.status import STARTING, Pace, Status
-from llmcore_server.supervisor.stops import Stops
 from llmcore_server.supervisor.texts import check_options, prepare_tokenizer, with_parsers
 
 logger = logging.getLogger(__name__)
+
+MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Would end the process without cleaning up, unless somebody took note of them."""
+
+
+@dataclass
+class Stops:
+    """How often the process was asked to stop."""
+
+    count: int = 0
+    _interrupts: bool = False
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Inside, FROM_OUTSIDE count and do nothing else, but for those that are ignored, as SIGHUP is under nohup.
+
+        From then on they are ignored: the process ends, with the exit code that it has by now.
+        """
+
+        def on_signal(number: int, frame: object) -> None:
+            self.count += 1
+            if self._interrupts:
+                raise Stopped
+
+        for number in FROM_OUTSIDE:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, on_signal)
+        for number in MEANINGLESS:  # not SIG_IGN, which children would inherit
+            signal.signal(number, lambda *_: None)
+        try:
+            yield
+        finally:
+            for number in (*FROM_OUTSIDE, *MEANINGLESS):
+                signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, they raise Stopped too."""
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
+
 
 ENGINE_MODULE = "llmcore_server.engine.process"
 TICK_SECONDS = 0.25

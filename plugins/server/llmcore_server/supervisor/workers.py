@@ -14,8 +14,8 @@ from llmcore.config import Config
 
 from llmcore_server.messages import Addresses, Outlet, Shutdown, WorkerLaunch
 from llmcore_server.settings import Server
-from llmcore_server.supervisor.backoff import Starts
 from llmcore_server.supervisor.child import Child
+from llmcore_server.supervisor.restart import Starts
 from llmcore_server.supervisor.rundir import RunDirectory
 from llmcore_server.supervisor.watchdog import Clock, Silence
 

@@ -14,17 +14,13 @@ from typing import Any, Protocol
 from llmcore.errors import RequestError, reraise_if_stopping
 from waitress.channel import HTTPChannel
 
-from llmcore_server.http.bodies import Pool, too_many_bodies
-from llmcore_server.http.entry import Entry
+from llmcore_server.http.access import Entry, network
 from llmcore_server.http.errors import EncodeError
-from llmcore_server.http.peer import network
 from llmcore_server.http.reply import Detach, Reply
-from llmcore_server.http.send_batch import SendBatch
 from llmcore_server.http.streaming.limits import FRESH_SECONDS, BodyPace, Limits
-from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop
-from llmcore_server.http.streaming.refusal import refusal
-from llmcore_server.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask
-from llmcore_server.http.strict import Head
+from llmcore_server.http.streaming.loop import GONE, READ, WRITE, Loop, SendBatch
+from llmcore_server.http.streaming.tasks import JsonErrorTask, StreamRequest, StreamTask, refusal
+from llmcore_server.http.strict import Head, Pool, too_many_bodies
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from llmcore.config import Config
 from llmcore.errors import ConfigError, RequestError
 
-from llmcore_server.http.bodies import Bounds
+from llmcore_server.http.strict import Bounds
 from llmcore_server.settings import Server
 
 CONNECTIONS = 4096

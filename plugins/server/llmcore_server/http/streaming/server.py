@@ -10,11 +10,8 @@ from typing import Any
 
 from waitress.server import create_server
 
-from llmcore_server.http.bodies import Pool
-from llmcore_server.http.entry import Admit, Entry, admit_anybody
+from llmcore_server.http.access import Admit, Entry, admit_anybody, announced
 from llmcore_server.http.errors import EncodeError, openai_error
-from llmcore_server.http.peer import announced
-from llmcore_server.http.send_batch import SendBatch
 from llmcore_server.http.streaming.channel import StreamChannel
 from llmcore_server.http.streaming.limits import (
     REFUSALS,
@@ -24,8 +21,8 @@ from llmcore_server.http.streaming.limits import (
     too_many,
     too_many_of_address,
 )
-from llmcore_server.http.streaming.loop import READ, Loop
-from llmcore_server.http.strict import Head
+from llmcore_server.http.streaming.loop import READ, Loop, SendBatch
+from llmcore_server.http.strict import Head, Pool
 
 ACCEPTS = 16
 """Connections taken in one turn of the loop: more would leave the other workers on the socket with too few."""

@@ -74,7 +74,7 @@ OUTLINES = (
     (
         "HTTP",
         "llmcore_server.api",
-        "Front Route Job Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
+        "Front Route Request Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
         "retry_headers check clamped guided fitting Asked TypedGrammar typed Listed listed pieces Places "
         "LogprobsLimit room_for_logprobs ErrorAnswer ErrorMembers",
     ),

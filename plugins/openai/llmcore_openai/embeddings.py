@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from llmcore.api import ChoiceEvent, RequestError, SamplingParams
 from llmcore.api.text import TextRules
-from llmcore_server.api import Choice, Front, Generation, Job, Usage, intake, listed, openai_error, pieces
+from llmcore_server.api import Choice, Front, Generation, Request, Usage, intake, listed, openai_error, pieces
 from numpy.typing import NDArray
 
 from llmcore_openai import sampling
@@ -73,8 +73,8 @@ class Vectors:
             greedy = SamplingParams(temperature=0.0)
             submit = intake.submit(front, ids, greedy, max_new_tokens=1, cache_salt=salt, priority=body.priority)
             submits.append(msgspec.structs.replace(submit, pool=kind))
-        job = Job(submits=submits, rules=TextRules(), dialect="openai", request_id=front.request_id(req))
-        generation = Generation(front, front.detach(req, resp), job)
+        request = Request(submits=submits, rules=TextRules(), dialect="openai", request_id=front.request_id(req))
+        generation = Generation(front, front.detach(req, resp), request)
         generation.start(VectorWriter(generation, answer))
 
     def _kind(self, body: Pooled) -> str:

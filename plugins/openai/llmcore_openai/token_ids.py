@@ -17,7 +17,7 @@ class TokenIds:
     """
 
     def __init__(self, generation: Generation, *, beside: bool) -> None:
-        self._submits = generation.job.submits
+        self._submits = generation.request.submits
         self._beside = beside
         self._waiting = [array("i") for _ in generation.choices]
         self._first = [True for _ in generation.choices]

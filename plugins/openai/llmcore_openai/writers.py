@@ -297,7 +297,7 @@ def whole_writer(
     front: Front, generation: Generation, shape: Shape, *, logprobs: bool, ids: bool, n: int
 ) -> WholeWriter:
     """The writer of a whole answer with `n` choices for each prompt, of which there may be more."""
-    if len(generation.choices) > n * len(generation.job.submits):
+    if len(generation.choices) > n * len(generation.request.submits):
         return BestWriter(front, generation, shape, logprobs=logprobs, ids=ids, n=n)
     return WholeWriter(front, generation, shape, logprobs=logprobs, ids=ids)
 

@@ -5,13 +5,13 @@ submits to `front.bridge`, and sends from the bridge's thread through the `Reply
 """
 
 from llmcore.bridge import ModelFacts
+from llmcore.text.stream import FINISH_REASONS, Choice, Usage
 
 from llmcore_server.chat.blocks import Block, CallBlock, ReasoningBlock, TextBlock, blocks
 from llmcore_server.chat.conversation import Conversation, check_variables
 from llmcore_server.chat.tools import ToolChoice, check_begun, guided_calls, thought_of
 from llmcore_server.http import intake
 from llmcore_server.http.body import check
-from llmcore_server.http.choice import Choice
 from llmcore_server.http.errors import (
     EncodeError,
     ErrorAnswer,
@@ -21,7 +21,7 @@ from llmcore_server.http.errors import (
     retry_headers,
 )
 from llmcore_server.http.front import Front, Route
-from llmcore_server.http.generation import FINISH_REASONS, Generation, Job, Usage, Writer
+from llmcore_server.http.generation import Generation, Request, Writer
 from llmcore_server.http.guided import Asked, TypedGrammar, fitting, guided, typed
 from llmcore_server.http.intake import filled
 from llmcore_server.http.logprobs import (
@@ -57,7 +57,6 @@ __all__ = [
     "ErrorMembers",
     "Front",
     "Generation",
-    "Job",
     "Listed",
     "LogprobsLimit",
     "ModelFacts",
@@ -66,6 +65,7 @@ __all__ = [
     "ReasoningBlock",
     "Released",
     "Reply",
+    "Request",
     "Route",
     "State",
     "TextBlock",

@@ -14,7 +14,7 @@ from llmcore.api.text import TextRules
 from llmcore_server.api import (
     Front,
     Generation,
-    Job,
+    Request,
     Route,
     TypedGrammar,
     fitting,
@@ -72,8 +72,8 @@ class Generate:
             listed=self._stream is None,
         )
         submits = fitting([submit], guide(front, given.grammar))
-        job = Job(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req), stream=stream)
-        generation = Generation(front, front.detach(req, resp), job)
+        request = Request(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req), stream=stream)
+        generation = Generation(front, front.detach(req, resp), request)
         generation.start(StreamWriter(generation, shape) if stream else WholeWriter(generation, shape))
 
 

@@ -23,7 +23,7 @@ from llmcore_server.http.admission import Doorman, Gate
 from llmcore_server.http.app import build_app
 from llmcore_server.http.deadlines import NO_KEY, Deadlines, Terms
 from llmcore_server.http.front import Route
-from llmcore_server.http.generation import Generation, Job
+from llmcore_server.http.generation import Generation, Request
 from llmcore_server.http.reply import Reply
 from llmcore_server.limits import NO_BOUND, Bounds
 from llmcore_server.messages import Intake
@@ -272,8 +272,8 @@ class Run:
         reply = Reply(FakeTransport(falcon.Response()))
         reply.terms = self.terms
         submit = Submit(id=self.front.next_id(), prompt=bytes(8), max_new_tokens=9, n=n)
-        job = Job(submits=[submit], rules=TextRules(), dialect="x", request_id="r")
-        Generation(self.front, reply, job).start(self.writer)
+        request = Request(submits=[submit], rules=TextRules(), dialect="x", request_id="r")
+        Generation(self.front, reply, request).start(self.writer)
 
     def expire_after(self, seconds: float) -> list[str | None]:
         """As if so much time went by, and nothing else did."""

@@ -19,14 +19,11 @@ from typing import Protocol
 
 import msgspec
 from llmcore.bridge import ChoiceEvent, Finish, Submit
-from llmcore.counters import TALLIES
 from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.protocols import RequestRecord
 from llmcore.text.healing import Healing, heal
 from llmcore.text.parsing import RequestParsing
-from llmcore.text.stream import ChoiceText, TextRules
+from llmcore.text.stream import Choice, Reducer, TextRules, Usage, failure
 
-from llmcore_server.http.choice import Choice
 from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
@@ -35,11 +32,8 @@ from llmcore_server.settings import Admission, Server
 
 logger = logging.getLogger(__name__)
 
-_RUNNING, _ABORT, _ERROR = Finish.RUNNING, Finish.ABORT, Finish.ERROR
-"""Looked up once: an enum's members take their time, and every token is asked."""
-
-FINISH_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
-"""How a finished choice is called in OpenAI's and LightLLM's dialects."""
+_ABORT, _ERROR = Finish.ABORT, Finish.ERROR
+"""Looked up once, because access to an enum's members is slow, and every token needs it."""
 
 _STATUS = {
     **{"context_length_exceeded": 400, "invalid_value": 400, "unsupported_parameter": 400},
@@ -59,20 +53,6 @@ _CAUSES = {
 UNENFORCED_HEADER = "x-llmcore-unenforced"
 """Of an answer: what of the request is not enforced, such as keywords of a JSON schema."""
 
-_CUT_OFF = RequestError("The server ended this request; send it again.", code="server_overloaded", status=503)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Tokens of a generation: of its prompts, those of them that came from the prefix cache, and of its answers;
-    `reasoning`: those of the answers that were reasoning, None where no parser looks for it.
-    """
-
-    prompt: int
-    cached: int
-    output: int
-    reasoning: int | None = None
-
 
 class Writer(Protocol):
     """How a dialect writes one generation. All calls come from one thread, one at a time; none may block."""
@@ -88,11 +68,13 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What to generate. `dialect` and `request_id` are for the record.
+class Request:
+    """A client's request: one `Submit` for each of its prompts, all with the same `n`.
 
-    `parsing`: what the answers' text goes through. `single_call`: an answer ends with its first tool call.
-    `stream`: the reply is server-sent events, so that comments may keep its connection open.
+    `dialect` and `request_id` are for the record.
+    `parsing`: the parsers that read the text of the answers.
+    `single_call`: an answer ends with its first tool call.
+    `stream`: the reply is server-sent events, so comments may keep its connection open.
     """
 
     submits: Sequence[Submit]
@@ -105,38 +87,40 @@ class Job:
 
 
 class Generation:
-    """The state of one HTTP request between its submission and its end. It does not keep its writer, which keeps it:
-    what calls the writer does, and when that is over both are freed without the collector of cycles."""
+    """The answers to one request, between its submission and its end.
+
+    It does not keep its writer, because the writer keeps it: the callers of the writer do. When they are over, both
+    are freed without the collector of cycles.
+    """
 
     __slots__ = (
-        *("_cached", "_deadlines", "_ended", "_ending", "_first_token", "_front", "_inside", "_keep_alive"),
-        *("_removed", "_running", "_started", "_terms", "choices", "job", "reply"),
+        *("_deadlines", "_ended", "_ending", "_front", "_inside", "_keep_alive", "_reducer", "_started", "_terms"),
+        *("choices", "reply", "request"),
     )
 
-    def __init__(self, front: Front, reply: Reply, job: Job):
+    def __init__(self, front: Front, reply: Reply, request: Request):
         self.reply = reply
-        healings: list[Healing | None] = [None] * len(job.submits)
+        healings: list[Healing | None] = []
         if front.config.requests.token_healing_mode:
             most = front.facts.max_total_len
-            healed = [heal(submit, front.tokenizer, most) for submit in job.submits]
-            job, healings = replace(job, submits=[one for one, _ in healed]), [healing for _, healing in healed]
-        self.job = job
-        self.choices = [
-            Choice(
-                prompt * submit.n + i,
-                prompt,
-                ChoiceText(front.tokenizer, job.rules, healings[prompt]),
-                job.parsing,
+            healed = [heal(submit, front.tokenizer, most) for submit in request.submits]
+            request, healings = (
+                replace(request, submits=[one for one, _ in healed]),
+                [healing for _, healing in healed],
             )
-            for prompt, submit in enumerate(job.submits)
-            for i in range(submit.n)
-        ]
+        self.request = request
+        self._reducer = Reducer(
+            request.submits,
+            front.tokenizer,
+            request.rules,
+            front.bridge,
+            parsing=request.parsing,
+            single_call=request.single_call,
+            healings=healings,
+        )
+        self.choices = self._reducer.choices
         self._front = front
         self._inside = 0
-        self._removed = sum(healing.tokens for healing in healings if healing is not None)
-        self._cached = [0] * len(job.submits)
-        self._running = len(self.choices)
-        self._first_token: float | None = None
         self._terms = reply.terms
         self._started = self._terms.received
         self._deadlines: list[Deadline] = []
@@ -151,22 +135,22 @@ class Generation:
         try:
             self._enter()
             self.reply.on_close(self._left)
-            for prompt, submit in enumerate(self.job.submits):
+            for prompt, submit in enumerate(self.request.submits):
                 if self._ended:
                     break
-                named = msgspec.structs.replace(submit, request_id=self.job.request_id, client=self._terms.client)
-                self._front.bridge.submit(named, _Prompt(self, writer, prompt, submit).take)
+                named = msgspec.structs.replace(submit, request_id=self.request.request_id, client=self._terms.client)
+                self._front.bridge.submit(named, partial(self._take, writer, prompt))
         except BaseException as error:
             reraise_if_stopping(error)
             if self._claim():
-                self._abort()
+                self._reducer.abort()
                 self._record("error", self._cause(error))
                 raise
             return
         self._limit(writer)
         if self.reply.closed:
             # The client left between two submissions, after the first were aborted.
-            self._abort()
+            self._reducer.abort()
 
     def fail(self, error: RequestError, encode: EncodeError, event: bytes = b"data: %b\n\n") -> None:
         """Answer with `error`, or end a stream that has begun with it as one more `event`. For `Writer.failed`."""
@@ -178,18 +162,12 @@ class Generation:
             self.reply.respond(error.status, body, headers=retry_headers(error))
 
     def usage(self) -> Usage:
-        """Tokens so far."""
-        thoughts = [choice.thought.count for choice in self.choices if choice.thought is not None]
-        return Usage(
-            prompt=sum(len(submit.prompt) // 4 for submit in self.job.submits) + self._removed,
-            cached=sum(self._cached),
-            output=sum(choice.text.tokens for choice in self.choices),
-            reasoning=sum(thoughts) if thoughts else None,
-        )
+        """The tokens so far."""
+        return self._reducer.usage()
 
     def _enter(self) -> None:
         """Ask the gate, and count as open until the end."""
-        choices = sum(submit.choices for submit in self.job.submits)
+        choices = sum(submit.choices for submit in self.request.submits)
         self._front.gate.enter(self._terms.client, choices)
         self._inside = choices
 
@@ -203,7 +181,7 @@ class Generation:
         if total < math.inf:
             self._end_at(total, "request_timeout", writer)
         silent = self._front.config.section(Server).sse_keep_alive
-        if self.job.stream and silent:
+        if self.request.stream and silent:
             self._keep_alive = KeepAlive(self.reply, self._front.deadlines, silent)
         if self._ended:
             self._forget_limits()
@@ -216,7 +194,7 @@ class Generation:
         """On the bridge's thread: a limit is over."""
         if code == "request_timeout":
             text = f"The request was not done within {seconds:g} s."
-        elif self._first_token is None:
+        elif self._reducer.first is None:
             text = f"The first token did not come within {seconds:g} s."
         else:
             return
@@ -231,12 +209,12 @@ class Generation:
     def _log_prompts(self) -> None:
         """Every prompt as text and as ids, each as long as `--max_log_len` says."""
         most = self._front.config.reports.max_log_len
-        for submit in self.job.submits:
+        for submit in self.request.submits:
             ids = array("i", submit.prompt).tolist()
             text = self._front.tokenizer.decode(ids, skip_special_tokens=False)
             logger.debug(
                 "%s: %d tokens, up to %d more: %r %s",
-                self.job.request_id,
+                self.request.request_id,
                 len(ids),
                 submit.max_new_tokens,
                 text[:most],
@@ -244,9 +222,8 @@ class Generation:
             )
 
     def _complete(self, writer: Writer) -> None:
-        reasons = {choice.text.finish for choice in self.choices}
         if self._claim():
-            reason, cause = FINISH_REASONS[Finish.LENGTH if Finish.LENGTH in reasons else Finish.STOP], ""
+            reason = cause = ""
             try:
                 writer.done()
             except BaseException as error:  # noqa: BLE001 - a dialect's writer is foreign code
@@ -256,14 +233,14 @@ class Generation:
 
     def _fail(self, writer: Writer, error: RequestError) -> None:
         if self._claim():
-            self._abort()
+            self._reducer.abort()
             self._write_error(writer, error)
             self._record("error", self._cause(error))
 
     def _note(self, error: BaseException) -> RequestError:
         """What the client is told of `error`; the log gets the rest."""
         reraise_if_stopping(error)
-        logger.error("request %s failed on the way to its client", self.job.request_id, exc_info=error)
+        logger.error("request %s failed on the way to its client", self.request.request_id, exc_info=error)
         return http_error(500)
 
     def _write_error(self, writer: Writer, error: RequestError) -> None:
@@ -283,7 +260,7 @@ class Generation:
     def _left(self) -> None:
         """The client has left."""
         if self._claim():
-            self._abort()
+            self._reducer.abort()
             self._front.gate.vacate(self._inside)
             self._record("abort", self.reply.why_closed)
 
@@ -297,10 +274,6 @@ class Generation:
             return "drain"
         return _CAUSES.get(error.code or "", "failure")
 
-    def _abort(self) -> None:
-        for submit in self.job.submits:
-            self._front.bridge.abort(submit.id)
-
     def _claim(self) -> bool:
         """Whether the caller is the one to end this generation."""
         with self._ending:
@@ -311,89 +284,43 @@ class Generation:
                 self._front.gate.leave(self._terms.client, self._inside)
         return not ended
 
-    def _record(self, reason: str, cause: str = "") -> None:
-        usage = self.usage()
+    def _record(self, reason: str = "", cause: str = "") -> None:
         self._front.finished(
-            RequestRecord(
-                request_id=self.job.request_id,
-                dialect=self.job.dialect,
-                prompt_tokens=usage.prompt,
-                cached_tokens=usage.cached,
-                output_tokens=usage.output,
-                max_new_tokens=max(submit.max_new_tokens for submit in self.job.submits),
+            self._reducer.record(
+                request_id=self.request.request_id,
+                dialect=self.request.dialect,
                 finish=reason,
                 cause=cause,
                 key=self._front.key_name(self._terms.client),
                 model=self._front.model_name,
-                first_token=self._first_token,
-                duration=time.monotonic() - self._started,
+                started=self._started,
+                ended=time.monotonic(),
             )
         )
 
-
-class _Prompt:
-    """One prompt's events on their way to the writer, on the bridge's thread. The bridge keeps it until its end."""
-
-    __slots__ = ("_first", "_generation", "_number", "_submit", "_writer")
-
-    def __init__(self, generation: Generation, writer: Writer, number: int, submit: Submit) -> None:
-        self._generation = generation
-        self._writer = writer
-        self._number = number
-        self._submit = submit
-        self._first = number * submit.n
-
-    def take(self, event: ChoiceEvent) -> None:
-        """The bridge's sink. Whatever code fails on an event, this request ends, and no other."""
-        generation = self._generation
-        if generation._ended:
+    def _take(self, writer: Writer, prompt: int, event: ChoiceEvent) -> None:
+        """The bridge's sink for the prompt of this number. Whatever code fails on an event, only this request ends."""
+        if self._ended:
             return
         try:
             if event.unenforced:
-                generation.reply.add_headers({UNENFORCED_HEADER: ", ".join(event.unenforced)})
-                if event.finish is _RUNNING and not event.tokens:
+                self.reply.add_headers({UNENFORCED_HEADER: ", ".join(event.unenforced)})
+                if event.finish is Finish.RUNNING and not event.tokens:
                     return
             if event.finish is _ERROR or event.finish is _ABORT:
-                generation._fail(self._writer, _as_error(event, self._submit, generation._front.gate.retry_after))
-            else:
-                self._advance(generation, event)
+                self._fail(writer, self._failure(event, self.request.submits[prompt]))
+                return
+            choice, texts = self._reducer.feed(prompt, event)
+            writer.write(choice, event, texts)
+            if not self._reducer.running:
+                self._complete(writer)
         except BaseException as error:  # noqa: BLE001 - whatever it raises ends its request only
-            generation._fail(self._writer, generation._note(error))
+            self._fail(writer, self._note(error))
 
-    def _advance(self, generation: Generation, event: ChoiceEvent) -> None:
-        now = time.monotonic()
-        if generation._first_token is None:
-            generation._first_token = now - generation._started
-        if event.cached > 0:
-            generation._cached[self._number] = event.cached
-        choice = generation.choices[self._first + event.choice]
-        if event.tokens:
-            if choice.came:
-                TALLIES.gap(now - choice.came)
-            choice.came = now
-        text = choice.text
-        texts = text.feed(event)
-        if choice.parser is not None:
-            choice.parse(choice.parser, texts, single_call=generation.job.single_call)
-        if text.must_finish:
-            generation._front.bridge.finish(self._submit.id, event.choice, text.tokens)
-        self._writer.write(choice, event, texts)
-        if text.finish is not _RUNNING:
-            generation._running -= 1
-            if not generation._running:
-                generation._complete(self._writer)
-
-
-def _as_error(event: ChoiceEvent, submit: Submit, retry_after: int) -> RequestError:
-    if event.error is None:
-        return _CUT_OFF
-    code, message = event.error
-    # The engine's messages begin with the field, which events do not carry.
-    fields = (*(call.param for call in submit.sampling.logits_processors), "priority")
-    return RequestError(
-        message,
-        param=next((name for name in fields if message.startswith(f"{name}:")), None),
-        code=code,
-        status=_STATUS.get(code, 500),
-        retry_after=retry_after if code == "queue_full" else 1,
-    )
+    def _failure(self, event: ChoiceEvent, submit: Submit) -> RequestError:
+        """What the client is told of an error of the engine."""
+        error = failure(event, submit)
+        error.status = _STATUS.get(error.code or "", 500)
+        if error.code == "queue_full":
+            error.retry_after = self._front.gate.retry_after
+        return error

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, ChoiceEvent, Finish
 from llmcore.errors import RequestError
 from llmcore.protocols import Tokenizer
-
-from llmcore_server.http.choice import Choice
+from llmcore.text.stream import Choice
 
 LOWEST = -9999.0
 """What stands for minus infinity, which JSON does not have."""

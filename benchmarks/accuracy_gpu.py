@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 from llmcore import LLM
+from llmcore.api.errors import LlmcoreError
+from llmcore.api.protocols import Device
+from llmcore.api.specs import OpSpec, TokenizerSpec
 from llmcore.config import make_config
 from llmcore.engine.model import pick_device
-from llmcore.errors import LlmcoreError
-from llmcore.protocols import Device
-from llmcore.specs import OpSpec, TokenizerSpec
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.family import oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests

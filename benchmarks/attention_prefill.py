@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 import torch.nn.functional as F
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnRows
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops.attention_cases import Uploads
-from llmcore.protocols import AttnRows
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_triton.attention import prefill
 from triton.runtime.errors import OutOfResources
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import falcon
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets
 from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.streaming import HttpServer, Limits, raise_open_files

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcore.api import ChoiceEvent, Finish, SamplingParams
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import OutputParserSpec, TokenizerSpec
 from llmcore.api.text import Event, ParserContext, RequestParsing, StopMatcher, StopStrings, TextRules, detokenizer
 from llmcore.config import Config, Model
-from llmcore.plugins import build_registry
-from llmcore.protocols import Tokenizer
-from llmcore.specs import OutputParserSpec, TokenizerSpec
+from llmcore.registry.loader import build_registry
 from llmcore.text.parsing import OutputParsers, open_parser
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, fake_front

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
+from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import NoCache
 from llmcore.kv.group import KVGroup
-from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
 from llmcore_devtools.bench.load import departures

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from gpu import CONFIGS
 from gpu_bound import Shape, kept_up
+from llmcore.api.specs import OpContext, bucket_of
 from llmcore.config import Config
 from llmcore.engine.model import pick_device
-from llmcore.plugins import build_registry, discover
-from llmcore.specs import OpContext, bucket_of
+from llmcore.registry.loader import build_registry, discover
 from llmcore_triton import linear_gated, silu_and_mul
 
 TOKENS = (128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 2048, 8192)

@@ -29,10 +29,10 @@ from typing import Any
 
 import gpu_floor
 from gpu_rows import ROWS, STARTS, Bench, Row
+from llmcore.api.specs import DeviceInfo, OptionSpec
 from llmcore.config import Config, resolve_config, with_plugins
 from llmcore.engine.model import pick_device
-from llmcore.plugins import build_registry, discover
-from llmcore.specs import DeviceInfo, OptionSpec
+from llmcore.registry.loader import build_registry, discover
 from llmcore_devtools.bench.engine_runs import BenchEngine
 from llmcore_devtools.bench.machine import machine, versions
 from llmcore_devtools.bench.stats import Spread

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llmcore.api.specs import DeviceInfo
 from llmcore.config import Config
 from llmcore.engine.dry_model import dry_model
 from llmcore.layers.build import Build
-from llmcore.modes import Pins
-from llmcore.plugins import build_registry, discover
-from llmcore.specs import DeviceInfo
+from llmcore.registry.loader import build_registry, discover
+from llmcore.registry.modes import Pins
 from llmcore.weights.source import open_checkpoint, read_model
 from llmcore_devtools.bench.engine_runs import BenchEngine
 from llmcore_devtools.decode_floor import decode_floor, seconds

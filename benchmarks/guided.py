@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 from llmcore.api import ProcessorContext
+from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.engine.llm import LLM
 from llmcore.engine.model_runner import ModelRunner
 from llmcore.engine.sampler import RowSampler
-from llmcore.plugins import load
-from llmcore.processors import LogitsProcessorSpec
+from llmcore.registry.loader import load
 from llmcore.sched.processors import ChoiceProcessors
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import registry_of, write_fake_model

@@ -20,7 +20,7 @@ from typing import Any
 from gpu import CONFIGS, config_of
 from guided import GRAMMARS as ENDING
 from guided import write_model
-from llmcore.bridge import LogitsProcessor, SamplingParams
+from llmcore.api.bridge import LogitsProcessor, SamplingParams
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 
 TARGET = 1.05

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 import torch
 from gpu import config_of
-from llmcore.bridge import Finish, SamplingParams, StepEvents, Submit
-from llmcore.budget import DEFAULT_TOTAL_LEN
+from llmcore.api.bridge import Finish, SamplingParams, StepEvents, Submit
+from llmcore.engine.budget import DEFAULT_TOTAL_LEN
 from llmcore.engine.model import pick_device
 from llmcore.sched.plan import MIXED_TOKENS, padded
 from llmcore_devtools.bench.engine_runs import BenchEngine

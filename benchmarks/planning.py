@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
+from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import PastFuture
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
 from llmcore.kv.group import KVGroup
-from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from accuracy_gpu import relative, their_logits
 from llmcore import LLM
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools.family import oracle
 from llmcore_devtools.loaded_model import LoadedModel
 from llmcore_gguf.tokenizer import convert

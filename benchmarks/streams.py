@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import TokenizerSpec
 from llmcore.config import Config, Model
-from llmcore.plugins import build_registry
-from llmcore.protocols import Tokenizer
-from llmcore.specs import TokenizerSpec
+from llmcore.registry.loader import build_registry
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore_devtools.server import RunningServer, serving
 from llmcore_server.supervisor import Pace

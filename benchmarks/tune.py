@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from llmcore.api.specs import KernelSpec, OpContext, OpSpec
 from llmcore.config import Config
 from llmcore.engine.model import pick_device
-from llmcore.plugins import build_registry, discover, load
-from llmcore.registry import Registry
-from llmcore.resolve import bucket_text, why_not
-from llmcore.specs import KernelSpec, OpContext, OpSpec
+from llmcore.registry.loader import build_registry, discover, load
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import bucket_text, why_not
 from llmcore_devtools.kernels.compare import compare
 from tune_cases import TUNABLE, Call, Kernel, Workload, contexts, kernels_of
 

@@ -10,8 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from llmcore.api.protocols import AttnLimits
+from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
 from llmcore.engine.dry_model import resolutions_of
-from llmcore.modes import Pins
 from llmcore.ops import (
     DTYPES,
     attn_merge,
@@ -29,11 +30,10 @@ from llmcore.ops import (
 )
 from llmcore.ops.attention_cases import AttnCase, Uploads, case
 from llmcore.ops.sample import plain_rows
-from llmcore.plugins import load
-from llmcore.protocols import AttnLimits
-from llmcore.registry import Registry
-from llmcore.resolve import candidates_for
-from llmcore.specs import DeviceInfo, OpContext, OpSpec
+from llmcore.registry.loader import load
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.compare import moved
 
 Call = Callable[[], Any]

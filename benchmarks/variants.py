@@ -21,7 +21,7 @@ import host_cost
 import msgspec
 import torch
 from llmcore.api import SamplingParams
-from llmcore.bridge import LengthDecay
+from llmcore.api.bridge import LengthDecay
 from llmcore.engine.profile import measure, run_worst_case, warm_up
 
 PLUGINS = ["triton", "llama", "qwen", "deepseek", "contrib-models"]

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import ModeSpec, OptionSpec
 from llmcore.config import RETIRED, Setting, make_config, plugin_settings, settings
 from llmcore.config.elsewhere import Elsewhere
 from llmcore.config.foreign import FOREIGN
 from llmcore.config.setting import Absent, absent_settings, canonical, names
-from llmcore.errors import ConfigError
-from llmcore.plugins import build_registry
-from llmcore.specs import ModeSpec, OptionSpec
+from llmcore.registry.loader import build_registry
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "seed_options.json"

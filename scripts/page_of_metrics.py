@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcore.counters import CAUSES
+from llmcore.api.counters import CAUSES
 from llmcore_server.prometheus.tables import metrics
 
 _HEAD = """# Metrics
 
-<!-- Written by scripts/generate_docs.py from llmcore_server.prometheus.tables and llmcore.counters;
+<!-- Written by scripts/generate_docs.py from llmcore_server.prometheus.tables and llmcore.api.counters;
 `make docs` writes it again. -->
 
 `/metrics`, on the admin listener and on the server itself, is Prometheus' text format, at most about a second old.

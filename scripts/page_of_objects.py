@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import llmcore_devtools as testing
 from llmcore import api, layers
 from llmcore.api import sched, text
-from llmcore.specs import OpSpec, Spec
+from llmcore.api.specs import OpSpec, Spec
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
 

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmcore.inspect import HookRow, hook_rows
-from llmcore.plugins import import_plugin
-from llmcore.processors import LogitsProcessorSpec
-from llmcore.registry import CONTRIBUTIONS, Registry
-from llmcore.specs import CommandSpec, KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.specs import CommandSpec, KernelSpec, ModelSpec, OptionSpec, OutputParserSpec, PluginInfo
+from llmcore.registry.inspect import HookRow, hook_rows
+from llmcore.registry.loader import import_plugin
+from llmcore.registry.registry import CONTRIBUTIONS, Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -24,7 +24,7 @@ INTRODUCTION = """# Hooks
 <!-- Written by scripts/generate_docs.py from the hookspecs and docs/examples; `make docs` writes it again. -->
 
 A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs, frozen values that name
-code by import string; what gets used is decided by name or by `llmcore.resolve`, never by the order in which plugins
+code by import string; what gets used is decided by name or by `llmcore.registry.resolve`, never by the order in which plugins
 are loaded. `build_layer` runs while a model is built, `on_*` hooks observe. No hook runs inside a step.
 
 Every example below is a whole plugin: `llmcore plugins --plugins ./docs/examples/register_modes.py` loads it. Give

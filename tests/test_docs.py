@@ -23,8 +23,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from llmcore.api.specs import OptionSpec
 from llmcore.config import read_yaml, resolve_config
-from llmcore.specs import OptionSpec
 from llmcore_devtools import registry_of
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.config import RETIRED, make_config, plugin_settings, settings
 from llmcore.config.setting import absent_settings, canonical, names
-from llmcore.errors import ConfigError
-from llmcore.plugins import build_registry
-from llmcore.specs import OptionSpec
+from llmcore.registry.loader import build_registry
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = json.loads((ROOT / "tests" / "data" / "seed_options.json").read_text())

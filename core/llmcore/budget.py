@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import DeviceInfo, DType
 from llmcore.config import Config
-from llmcore.models import ModelConfig
-from llmcore.specs import DeviceInfo, DType
 
 ITEM_BYTES: Mapping[DType, int] = {"f32": 4, "f16": 2, "bf16": 2}
 GRAPH_BYTES = 256 << 20

@@ -1,6 +1,6 @@
 """Every hook, typed. A hook's docstring is its contract: when it is called, what it returns, how core chooses.
 
-`register_*` hooks contribute frozen specs at start-up and may be generators. `llmcore.resolve` or a name chooses among
+`register_*` hooks contribute frozen specs at start-up and may be generators. `llmcore.registry.resolve` or a name chooses among
 the specs; the order of registration plays no part. `build_*` hooks run while a model is built, `on_*` hooks observe.
 No hook runs inside a step.
 """
@@ -15,11 +15,10 @@ import pluggy
 if TYPE_CHECKING:
     import torch
 
-    from llmcore.config import Config
-    from llmcore.models import LayerInfo, ModelReport
-    from llmcore.processors import LogitsProcessorSpec
-    from llmcore.protocols import RequestRecord
-    from llmcore.specs import (
+    from llmcore.api.models import LayerInfo, ModelReport
+    from llmcore.api.processors import LogitsProcessorSpec
+    from llmcore.api.protocols import RequestRecord
+    from llmcore.api.specs import (
         CommandSpec,
         DeviceSpec,
         DialectSpec,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         TokenizerSpec,
         WeightLoaderSpec,
     )
+    from llmcore.config import Config
 
 hookspec = pluggy.HookspecMarker("llmcore")
 hookimpl = pluggy.HookimplMarker("llmcore")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmcore import hookspecs, specs
-from llmcore.errors import ConfigError, ResolveError, did_you_mean
-from llmcore.modes import Pins
-from llmcore.plugins import available, load
-from llmcore.protocols import Device
-from llmcore.registry import CONTRIBUTIONS, KIND_NAMES, Registry
-from llmcore.resolve import Resolution, bucket_text, candidates_for, resolve
-from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DeviceSpec, DType, OpContext, PluginInfo, Requires
+from llmcore.api.errors import ConfigError, ResolveError, did_you_mean
+from llmcore.api.protocols import Device
+from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, DeviceSpec, DType, OpContext, PluginInfo, Requires
+from llmcore.registry.loader import available, load
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import CONTRIBUTIONS, KIND_NAMES, Registry
+from llmcore.registry.resolve import Resolution, bucket_text, candidates_for, resolve
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _called(spec: specs.Spec) -> str:
 
 
 def hook_rows(registry: Registry | None = None) -> list[HookRow]:
-    """Every hook in the order of `llmcore.hookspecs`."""
+    """Every hook in the order of `llmcore.api.hookspecs`."""
     return [_hook_row(name, function, registry) for name, function in hookspecs.HOOKS.items()]
 
 

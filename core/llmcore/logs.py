@@ -19,9 +19,9 @@ from typing import Any
 
 import orjson
 
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import reraise_if_stopping
 from llmcore.config import Reports
-from llmcore.counters import TALLIES
-from llmcore.errors import reraise_if_stopping
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from llmcore.errors import ConfigError, message_of
+from llmcore.api.errors import ConfigError, message_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmcore.specs import DType
+from llmcore.api.specs import DType
 
 
 @dataclass(frozen=True, kw_only=True)

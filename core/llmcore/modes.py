@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, QuantMethodSpec
 from llmcore.config import parse_pin
-from llmcore.errors import ConfigError, did_you_mean
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE, device_misfit
-from llmcore.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, QuantMethodSpec
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE, device_misfit
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from llmcore.plugins import CORE_DIST, available, extras
-from llmcore.specs import DeviceInfo, TemplateMarks
+from llmcore.api.specs import DeviceInfo, TemplateMarks
+from llmcore.registry.loader import CORE_DIST, available, extras
 
 _TOOLS = re.compile(r"\btools\b")
 """A chat template that reads the tools of a request."""

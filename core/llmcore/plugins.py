@@ -19,10 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from llmcore import __version__
-from llmcore.config import Config, make_config, with_plugins
-from llmcore.errors import ConfigError, PluginError, did_you_mean, message_of, reraise_if_stopping, text_of
-from llmcore.registry import KIND_NAMES, Failure, Registry, fix_for
-from llmcore.specs import (
+from llmcore.api.errors import ConfigError, PluginError, did_you_mean, message_of, reraise_if_stopping, text_of
+from llmcore.api.specs import (
     ImportString,
     KVManagerSpec,
     LengthEstimatorSpec,
@@ -31,6 +29,8 @@ from llmcore.specs import (
     PluginInfo,
     SchedulerSpec,
 )
+from llmcore.config import Config, make_config, with_plugins
+from llmcore.registry.registry import KIND_NAMES, Failure, Registry, fix_for
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from llmcore.protocols import Int32, Tokenizer
-from llmcore.specs import ImportString, Spec
+from llmcore.api.protocols import Int32, Tokenizer
+from llmcore.api.specs import ImportString, Spec
 
 if TYPE_CHECKING:
     import torch

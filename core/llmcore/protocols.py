@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import Hint
-from llmcore.counters import ServerFigures
-from llmcore.specs import DeviceInfo
+from llmcore.api.bridge import Hint
+from llmcore.api.counters import ServerFigures
+from llmcore.api.specs import DeviceInfo
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """The contributions of the loaded plugins: specs by kind, each with its plugin, and the hooks that observe.
 
-`llmcore.plugins.build_registry` builds a registry from the config's list of plugins. No registry is global.
+`llmcore.registry.loader.build_registry` builds a registry from the config's list of plugins. No registry is global.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import Any, TypeVar, cast
 import pluggy
 
 from llmcore import hookspecs, specs
-from llmcore.config import Config, plugin_settings
-from llmcore.counters import TALLIES
-from llmcore.errors import (
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import (
     ConfigError,
     LlmcoreError,
     PluginError,
@@ -32,13 +31,14 @@ from llmcore.errors import (
     reraise_if_stopping,
     text_of,
 )
-from llmcore.machine import shortage_of
-from llmcore.models import LayerInfo
-from llmcore.processors import LogitsProcessorSpec
-from llmcore.specs import API_VERSION, ModelSpec, PluginInfo, Spec
-from llmcore.well_formed import misfit
+from llmcore.api.models import LayerInfo
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.specs import API_VERSION, ModelSpec, PluginInfo, Spec
+from llmcore.config import Config, plugin_settings
+from llmcore.config.process import shortage_of
+from llmcore.registry.well_formed import misfit
 
-log = logging.getLogger("llmcore.plugins")
+log = logging.getLogger("llmcore.registry.loader")
 
 S = TypeVar("S", bound=Spec)
 

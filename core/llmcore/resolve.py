@@ -10,10 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmcore.errors import ResolveError, did_you_mean, reraise_if_stopping, text_of
-from llmcore.plugins import load
-from llmcore.registry import Registry, fix_for
-from llmcore.specs import (
+from llmcore.api.errors import ResolveError, did_you_mean, reraise_if_stopping, text_of
+from llmcore.api.specs import (
     TOKEN_BUCKETS,
     DeviceInfo,
     KernelSpec,
@@ -22,6 +20,8 @@ from llmcore.specs import (
     PluginInfo,
     Requires,
 )
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry, fix_for
 
 Candidate = tuple[KernelSpec, PluginInfo]
 

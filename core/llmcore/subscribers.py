@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmcore.bridge import ChoiceEvent, Finish, Sink, Submit
-from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.api.bridge import ChoiceEvent, Finish, Sink, Submit
+from llmcore.api.errors import RequestError, reraise_if_stopping
 
 logger = logging.getLogger(__name__)
 

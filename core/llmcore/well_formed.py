@@ -9,7 +9,7 @@ import typing
 from functools import cache
 from typing import Any
 
-from llmcore.specs import Spec
+from llmcore.api.specs import Spec
 
 
 def misfit(spec: Spec) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from llmcore.budget import GRAPH_BYTES, Machine, predict, total_len
+from llmcore.api.models import KVGroupSpec, ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore.config import make_config
-from llmcore.models import KVGroupSpec, ModelConfig
-from llmcore.specs import DeviceInfo
+from llmcore.engine.budget import GRAPH_BYTES, Machine, predict, total_len
 
 GIB = 1 << 30
 MODEL = ModelConfig(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcore.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures, Sum, Tallies
+from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures, Sum, Tallies
 from llmcore_server.server_status import counts, rows
 
 

@@ -7,12 +7,12 @@ import sys
 
 import msgspec
 import pytest
-from llmcore.decode_struct import convert
+from llmcore.api.decode_struct import convert
 
 CROWD = """
 import sys, threading
 import msgspec
-from llmcore.decode_struct import convert
+from llmcore.api.decode_struct import convert
 
 sys.setswitchinterval(1e-6)
 

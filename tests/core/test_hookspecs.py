@@ -14,17 +14,16 @@ import llmcore_devtools
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from llmcore import specs
-from llmcore.api import ConfigError, KVGroupSpec, RequestError
+from llmcore.api import ConfigError, KVGroupSpec, RequestError, specs
+from llmcore.api.hookspecs import HOOKS
+from llmcore.api.models import LayerInfo
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.api.text import ParserContext, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded
 from llmcore.config import make_config
-from llmcore.hookspecs import HOOKS
-from llmcore.inspect import hook_rows
-from llmcore.models import LayerInfo
-from llmcore.plugins import load
-from llmcore.registry import CONTRIBUTIONS, Registry
-from llmcore.resolve import candidates_for, resolve
-from llmcore.specs import DeviceInfo, OpContext
+from llmcore.registry.inspect import hook_rows
+from llmcore.registry.loader import load
+from llmcore.registry.registry import CONTRIBUTIONS, Registry
+from llmcore.registry.resolve import candidates_for, resolve
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore.weights.source import open_checkpoint
 from llmcore_devtools import check_plugin, registry_of
@@ -102,7 +101,7 @@ def test_hook_register_kernels() -> None:
 
 
 def test_hook_register_modes() -> None:
-    from llmcore.modes import apply_modes
+    from llmcore.registry.modes import apply_modes
 
     registry, _ = example("register_modes")
     pins = apply_modes(["reference"], registry, CPU)
@@ -110,7 +109,7 @@ def test_hook_register_modes() -> None:
 
 
 def test_hook_register_devices() -> None:
-    from llmcore.inspect import find_device
+    from llmcore.registry.inspect import find_device
 
     registry, module = example("register_devices")
     assert find_device(registry, "counting-cpu") == DeviceInfo("cpu", name="counting-cpu")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore.bridge import LogitsProcessor, SamplingParams, Submit
+from llmcore.api.bridge import LogitsProcessor, SamplingParams, Submit
+from llmcore.api.hookspecs import HOOKS
 from llmcore.config import make_config
 from llmcore.engine.build import build_engine
 from llmcore.engine.llm import LLM
-from llmcore.hookspecs import HOOKS
-from llmcore.plugins import build_registry
-from llmcore.registry import Registry
+from llmcore.registry.loader import build_registry
+from llmcore.registry.registry import Registry
 from llmcore_devtools import write_fake_model
 
 EVERY_HOOK = """
@@ -89,7 +89,7 @@ def test_a_request_calls_hooks_once_whatever_its_length(
         calls.append(watch(registry))
         return registry
 
-    monkeypatch.setattr("llmcore.plugins.build_registry", watched)
+    monkeypatch.setattr("llmcore.registry.loader.build_registry", watched)
     with LLM(model, plugins=[plugin], max_total_token_num=512) as llm:
         (called,) = calls
         counts = []

@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from llmcore.errors import ConfigError
-from llmcore.registry import Registry, known_plugins
-from llmcore.specs import ModelSpec
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import ModelSpec
+from llmcore.registry.registry import Registry, known_plugins
 from llmcore_devtools import registry_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def test_an_unknown_architecture_says_what_to_install() -> None:
 
 def test_a_plugin_that_failed_is_part_of_the_answer(tmp_path: Path) -> None:
     from llmcore.config import Config, Plugins
-    from llmcore.plugins import collect
+    from llmcore.registry.loader import collect
 
     (tmp_path / "broken.py").write_text("import module_that_is_absent")
     registry = collect(Config(plugins=Plugins(plugins=(str(tmp_path / "broken.py"), "-llama"))))

@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import logging, sys
 from llmcore.config import Reports
-from llmcore.logs import fields, log_to_stderr
+from llmcore_server.logs import fields, log_to_stderr
 log_to_stderr(Reports(log_format=sys.argv[1], log_level="INFO"), "worker-3")
 logger = logging.getLogger("llmcore.test")
 """
@@ -64,7 +64,7 @@ def test_a_log_that_nobody_reads_stops_nothing() -> None:
     program = """
 for i in range(60_000):
     logger.info("%s", "x" * 100)
-from llmcore.counters import TALLIES
+from llmcore.api.counters import TALLIES
 print(TALLIES.figures().counts[("dropped_log_lines", ("worker-3",))], flush=True)
 """
     command = [sys.executable, "-c", PROGRAM + program, "json"]
@@ -101,7 +101,7 @@ def test_no_socket_gets_the_number_of_standard_error() -> None:
     """Else its client would be sent the log."""
     program = """
 import os, socket, sys
-from llmcore.logs import guard_standard_streams
+from llmcore_server.logs import guard_standard_streams
 guard_standard_streams()
 assert socket.socket().fileno() > 2
 names = {os.readlink(f"/proc/self/fd/{number}") for number in range(3)}

@@ -8,9 +8,9 @@ import resource
 from pathlib import Path
 
 import pytest
-from llmcore import machine
-from llmcore.errors import ConfigError, PluginError
-from llmcore.machine import check_limits, memory_note, shortage_of
+from llmcore.api.errors import ConfigError, PluginError
+from llmcore.config import process as machine
+from llmcore.config.process import check_limits, memory_note, shortage_of
 from llmcore.text.convert import convert
 from llmcore_server.child import last_words_of
 

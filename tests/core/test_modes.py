@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from llmcore.errors import ConfigError
-from llmcore.modes import apply_modes, mode_misfit
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, PluginInfo
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DeviceInfo, KernelSpec, KVLayoutSpec, ModeSpec, OpSpec, PluginInfo
+from llmcore.registry.modes import apply_modes, mode_misfit
+from llmcore.registry.registry import Registry
 
 
 def modes_registry() -> Registry:

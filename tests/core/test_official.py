@@ -6,12 +6,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from llmcore import official
-from llmcore.bridge import ModelFacts
+from llmcore.api.bridge import ModelFacts
+from llmcore.api.specs import DeviceInfo, PluginInfo
 from llmcore.builtin.commands import register_commands
 from llmcore.cli import main
 from llmcore.config import make_config
-from llmcore.official import (
+from llmcore.registry import official
+from llmcore.registry.official import (
     kernels_that_help,
     missing_command,
     missing_option,
@@ -19,8 +20,7 @@ from llmcore.official import (
     parsers_that_help,
     processors_that_help,
 )
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, PluginInfo
+from llmcore.registry.registry import Registry
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.supervisor.texts import with_parsers
 

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from llmcore.api.errors import LlmcoreError, PluginError
+from llmcore.api.models import LayerInfo
+from llmcore.api.specs import OptionSpec, Requires, SchedulerSpec
 from llmcore.config import Config, Plugins, make_config
-from llmcore.errors import LlmcoreError, PluginError
-from llmcore.models import LayerInfo
-from llmcore.plugins import collect, made
-from llmcore.registry import Registry
-from llmcore.specs import OptionSpec, Requires, SchedulerSpec
+from llmcore.registry.loader import collect, made
+from llmcore.registry.registry import Registry
 from llmcore_devtools import Nonconformance, check_plugin, registry_of
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -10,13 +10,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from llmcore import plugins
+from llmcore.api.errors import ConfigError, PluginError
+from llmcore.api.models import LayerInfo
+from llmcore.api.specs import DeviceInfo, KernelSpec, PluginInfo, SchedulerSpec, WeightLoaderSpec
 from llmcore.config import Config, Plugins
-from llmcore.errors import ConfigError, PluginError
-from llmcore.models import LayerInfo
-from llmcore.plugins import build_registry, collect, configure, discover, load, select
-from llmcore.registry import Failure, Registry
-from llmcore.specs import DeviceInfo, KernelSpec, PluginInfo, SchedulerSpec, WeightLoaderSpec
+from llmcore.registry import loader as plugins
+from llmcore.registry.loader import build_registry, collect, configure, discover, load, select
+from llmcore.registry.registry import Failure, Registry
 
 HEAD = "from llmcore.api import *\nfrom llmcore.api import hookimpl\n"
 SCHEDULER = HEAD + "@hookimpl\ndef register_schedulers():\n    yield SchedulerSpec(name='{name}', make='m:make')\n"
@@ -468,11 +468,11 @@ def test_an_unknown_architecture_names_the_plugin_that_brings_it(site: Site) -> 
 
 
 def test_import_strings_say_what_is_missing() -> None:
-    assert load("llmcore.specs:DeviceInfo") is DeviceInfo
+    assert load("llmcore.api.specs:DeviceInfo") is DeviceInfo
     for target, message in (
-        ("llmcore.specs", "no import string"),
+        ("llmcore.api.specs", "no import string"),
         ("llmcore.absent:x", "cannot import 'llmcore.absent:x'"),
-        ("llmcore.specs:Absent", "has no attribute 'Absent'"),
+        ("llmcore.api.specs:Absent", "has no attribute 'Absent'"),
     ):
         with pytest.raises(PluginError, match=message):
             load(target)
@@ -484,7 +484,9 @@ def test_the_fingerprint_is_equal_in_every_process_and_changes_with_what_is_cont
     path = site.file("prints.py", code.format(priority=50))
     here = build_registry(config(path)).fingerprint()
     assert here == build_registry(config(path)).fingerprint()
-    program = "from llmcore import plugins; plugins.BUILTINS = {}; plugins.distributions = lambda: ()\n"
+    program = (
+        "from llmcore.registry import loader as plugins; plugins.BUILTINS = {}; plugins.distributions = lambda: ()\n"
+    )
     program += "from llmcore.config import *\n"
     program += f"print(plugins.build_registry(Config(plugins=Plugins(plugins=({path!r},)))).fingerprint())"
     for seed in ("1", "2"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmcore.errors import ResolveError
-from llmcore.resolve import Candidate, Resolution, contains, resolve
-from llmcore.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo, Requires
+from llmcore.api.errors import ResolveError
+from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo, Requires
+from llmcore.registry.resolve import Candidate, Resolution, contains, resolve
 
 CPU = DeviceInfo("cpu")
 SM90 = DeviceInfo("cuda", capability=90)

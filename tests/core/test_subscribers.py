@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish, Submit
-from llmcore.errors import RequestError
-from llmcore.subscribers import Subscribers
+from llmcore.api.bridge import ChoiceEvent, Finish, Submit
+from llmcore.api.errors import RequestError
+from llmcore.api.subscribers import Subscribers
 
 
 def submit(number: int, n: int = 1) -> Submit:

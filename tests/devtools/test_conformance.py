@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from llmcore.plugins import available
-from llmcore.registry import Registry
+from llmcore.registry.loader import available
+from llmcore.registry.registry import Registry
 from llmcore_devtools import check_plugin, family, registry_of
 from llmcore_devtools.tokenizer import write_tokenizer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from llmcore.api.specs import DeviceInfo
 from llmcore.engine.dry_model import dry_model
-from llmcore.modes import Pins
-from llmcore.specs import DeviceInfo
+from llmcore.registry.modes import Pins
 from llmcore.weights.source import open_checkpoint, read_model
 from llmcore_devtools.decode_floor import decode_floor, seconds
 from llmcore_devtools.loaded_model import registry_for_tests

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE
+from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.fake_bridge import FakeTransport, dialect_client

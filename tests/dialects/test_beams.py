@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llmcore.bridge import BeamSearch
+from llmcore.api.bridge import BeamSearch
 from llmcore.config import Config
 from llmcore_devtools.dialect import Side
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from llmcore.api.errors import RequestError
 from llmcore.config import Config, Requests
-from llmcore.errors import RequestError
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_server.http import intake

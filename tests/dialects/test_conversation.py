@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 from llmcore.api import ChoiceEvent, RequestError, SamplingParams
+from llmcore.api.specs import OutputParserSpec
 from llmcore.api.text import ReasoningDelta, TextDelta, TextRules, ToolCallBegun, ToolCallDelta, ToolCallEnded
-from llmcore.specs import OutputParserSpec
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.dialect import Side

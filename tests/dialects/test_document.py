@@ -10,7 +10,7 @@ import falcon.testing
 import msgspec
 import pytest
 from llmcore.config import make_config
-from llmcore.plugins import build_registry
+from llmcore.registry.loader import build_registry
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools.fake_bridge import FakeBridge, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from llmcore.api.specs import OutputParserSpec
 from llmcore.api.text import ParserContext
 from llmcore.config import Config
-from llmcore.plugins import load
-from llmcore.specs import OutputParserSpec
+from llmcore.registry.loader import load
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.dialect import Side

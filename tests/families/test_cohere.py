@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import ModelSpec
 from llmcore.layers import Bound, LinearShape
 from llmcore.layers.build import Unquantized
-from llmcore.plugins import load
-from llmcore.specs import ModelSpec
+from llmcore.registry.loader import load
 from llmcore_devtools.family import assert_family_matches_transformers, small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 

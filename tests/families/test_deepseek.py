@@ -15,7 +15,7 @@ from llmcore import LLM
 from llmcore.api import ConfigError
 from llmcore.layers import latent
 from llmcore.layers.latent import LatentSizes
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 from llmcore.weights.source import read_model
 from llmcore_deepseek.config import DeepseekConfig
 from llmcore_devtools.family import (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
 from llmcore.layers import Rows
-from llmcore.models import ModelConfig
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers, assert_same, oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 

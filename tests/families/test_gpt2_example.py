@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools import registry_of
 from llmcore_devtools.family import assert_family_matches_transformers, small_model
 from llmcore_devtools.loaded_model import LoadedModel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.weights.source import read_model
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers, small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
-from llmcore.specs import ModelSpec
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import ModelSpec
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 from safetensors.torch import load_file, save_file

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DeviceInfo
 from llmcore.layers import Build, Mesh
-from llmcore.plugins import load
-from llmcore.specs import DeviceInfo
+from llmcore.registry.loader import load
 from llmcore.weights.source import read_model
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers
 from llmcore_devtools.loaded_model import registry_for_tests

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError
-from llmcore.specs import ModelSpec
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import ModelSpec
 from llmcore.weights.source import read_model
 from llmcore_devtools.family import SMALL, SMALL_LATENT, assert_family_matches_transformers
 from llmcore_devtools.loaded_model import registry_for_tests

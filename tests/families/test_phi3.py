@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.engine.llm import LLM
-from llmcore.errors import ConfigError
 from llmcore.weights.source import read_model
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers, oracle, small_model
 from llmcore_devtools.loaded_model import registry_for_tests

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 from llmcore.api import ConfigError, ModelConfig
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers
 from llmcore_devtools.loaded_model import registry_for_tests
 

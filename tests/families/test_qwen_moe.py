@@ -10,7 +10,7 @@ import torch
 import transformers
 from llmcore.api import ConfigError, DeviceInfo
 from llmcore.layers import Build
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers
 from llmcore_devtools.loaded_model import registry_for_tests
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from llmcore import LLM
 from llmcore.api import RequestError
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
 from llmcore.engine.engine import Engine
 from llmcore_devtools.family import small_model
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests

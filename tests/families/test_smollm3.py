@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.weights.source import read_model
 from llmcore_devtools.family import SMALL, assert_family_matches_transformers
 from llmcore_devtools.loaded_model import registry_for_tests

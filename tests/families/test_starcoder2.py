@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError
-from llmcore.plugins import load
-from llmcore.specs import ModelSpec
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import ModelSpec
+from llmcore.registry.loader import load
 from llmcore_devtools.family import assert_family_matches_transformers
 from llmcore_devtools.loaded_model import registry_for_tests
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools.family import assert_same, oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel
 from llmcore_gguf.architectures import ARCHITECTURES

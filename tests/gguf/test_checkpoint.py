@@ -12,7 +12,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools.family import assert_same, oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel
 from llmcore_gguf.checkpoint import GGUFCheckpoint

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gguf import GGUFWriter
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_gguf.tokenizer import convert
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import EOS

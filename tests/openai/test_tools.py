@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from llmcore.api.specs import OutputParserSpec
 from llmcore.api.text import Event, ParserContext, TextDelta
-from llmcore.specs import OutputParserSpec
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.dialect import Side

@@ -13,7 +13,7 @@ from llmcore.api.text import (
     ParserContext,
     load_tokenizer,
 )
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 from llmcore_devtools import registry_of
 from llmcore_devtools.tokenizer import EOS, write_tokenizer
 from llmcore_guided.processor import Guided, make

@@ -11,10 +11,10 @@ from typing import Any
 import falcon.testing
 import numpy as np
 import pytest
+from llmcore.api.specs import OutputParserSpec
 from llmcore.api.text import ChatTemplate, OutputParser, ParserContext, ToolCallBegun, ToolCallDelta, ToolCallEnded
 from llmcore.config import Model
-from llmcore.plugins import load
-from llmcore.specs import OutputParserSpec
+from llmcore.registry.loader import load
 from llmcore.text.chosen_template import Templated, choose_template, named_templates
 from llmcore.text.parser_choice import ParserChoice, choose_parsers
 from llmcore.text.parsing import Chained, open_parsers

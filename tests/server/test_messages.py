@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from llmcore.bridge import Abort, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import Abort, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.api.errors import ConfigError
+from llmcore.api.protocols import RequestRecord
 from llmcore.config import Config
-from llmcore.errors import ConfigError
-from llmcore.plugins import configure
-from llmcore.protocols import RequestRecord
+from llmcore.registry.loader import configure
 from llmcore_server.messages import (
     MAX_MESSAGE_BYTES,
     Addresses,

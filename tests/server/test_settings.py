@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from llmcore.api import ConfigError
 from llmcore.config import Config, environment, make_config, options_of, plugin_settings, resolve_config
-from llmcore.plugins import configure
+from llmcore.registry.loader import configure
 from llmcore_server.settings import SECTIONS, Access, Server, is_loopback
 
 OPTIONS = tuple(spec for section in SECTIONS for spec in options_of(section, serving=True))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.fake_bridge import FakeBridge, dialect_client, fake_front

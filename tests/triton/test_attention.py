@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from llmcore.errors import ResolveError
-from llmcore.models import AttnSpec
+from llmcore.api.errors import ResolveError
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops.attention import shape_of
-from llmcore.resolve import Resolution, candidates_for, resolve
-from llmcore.specs import DeviceInfo, OpContext
+from llmcore.registry.resolve import Resolution, candidates_for, resolve
 from llmcore_devtools import registry_of
 from llmcore_triton.specs import attention as specs
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.resolve import Resolution, candidates_for, resolve, why_not
-from llmcore.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo
+from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext, PluginInfo
+from llmcore.registry.resolve import Resolution, candidates_for, resolve, why_not
 from llmcore_devtools import registry_of
 from llmcore_triton import tuned
 from llmcore_triton.specs import linear as specs

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import llmcore_triton
 import pytest
-from llmcore.plugins import load
-from llmcore.resolve import candidates_for, resolve, why_not
-from llmcore.specs import DeviceInfo, KernelSpec, OpContext
+from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext
+from llmcore.registry.loader import load
+from llmcore.registry.resolve import candidates_for, resolve, why_not
 from llmcore_devtools import registry_of
 
 FILES = sorted((Path(llmcore_triton.__file__).parent / "tuned").glob("*.json"))

@@ -1,6 +1,6 @@
 """The interface that plugins import. No torch here; torch building blocks are in `llmcore.layers`."""
 
-from llmcore.bridge import (
+from llmcore.api.bridge import (
     MOST_LOGPROBS_AT_ONCE,
     Bridge,
     ChoiceEvent,
@@ -11,12 +11,11 @@ from llmcore.bridge import (
     SamplingParams,
     Submit,
 )
-from llmcore.config import Config, Origins, option, options_of, without_effect
-from llmcore.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
-from llmcore.hookspecs import hookimpl
-from llmcore.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
-from llmcore.processors import (
+from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
+from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
+from llmcore.api.hookspecs import hookimpl
+from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
+from llmcore.api.processors import (
     BiasProcessor,
     DeviceProcessor,
     HostProcessor,
@@ -25,7 +24,7 @@ from llmcore.processors import (
     ProcessorContext,
     words_of,
 )
-from llmcore.protocols import (
+from llmcore.api.protocols import (
     AttentionKernel,
     AttnLimits,
     AttnRows,
@@ -38,7 +37,7 @@ from llmcore.protocols import (
     RequestRecord,
     Tokenizer,
 )
-from llmcore.specs import (
+from llmcore.api.specs import (
     API_VERSION,
     TOKEN_BUCKETS,
     CommandSpec,
@@ -65,6 +64,7 @@ from llmcore.specs import (
     WeightLoaderSpec,
     bucket_of,
 )
+from llmcore.config import Config, Origins, option, options_of, without_effect
 from llmcore.weights.dtypes import read_dtype
 from llmcore.weights.map import Placement, Shard, WeightMap
 

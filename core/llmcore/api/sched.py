@@ -1,6 +1,6 @@
 """The interface for authors of schedulers, length estimators and prefix caches. No torch."""
 
-from llmcore.protocols import (
+from llmcore.api.protocols import (
     Decision,
     Int32,
     Int64,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import click
+from llmcore_server.logs import guard_standard_streams
 
 from llmcore import __version__
+from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, text_of
 from llmcore.cli.group import PluginGroup
 from llmcore.config import debug_requested
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, text_of
-from llmcore.logs import guard_standard_streams
 
 
 @click.group(
@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 def _report(error: Exception) -> int:
     from llmcore.cli.failure import show_failure
-    from llmcore.machine import shortage_of
+    from llmcore.config.process import shortage_of
 
     if not isinstance(error, LlmcoreError) or isinstance(error, PluginError):
         shortage = shortage_of(error)

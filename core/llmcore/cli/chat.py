@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.cli.display import Stages
 from llmcore.cli.openai_client import Message, Server
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.cli.sampling import from_model, given, sampling_options
 from llmcore.config import Config, Origins
-from llmcore.errors import ConfigError, LlmcoreError
 
 Reply = Callable[[Sequence[Message]], Iterator[str]]
 """The answer to a conversation, in pieces."""

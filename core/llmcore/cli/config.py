@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from llmcore.api.specs import OptionSpec
 from llmcore.cli.options import Resolved, SettingsCommand, grouped, with_model
 from llmcore.config import plugin_settings, settings, shown_value
-from llmcore.specs import OptionSpec
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from llmcore import __version__
+from llmcore.api.errors import reraise_if_stopping, text_of
+from llmcore.api.specs import DeviceSpec
 from llmcore.cli.options import named_plugins
 from llmcore.config import environment
-from llmcore.errors import reraise_if_stopping, text_of
-from llmcore.plugins import collect, load
-from llmcore.registry import Registry
-from llmcore.specs import DeviceSpec
+from llmcore.registry.loader import collect, load
+from llmcore.registry.registry import Registry
 
 DEPENDENCIES = (
     "torch",

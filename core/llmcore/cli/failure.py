@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from llmcore.errors import LlmcoreError, StartupError
+from llmcore.api.errors import LlmcoreError, StartupError
 
 _BUG = "this is a bug in llmcore or a plugin; report it with the traceback (LLMCORE_DEBUG=1 shows it here)"
 

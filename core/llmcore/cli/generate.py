@@ -10,10 +10,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from llmcore.api.errors import ConfigError
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.cli.sampling import given, sampling_options
-from llmcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmcore.engine.llm import LLM, Generated

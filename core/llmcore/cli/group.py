@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import click
 
+from llmcore.api.errors import ConfigError, LlmcoreError, did_you_mean
+from llmcore.api.specs import CommandSpec
 from llmcore.config import Config
-from llmcore.errors import ConfigError, LlmcoreError, did_you_mean
-from llmcore.machine import check_address_space
-from llmcore.specs import CommandSpec
+from llmcore.config.process import check_address_space
 
 log = logging.getLogger("llmcore.cli")
 
@@ -24,7 +24,7 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
     if _KEY not in meta:
         check_address_space()  # before numpy is imported, which the loader and every plugin do
         from llmcore.cli.options import named_plugins
-        from llmcore.plugins import collect
+        from llmcore.registry.loader import collect
 
         try:
             registry = collect(named_plugins())
@@ -38,8 +38,8 @@ def commands(ctx: click.Context) -> Mapping[str, CommandSpec]:
 def loaded(ctx: click.Context, name: str) -> Any:
     """The object of the command called `name`. Raises ConfigError that names the distribution to install."""
     spec = commands(ctx).get(name)
-    from llmcore.official import missing_command
-    from llmcore.plugins import load
+    from llmcore.registry.loader import load
+    from llmcore.registry.official import missing_command
 
     if spec is None:
         absent = f"there is no command {name!r}; upgrade or repair the plugin that has it"
@@ -80,7 +80,7 @@ class PluginGroup(click.Group):
         """Resolve as click does. The error names the distribution that has the command, or the nearest names."""
         name = args[0].replace("_", "-")
         if not name.startswith("-") and name not in self._specs(ctx):
-            from llmcore.official import missing_command
+            from llmcore.registry.official import missing_command
 
             if told := missing_command(self._below + name):
                 raise ConfigError(told)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from llmcore.api.errors import ConfigError, did_you_mean
 from llmcore.cli.tables import listing, registry_for, show_json, show_table
-from llmcore.errors import ConfigError, did_you_mean
-from llmcore.inspect import HookRow, hook_rows
+from llmcore.registry.inspect import HookRow, hook_rows
 
 
 @click.command("hooks")

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from llmcore.api.specs import OpSpec
 from llmcore.cli.group import loaded
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
 from llmcore.config import resolve_model
-from llmcore.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
-from llmcore.modes import apply_modes
-from llmcore.registry import Registry
-from llmcore.specs import OpSpec
+from llmcore.registry.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
+from llmcore.registry.modes import apply_modes
+from llmcore.registry.registry import Registry
 from llmcore.weights.dtypes import data_type
 
 

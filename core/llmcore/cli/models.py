@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
-from llmcore.inspect import model_rows
+from llmcore.registry.inspect import model_rows
 
 
 @click.command("models")

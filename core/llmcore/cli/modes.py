@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
-from llmcore.inspect import ModeRow, find_device, mode_rows
-from llmcore.modes import mode_misfit
+from llmcore.registry.inspect import ModeRow, find_device, mode_rows
+from llmcore.registry.modes import mode_misfit
 
 
 @click.command("modes")

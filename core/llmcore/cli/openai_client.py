@@ -10,7 +10,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from llmcore.errors import ConfigError, LlmcoreError
+from llmcore.api.errors import ConfigError, LlmcoreError
 
 Message = dict[str, str]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.config import (
     RETIRED,
     Config,
@@ -23,11 +25,9 @@ from llmcore.config import (
 )
 from llmcore.config.foreign import SHORT, foreign
 from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
-from llmcore.errors import ConfigError
-from llmcore.official import missing_option
-from llmcore.plugins import build_registry, collect
-from llmcore.registry import Registry
-from llmcore.specs import OptionSpec
+from llmcore.registry.loader import build_registry, collect
+from llmcore.registry.official import missing_option
+from llmcore.registry.registry import Registry
 
 _METAVARS = {int: "N", float: "X", bool: "", str: "TEXT"}
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import click
 
-from llmcore.budget import Budget, Machine, predict
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
+from llmcore.api.protocols import Device
+from llmcore.api.specs import DeviceSpec, KVLayoutSpec
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import with_model_resolved
-from llmcore.errors import ConfigError
-from llmcore.inspect import best_device, find_device
-from llmcore.models import ModelConfig
-from llmcore.modes import apply_modes
-from llmcore.plugins import load
-from llmcore.protocols import Device
-from llmcore.registry import Registry
-from llmcore.specs import DeviceSpec, KVLayoutSpec
+from llmcore.engine.budget import Budget, Machine, predict
+from llmcore.registry.inspect import best_device, find_device
+from llmcore.registry.loader import load
+from llmcore.registry.modes import apply_modes
+from llmcore.registry.registry import Registry
 from llmcore.weights.map import Target
 from llmcore.weights.quant import find_quantization, unquantized
 from llmcore.weights.source import open_checkpoint

@@ -6,7 +6,7 @@ import click
 
 from llmcore.cli.group import PluginGroup
 from llmcore.cli.tables import listing, registry_for, show_json, show_table
-from llmcore.inspect import PluginRow, plugin_rows
+from llmcore.registry.inspect import PluginRow, plugin_rows
 
 
 @click.group("plugins", cls=PluginGroup, below="plugins", invoke_without_command=True)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from llmcore.cli.options import named_plugins
-from llmcore.plugins import collect
-from llmcore.registry import Registry
+from llmcore.registry.loader import collect
+from llmcore.registry.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 

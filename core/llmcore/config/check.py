@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llmcore.api.errors import ConfigError
 from llmcore.config.tree import Config
-from llmcore.errors import ConfigError
 
 Origins = Mapping[str, str]
 

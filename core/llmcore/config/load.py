@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.specs import OptionSpec, PluginInfo
 from llmcore.config.check import check_config
 from llmcore.config.foreign import FOREIGN, foreign
 from llmcore.config.setting import (
@@ -25,8 +27,6 @@ from llmcore.config.setting import (
 )
 from llmcore.config.tree import Config
 from llmcore.config.yaml_file import YamlSettings
-from llmcore.errors import ConfigError, did_you_mean
-from llmcore.specs import OptionSpec, PluginInfo
 
 log = logging.getLogger("llmcore.config")
 

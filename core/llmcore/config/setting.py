@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
+from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.specs import OptionSpec
 from llmcore.config import elsewhere
 from llmcore.config.tree import Kernels, Memory, Model, Plugins, Reports, Requests, Scheduling
-from llmcore.errors import ConfigError, did_you_mean
-from llmcore.specs import OptionSpec
 
 log = logging.getLogger("llmcore.config")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmcore.specs import DType, PluginInfo
+from llmcore.api.specs import DType, PluginInfo
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

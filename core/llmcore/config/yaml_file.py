@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import yaml
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 MOST_CHARACTERS = 1 << 20
 MOST_DEPTH = 8

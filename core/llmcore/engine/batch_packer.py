@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from llmcore.api.protocols import AttentionKernel, AttnRows, Int32
+from llmcore.api.specs import bucket_of
 from llmcore.engine.tables import Scoped, Upload
 from llmcore.layers.build import AttentionKernels
-from llmcore.protocols import AttentionKernel, AttnRows, Int32
 from llmcore.sched.plan import Frame, StepPlan
-from llmcore.specs import bucket_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llmcore.bridge import ModelFacts
-from llmcore.budget import GRAPH_BYTES, Budget, Machine, predict
+from llmcore.api.bridge import ModelFacts
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelReport
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.protocols import Device, SchedulerLimits
+from llmcore.api.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 from llmcore.config import Config, Kernels
+from llmcore.engine.budget import GRAPH_BYTES, Budget, Machine, predict
 from llmcore.engine.dry_model import fallbacks
 from llmcore.engine.engine import Engine
 from llmcore.engine.guards import GuardedEstimator, GuardedManager
@@ -36,18 +41,13 @@ from llmcore.engine.processors import processors_of
 from llmcore.engine.profile import measure, prefill_rate, run_worst_case, take_workspaces, warm_up
 from llmcore.engine.sampler import RowSampler, RowScorer
 from llmcore.engine.tables import Tables
-from llmcore.errors import ConfigError
 from llmcore.kv.group import KVGroup
 from llmcore.layers.layout import Layout
-from llmcore.models import ModelReport
-from llmcore.official import kernels_that_help
 from llmcore.ops.sample import VARIANTS
-from llmcore.plugins import Made, made
-from llmcore.processors import LogitsProcessorSpec
-from llmcore.protocols import Device, SchedulerLimits
-from llmcore.registry import Registry
+from llmcore.registry.loader import Made, made
+from llmcore.registry.official import kernels_that_help
+from llmcore.registry.registry import Registry
 from llmcore.sched.scheduler import Scheduler
-from llmcore.specs import KVManagerSpec, LengthEstimatorSpec, SchedulerSpec
 
 logger = logging.getLogger(__name__)
 

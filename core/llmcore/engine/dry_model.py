@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from llmcore.errors import ConfigError, ResolveError
+from llmcore.api.errors import ConfigError, ResolveError
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import DeviceInfo, ModelSpec, ModeSpec, OpContext, OpSpec
 from llmcore.layers.build import Build
-from llmcore.models import ModelConfig
-from llmcore.modes import Pins, check_mode, mode_misfit
 from llmcore.ops.attention import shape_of
 from llmcore.ops.sample import VARIANTS
-from llmcore.plugins import load
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
-from llmcore.specs import DeviceInfo, ModelSpec, ModeSpec, OpContext, OpSpec
+from llmcore.registry.loader import load
+from llmcore.registry.modes import Pins, check_mode, mode_misfit
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE, Candidate, Resolution, candidates_for, why_not
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of
 from llmcore.weights.source import open_checkpoint, read_model
 

@@ -16,13 +16,13 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, Load, ModelFacts, SamplingParams, StepEvents, Submit
+from llmcore.api.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
+from llmcore.api.protocols import Device
 from llmcore.engine.kv_capacity import OUT_OF_MEMORY
 from llmcore.engine.model_runner import Launched, ModelRunner
 from llmcore.engine.processor_build import ProcessorBuilder
 from llmcore.engine.processors import Processors
-from llmcore.errors import LlmcoreError, RequestError, reraise_if_stopping, text_of
-from llmcore.protocols import Device
 from llmcore.sched.beam_search import check_search
 from llmcore.sched.plan import StepPlan
 from llmcore.sched.processors import Reason, Steered

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from llmcore.errors import reraise_if_stopping
-from llmcore.protocols import Device, Graph
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import Device, Graph
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.counters import TALLIES
-from llmcore.errors import reraise_if_stopping
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import Int32, Int64, KVManager, LengthEstimator
 from llmcore.kv.group import NO_GRANULES, KVGroup
-from llmcore.protocols import Int32, Int64, KVManager, LengthEstimator
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import threading
 from collections import deque
 from queue import SimpleQueue
 
-from llmcore.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.api.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.api.errors import RequestError, text_of
+from llmcore.api.subscribers import Subscribers
 from llmcore.engine.engine import Engine, refusal
 from llmcore.engine.processors import EXIT_SECONDS
-from llmcore.errors import RequestError, text_of
-from llmcore.subscribers import Subscribers
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llmcore.budget import Budget, Machine, predict, total_len
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
+from llmcore.api.protocols import Device, SchedulerLimits
 from llmcore.config import Config, Memory
+from llmcore.config.process import memory_note
+from llmcore.engine.budget import Budget, Machine, predict, total_len
 from llmcore.engine.dry_model import dry_model
-from llmcore.errors import ConfigError
 from llmcore.layers.layout import Layout
-from llmcore.machine import memory_note
-from llmcore.models import ModelConfig
-from llmcore.modes import apply_modes
-from llmcore.protocols import Device, SchedulerLimits
-from llmcore.registry import Registry
+from llmcore.registry.modes import apply_modes
+from llmcore.registry.registry import Registry
 from llmcore.weights.load import stored_shapes
 from llmcore.weights.quant import find_quantization
 from llmcore.weights.source import open_checkpoint

@@ -18,19 +18,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import BeamSearch, ChoiceEvent, Finish, Load, SamplingParams, Submit
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, Load, SamplingParams, Submit
+from llmcore.api.decode_struct import convert
+from llmcore.api.errors import ConfigError, RequestError
+from llmcore.api.protocols import RequestRecord, Tokenizer
+from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec
 from llmcore.config import Config, plugin_settings, settings, with_model_resolved
 from llmcore.config.setting import canonical, names
-from llmcore.decode_struct import convert
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import POOLINGS
 from llmcore.engine.in_process import InProcessBridge
 from llmcore.engine.model import Progress
-from llmcore.errors import ConfigError, RequestError
-from llmcore.plugins import build_registry, configure
-from llmcore.protocols import RequestRecord, Tokenizer
-from llmcore.registry import Registry
-from llmcore.specs import OptionSpec, OutputParserSpec, TokenizerSpec
+from llmcore.registry.loader import build_registry, configure
+from llmcore.registry.registry import Registry
 from llmcore.text.bad_words import forbid
 from llmcore.text.source import open_tokenizer, prepare
 from llmcore.text.stops import StopStrings

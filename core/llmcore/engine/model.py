@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import torch
 
-from llmcore.budget import total_len
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
+from llmcore.api.protocols import Checkpoint, Device
+from llmcore.api.specs import DeviceSpec, ModelSpec
 from llmcore.config import Config
+from llmcore.engine.budget import total_len
 from llmcore.engine.dry_model import STEP_OPS, DryBuild, ModeFit, settle_granules
-from llmcore.errors import ConfigError
-from llmcore.inspect import best_device
 from llmcore.layers.build import Build
-from llmcore.models import ModelConfig
-from llmcore.modes import Pins, apply_modes
-from llmcore.plugins import load
-from llmcore.protocols import Checkpoint, Device
-from llmcore.registry import Registry
-from llmcore.specs import DeviceSpec, ModelSpec
+from llmcore.registry.inspect import best_device
+from llmcore.registry.loader import load
+from llmcore.registry.modes import Pins, apply_modes
+from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights, stored_shapes
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
 from llmcore.weights.source import open_checkpoint

@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llmcore.api.models import ModelConfig
+from llmcore.api.protocols import Device, Event
+from llmcore.api.specs import bucket_of
 from llmcore.engine.batch_packer import BatchPacker, Packed
 from llmcore.engine.graphs import Graphs
 from llmcore.engine.probes import Asked, Probed, answered, put_probed
@@ -27,13 +30,10 @@ from llmcore.engine.token_masks import Outcome, Pending, changed, put_outputs, s
 from llmcore.layers.build import AttentionKernels
 from llmcore.layers.layout import KV, Layout
 from llmcore.layers.step import KVStep, Step
-from llmcore.models import ModelConfig
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.sample import Sampled, with_logprobs
-from llmcore.protocols import Device, Event
 from llmcore.sched.plan import Frame, StepPlan, StepResult
 from llmcore.sched.processors import Steered
-from llmcore.specs import bucket_of
 
 _CHANGES, _FRAME = 1 << 14, 1 << 16
 """Numbers in an upload to begin with. A captured step's should never have to grow: graphs would be captured again."""

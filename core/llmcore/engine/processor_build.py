@@ -17,10 +17,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
+from llmcore.api.errors import RequestError, reraise_if_stopping
+from llmcore.api.processors import OVERLOADED
 from llmcore.engine.processors import Prepared, Threads
-from llmcore.errors import RequestError, reraise_if_stopping
-from llmcore.processors import OVERLOADED
 
 PLACES = 3
 """Requests whose processors are made at once."""

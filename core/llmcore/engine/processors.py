@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from llmcore.bridge import LogitsProcessor, Submit
-from llmcore.config import Config
-from llmcore.counters import TALLIES
-from llmcore.errors import (
+from llmcore.api.bridge import LogitsProcessor, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import (
     ConfigError,
     LlmcoreError,
     RequestError,
@@ -30,13 +29,14 @@ from llmcore.errors import (
     reraise_if_stopping,
     text_of,
 )
-from llmcore.models import ModelConfig
-from llmcore.plugins import load
-from llmcore.processors import OVERLOADED, LogitsProcessorSpec, ProcessorContext
-from llmcore.protocols import Int32, Tokenizer
-from llmcore.registry import Registry
+from llmcore.api.models import ModelConfig
+from llmcore.api.processors import OVERLOADED, LogitsProcessorSpec, ProcessorContext
+from llmcore.api.protocols import Int32, Tokenizer
+from llmcore.api.specs import TokenizerSpec
+from llmcore.config import Config
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 from llmcore.sched.processors import ChoiceProcessors
-from llmcore.specs import TokenizerSpec
 from llmcore.text.bad_words import PROCESSOR as BAD_WORDS
 from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from llmcore.bridge import LengthDecay, SamplingParams
+from llmcore.api.bridge import LengthDecay, SamplingParams
+from llmcore.api.errors import PluginError, reraise_if_stopping
+from llmcore.api.protocols import AttentionKernel, AttnLimits, Device, Int32, SchedulerLimits
+from llmcore.api.specs import TOKEN_BUCKETS
 from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.engine.model_runner import ModelRunner
-from llmcore.errors import PluginError, reraise_if_stopping
 from llmcore.layers.build import AttentionKernels
-from llmcore.protocols import AttentionKernel, AttnLimits, Device, Int32, SchedulerLimits
 from llmcore.sched.plan import MIXED_TOKENS, Admitted, StepPlan, TableWrites, frame_of, padded
-from llmcore.specs import TOKEN_BUCKETS
 
 _GREEDY = SamplingParams(temperature=0.0)
 _EVERYTHING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, logprobs=20)

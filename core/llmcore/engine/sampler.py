@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llmcore.bridge import LengthDecay, SamplingParams
+from llmcore.api.bridge import LengthDecay, SamplingParams
+from llmcore.api.protocols import Device, Int32
+from llmcore.api.specs import bucket_of
 from llmcore.engine.tables import Tables, Upload
 from llmcore.ops.sample import VARIANTS, Adjust, Masks, Rises, Sampled, Sampler, SampleRows, plain_rows
-from llmcore.protocols import Device, Int32
 from llmcore.sched.plan import Admitted, StepPlan
 from llmcore.sched.processors import Steered, both_masks, mask_of
-from llmcore.specs import bucket_of
 
 _GREEDY, _TEMPERATURE, _FILTERED, _FULL = range(len(VARIANTS))
 _NARROWEST = 1024

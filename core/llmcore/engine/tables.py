@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llmcore.api.protocols import Device, Int32
 from llmcore.layers.layout import zeros
-from llmcore.protocols import Device, Int32
 from llmcore.sched.plan import Admitted, TableWrites
 
 COUNTS = ("lengths", "computed", "prompt_len")

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import Event
 from llmcore.engine.batch_packer import Packed
 from llmcore.engine.tables import Tables, Upload
-from llmcore.errors import reraise_if_stopping
-from llmcore.protocols import Event
 from llmcore.sched.plan import Frame, StepPlan
 from llmcore.sched.processors import ChoiceProcessors, Steered
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmcore.api.protocols import Int32, Int64, KVManager
 from llmcore.kv.sharing import Sharing
 from llmcore.kv.slots import SlotPool
-from llmcore.protocols import Int32, Int64, KVManager
 
 NO_GRANULES: Int32 = np.empty(0, np.int32)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmcore.api.protocols import Int32
 from llmcore.kv.slots import SlotPool
-from llmcore.protocols import Int32
 
 
 class Sharing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.protocols import Int32
+from llmcore.api.protocols import Int32
 
 RUN_TOKENS = 16
 """Number of neighbouring slots that are reserved together for a decoding request."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.group import KVGroup
-from llmcore.protocols import Int32, Int64
 
 Columns = tuple[Int32, Int32, Int32]
 """Table entries as columns (row, at, granule)."""

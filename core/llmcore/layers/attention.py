@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import AttnSpec
 from llmcore.layers.build import Build
 from llmcore.layers.layer import Layer
 from llmcore.layers.linear import Linear, QKVLinear
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Step
-from llmcore.models import AttnSpec
 from llmcore.weights.map import Shard
 
 

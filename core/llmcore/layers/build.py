@@ -15,18 +15,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, reraise_if_stopping
+from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, reraise_if_stopping
+from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig
+from llmcore.api.protocols import AttentionKernel
+from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, KVLayoutSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
 from llmcore.layers.mesh import Mesh
-from llmcore.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig
-from llmcore.modes import Pins
 from llmcore.ops import DTYPES, Op
 from llmcore.ops.attention import shape_of
-from llmcore.plugins import load
-from llmcore.protocols import AttentionKernel
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE, Resolution, candidates_for, describe, resolve
-from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, KVLayoutSpec, OpContext, OpSpec
+from llmcore.registry.loader import load
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE, Resolution, candidates_for, describe, resolve
 from llmcore.weights.map import Placement, Shard
 
 

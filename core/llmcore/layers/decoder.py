@@ -8,13 +8,13 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import bucket_of
 from llmcore.layers.build import AttentionKernels, Build
 from llmcore.layers.embedding import Embedding
 from llmcore.layers.layer import Layer
 from llmcore.layers.norm import LayerNorm, RMSNorm
 from llmcore.layers.step import Bucketed, Rows, Step
-from llmcore.models import ModelConfig
-from llmcore.specs import bucket_of
 
 Hidden = tuple[torch.Tensor, torch.Tensor | None]
 """(hidden, residual), both [T, hidden_size]. The next norm normalizes their sum."""

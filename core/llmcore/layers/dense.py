@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import KVGroupSpec, ModelConfig
 from llmcore.layers.rope import RopeConfig, read_rope
-from llmcore.models import KVGroupSpec, ModelConfig
 from llmcore.weights.dtypes import read_dtype
 from llmcore.weights.map import WeightMap
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows, Int32, MetaWriter
 from llmcore.layers.step import Step
-from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows, Int32, MetaWriter
 
 PREFIX_TOKENS = 8192
 """Most cached tokens, over all rows, that are expanded at a time."""

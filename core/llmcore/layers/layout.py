@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from llmcore.models import KVGroupSpec
+from llmcore.api.models import KVGroupSpec
+from llmcore.api.specs import DType
 from llmcore.ops import DTYPES
-from llmcore.specs import DType
 
 _LINE = 64
 """Bytes of a cache line."""

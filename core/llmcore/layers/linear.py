@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.layers.build import Bound, Build, LinearCall, LinearMethod, LinearShape
 from llmcore.layers.layer import Layer
 from llmcore.layers.step import Bucketed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.weights.map import Shard
 
 GROUPS = ("attn_tp", "moe_tp", "ep", "pp", "dp")

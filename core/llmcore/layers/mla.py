@@ -8,7 +8,10 @@ from functools import partial
 
 import torch
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttentionKernel
+from llmcore.api.specs import bucket_of
 from llmcore.layers.build import AttentionKernels, Build, Unquantized
 from llmcore.layers.latent import LatentPrefill, LatentSizes, Piece, Room
 from llmcore.layers.layer import Layer
@@ -16,10 +19,7 @@ from llmcore.layers.linear import Linear, apart
 from llmcore.layers.norm import RMSNorm
 from llmcore.layers.rope import Rope
 from llmcore.layers.step import Bucketed, Rows, Step
-from llmcore.models import AttnSpec
 from llmcore.ops.attention import shape_of
-from llmcore.protocols import AttentionKernel
-from llmcore.specs import bucket_of
 from llmcore.weights.map import Shard
 
 MLA_FUSE: Mapping[str, tuple[str, ...]] = {"q_kv_a_proj": ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")}

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import RouteSpec
 from llmcore.layers.build import Build
 from llmcore.layers.step import Bucketed
-from llmcore.models import RouteSpec
 from llmcore.ops.moe import shape_of
 from llmcore.weights.map import Placement, Shard
 

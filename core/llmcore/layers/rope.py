@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.layers.build import Build
 from llmcore.layers.layer import Layer
 from llmcore.layers.step import Step

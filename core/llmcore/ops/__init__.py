@@ -32,7 +32,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from llmcore.specs import OpContext
+from llmcore.api.specs import OpContext
 
 Op = Callable[..., Any]
 """A bound op: tensors in, tensors out."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import ROUNDING, Op, Shape, rms_norm, size
-from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from llmcore.errors import ConfigError
-from llmcore.models import AttnSpec
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
+from llmcore.api.specs import OpContext
 from llmcore.ops import Shape, size
-from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnRows
+from llmcore.api.specs import OpContext
 from llmcore.ops import DTYPES, Shape, draw, draws_on, size
 from llmcore.ops.attention import attend, shape_of, spec_of, token_slots
-from llmcore.protocols import AttnRows
-from llmcore.specs import OpContext
 
 
 @dataclass

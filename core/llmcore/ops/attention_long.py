@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import size
 from llmcore.ops.attention_cases import AttnCase, case, with_spec
-from llmcore.specs import OpContext
 
 Rows = tuple[Sequence[int], Sequence[int]]
 """(n_query, kv_len) of a case."""

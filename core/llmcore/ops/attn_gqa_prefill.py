@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llmcore.api.protocols import AttentionKernel
+from llmcore.api.specs import OpContext
 from llmcore.ops import attention_cases, attention_long
 from llmcore.ops.attention import GQA_LAYOUTS as LAYOUTS
 from llmcore.ops.attention import TOLERANCE, ReferenceAttention, cost
 from llmcore.ops.attention_cases import SHAPES, AttnCase, reference
 from llmcore.ops.attention_cases import prefill_timed as timed
-from llmcore.protocols import AttentionKernel
-from llmcore.specs import OpContext
 
 __all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 

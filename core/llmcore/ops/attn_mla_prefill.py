@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llmcore.api.protocols import AttentionKernel
+from llmcore.api.specs import OpContext
 from llmcore.ops import attention_cases, attention_long, mla
 from llmcore.ops.attention import TOLERANCE, ReferenceAttention
 from llmcore.ops.attention_cases import AttnCase, reference
 from llmcore.ops.mla import LAYOUTS, SHAPES, cost
-from llmcore.protocols import AttentionKernel
-from llmcore.specs import OpContext
 
 __all__ = ["LAYOUTS", "SHAPES", "TOLERANCE", "cost", "long_samples", "make", "reference", "samples", "timed"]
 

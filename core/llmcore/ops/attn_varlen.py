@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import torch
 
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import OpContext
 from llmcore.ops import Op, Shape, draw, draws_on, size
 from llmcore.ops.attention import TOLERANCE, attend, shape_of, spec_of
-from llmcore.specs import OpContext
 
 __all__ = ["SHAPES", "TOLERANCE", "cost", "long_samples", "make", "meaning", "samples", "timed"]
 

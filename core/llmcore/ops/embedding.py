@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
-from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, size
-from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 2e-5, "f16": 5e-3, "bf16": 2e-2}
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import ROUNDING, Op, Shape, draw, rms_norm, rope, size
-from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 

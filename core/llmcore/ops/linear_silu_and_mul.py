@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, linear, silu_and_mul, size
-from llmcore.specs import OpContext
 
 TOLERANCE: Mapping[str, float] = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
 """The sum of the tolerances of the two parts."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import OpContext
 from llmcore.ops import Shape, size
 from llmcore.ops.attention import shape_of
 from llmcore.ops.attention_cases import AttnCase
-from llmcore.specs import OpContext
 
 LAYOUTS = ("mla-latent",)
 

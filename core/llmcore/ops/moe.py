@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from llmcore.models import RouteSpec
+from llmcore.api.models import RouteSpec
+from llmcore.api.specs import OpContext
 from llmcore.ops import Shape, draw, size
-from llmcore.specs import OpContext
 
 
 @dataclass

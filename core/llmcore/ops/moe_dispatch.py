@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, draw, draws_on, size
 from llmcore.ops.moe import Dispatched
-from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 

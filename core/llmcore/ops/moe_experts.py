@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import Op, Shape, draw, moe_dispatch, silu_and_mul, size
 from llmcore.ops.moe import Dispatched
-from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 5e-5, "f16": 8e-3, "bf16": 3e-2}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import (
     SAMPLE_TOKENS,
     Op,
@@ -24,7 +25,6 @@ from llmcore.ops import (
     moe_route,
     size,
 )
-from llmcore.specs import OpContext
 
 TOLERANCE: Mapping[str, float] = {"f32": 1e-4, "f16": 1.2e-2, "bf16": 4e-2}
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from llmcore.models import RouteSpec
+from llmcore.api.models import RouteSpec
+from llmcore.api.specs import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, moe, size
-from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 1e-5, "f16": 1e-5, "bf16": 1e-5}
 """The same for all types, because the op computes in f32."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import ROUNDING, SAMPLE_TOKENS, Op, Shape, draw, size
-from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 

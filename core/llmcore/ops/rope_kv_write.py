@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import ROUNDING, Op, Shape, draw, rope, size
-from llmcore.specs import OpContext
 
 TOLERANCE = ROUNDING
 

@@ -39,10 +39,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import DTYPES, Shape, size
 from llmcore.ops import draw as numbers
 from llmcore.ops.philox import bits, gumbel
-from llmcore.specs import OpContext
 
 VARIANTS = ("greedy", "temperature", "filtered", "full")
 """The most that a step's rows need. Each variant can do everything that the ones before it can. A kernel is made for

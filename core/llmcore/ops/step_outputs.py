@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
+from llmcore.api.specs import OpContext
 from llmcore.ops import SAMPLE_TOKENS, Op, Shape, size
 from llmcore.ops.step_inputs import LENGTH, State, draw_state
-from llmcore.specs import OpContext
 
 TOLERANCE = {"f32": 0.0, "f16": 0.0, "bf16": 0.0}
 

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, Finish, SamplingParams, Submit
-from llmcore.errors import RequestError
-from llmcore.protocols import Int32
+from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, Finish, SamplingParams, Submit
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import Int32
 
 Float32 = NDArray[np.float32]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import Submit
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api.bridge import Submit
+from llmcore.api.errors import ConfigError, RequestError
+from llmcore.api.protocols import Int32, Int64, SchedulerLimits
 from llmcore.kv.group import KVGroup
 from llmcore.kv.space import Hit, KVSpace
-from llmcore.protocols import Int32, Int64, SchedulerLimits
 from llmcore.sched.request import Choice, State
 
 

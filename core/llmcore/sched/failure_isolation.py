@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from llmcore.protocols import Int32
+from llmcore.api.protocols import Int32
 from llmcore.sched.in_flight import InFlight
 from llmcore.sched.plan import StepResult
 from llmcore.sched.policy import StepView

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.group import NO_GRANULES
 from llmcore.kv.space import Columns
-from llmcore.protocols import Int32, Int64
 from llmcore.sched.plan import NONE, Admitted, Pool, Probe, StepPlan, TableWrites, Want, frame_of
 from llmcore.sched.request import Choice, RequestTable, State
 

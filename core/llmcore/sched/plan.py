@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import SamplingParams
-from llmcore.protocols import Int32
+from llmcore.api.bridge import SamplingParams
+from llmcore.api.protocols import Int32
 
 MIXED_TOKENS = 512
 """Most tokens of a captured step that is not all decode rows; larger ones keep the device busy while they launch."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcore.api.protocols import Decision, Int32, Int64, RequestInfo, SchedulerView, WaitingRequest
 from llmcore.kv.space import Hit, KVSpace
-from llmcore.protocols import Decision, Int32, Int64, RequestInfo, SchedulerView, WaitingRequest
 from llmcore.sched.capacity import Capacity, Lengths
 from llmcore.sched.request import NO_ROW, RESERVED, RUNNING, Choice, RequestTable, State, WaitingQueue
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError, message_of, reraise_if_stopping, text_of
-from llmcore.processors import OVERLOADED, words_of
-from llmcore.protocols import Int32
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError, message_of, reraise_if_stopping, text_of
+from llmcore.api.processors import OVERLOADED, words_of
+from llmcore.api.protocols import Int32
 
 PATIENT = 3
 """Late answers in a row after which a choice is left out of plans until the next one is there."""

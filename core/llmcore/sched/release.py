@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 
-from llmcore.protocols import Int32
+from llmcore.api.protocols import Int32
 from llmcore.sched.processors import CLIENTS_FAULT, Reason
 from llmcore.sched.request import NO_ROW, RUNNING, Choice, RequestTable, State
 

@@ -16,9 +16,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
+from llmcore.api.protocols import Int32, Int64, LengthEstimator, RequestInfo, SchedulerLimits
 from llmcore.kv.space import KVSpace
-from llmcore.protocols import Int32, Int64, LengthEstimator, RequestInfo, SchedulerLimits
 from llmcore.sched.beam_search import Beams, searching
 from llmcore.sched.processors import ChoiceProcessors
 

@@ -10,9 +10,9 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.bridge import Finish, StepEvents
+from llmcore.api.bridge import Finish, StepEvents
+from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.slots import RUN_TOKENS
-from llmcore.protocols import Int32, Int64
 from llmcore.sched.beam_search import Beams, Child, Ended
 from llmcore.sched.failure_isolation import NOT_FINITE, FailureIsolation
 from llmcore.sched.in_flight import InFlight

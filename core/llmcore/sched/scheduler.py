@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcore.bridge import Load, StepEvents, Submit
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError, reraise_if_stopping, text_of
+from llmcore.api.bridge import Load, StepEvents, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError, reraise_if_stopping, text_of
+from llmcore.api.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.kv.group import KVGroup
 from llmcore.kv.slots import RUN_TOKENS
 from llmcore.kv.space import KVSpace
-from llmcore.protocols import Decision, Int32, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.sched.capacity import Capacity, check_submit, fitting
 from llmcore.sched.failure_isolation import FailureIsolation
 from llmcore.sched.in_flight import InFlight, enqueue

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from llmcore.bridge import LogitsProcessor, SamplingParams
-from llmcore.errors import RequestError
-from llmcore.processors import LogitsProcessorSpec, ProcessorContext
-from llmcore.protocols import Tokenizer
+from llmcore.api.bridge import LogitsProcessor, SamplingParams
+from llmcore.api.errors import RequestError
+from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext
+from llmcore.api.protocols import Tokenizer
 
 FIELD = "bad_words"
 """The client's field, and the name of the processor."""

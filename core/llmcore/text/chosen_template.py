@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from llmcore.errors import ConfigError, RequestError, did_you_mean
-from llmcore.plugins import load
-from llmcore.protocols import Tokenizer
-from llmcore.specs import ImportString, OutputParserSpec
+from llmcore.api.errors import ConfigError, RequestError, did_you_mean
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import ImportString, OutputParserSpec
+from llmcore.registry.loader import load
 from llmcore.text.render_budget import OverBudget
 from llmcore.text.sandbox_calls import TemplateRefusal
 from llmcore.text.templates import ChatTemplate

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 

@@ -12,11 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import ImportString
 from llmcore.child import die_with_parent
-from llmcore.errors import ConfigError
-from llmcore.machine import memory_note, shortage_of
-from llmcore.plugins import load
-from llmcore.specs import ImportString
+from llmcore.config.process import memory_note, shortage_of
+from llmcore.registry.loader import load
 
 _TRUST = "--trust-remote-code"
 _SECONDS = 600

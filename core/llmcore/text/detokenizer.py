@@ -9,7 +9,7 @@ from codecs import utf_8_decode
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from llmcore.protocols import Tokenizer
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.tokenizer import Pieces
 
 _REPLACEMENT = "\ufffd"

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llmcore.bridge import LogitsProcessor, Submit
-from llmcore.errors import ConfigError
-from llmcore.processors import LogitsProcessorSpec, ProcessorContext, words_of
-from llmcore.protocols import Int32, Tokenizer
+from llmcore.api.bridge import LogitsProcessor, Submit
+from llmcore.api.errors import ConfigError
+from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext, words_of
+from llmcore.api.protocols import Int32, Tokenizer
 from llmcore.text.detokenizer import HasPieces
 
 MOST_TOKENS = 2

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llmcore.api.errors import ConfigError, did_you_mean
+from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Model
-from llmcore.errors import ConfigError, did_you_mean
-from llmcore.specs import OutputParserSpec
 from llmcore.text.chosen_template import choose_template
 from llmcore.text.companions import read_companions
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Model
-from llmcore.plugins import load
-from llmcore.protocols import Tokenizer
-from llmcore.specs import OutputParserSpec
+from llmcore.registry.loader import load
 from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.chosen_template import named_templates
 from llmcore.text.events import Event, TextDelta

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text.companions import Companions, read_companions, read_json
 from llmcore.text.templates import ChatTemplate
 

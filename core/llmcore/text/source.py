@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from llmcore.api.errors import ConfigError
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import OutputParserSpec, TokenizerSpec
 from llmcore.config import Model
-from llmcore.errors import ConfigError
-from llmcore.plugins import load
-from llmcore.protocols import Tokenizer
-from llmcore.specs import OutputParserSpec, TokenizerSpec
+from llmcore.registry.loader import load
 from llmcore.text.byte_tokenizer import write_stand_in
 from llmcore.text.chosen_template import Templated, choose_template
 from llmcore.text.companions import read_companions

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmcore.bridge import Bridge, ChoiceEvent, Finish, Submit
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError
-from llmcore.protocols import RequestRecord, Tokenizer
+from llmcore.api.bridge import Bridge, ChoiceEvent, Finish, Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.text.detokenizer import detokenizer
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
 from llmcore.text.healing import Healing

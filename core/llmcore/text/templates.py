@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from jinja2 import meta
 
-from llmcore.errors import ConfigError, RequestError, message_of
+from llmcore.api.errors import ConfigError, RequestError, message_of
 from llmcore.text.render_budget import Budget, Busy, OverBudget, width_of
 from llmcore.text.sandbox import Sandbox
 from llmcore.text.sandbox_calls import GLOBALS, TemplateRefusal

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer as Backend
 
-from llmcore.errors import ConfigError, RequestError, reraise_if_stopping
+from llmcore.api.errors import ConfigError, RequestError, reraise_if_stopping
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.pieces import PieceRule, piece_rule
 from llmcore.text.templates import ChatTemplate

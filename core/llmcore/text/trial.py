@@ -18,8 +18,8 @@ from pathlib import Path
 import orjson
 from jinja2.exceptions import SecurityError
 
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.child import die_with_parent
-from llmcore.errors import ConfigError, RequestError
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.render_budget import OverBudget
 from llmcore.text.templates import ChatTemplate

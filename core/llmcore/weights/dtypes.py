@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DType
 from llmcore.config import DATA_TYPES
-from llmcore.errors import ConfigError
-from llmcore.specs import DType
 
 
 def data_type(name: str) -> DType:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.layers.decoder import family_path
 from llmcore.layers.mesh import Mesh
 from llmcore.weights.map import Placement, Shard, Sizes, Target, WeightMap

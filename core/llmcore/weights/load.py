@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from llmcore.api.protocols import Checkpoint
 from llmcore.layers.mesh import Mesh
-from llmcore.protocols import Checkpoint
 from llmcore.weights.fit import WHOLE, Fit, Piece, Shared, family_name, first_names, placements
 from llmcore.weights.map import Sizes, Target, WeightMap
 

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 BUFFERS = (
     *("*rotary_emb*.inv_freq", "*rotary_emb*.original_inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached"),

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcore.errors import ConfigError, PluginError
-from llmcore.models import ModelConfig
-from llmcore.plugins import load
-from llmcore.protocols import Checkpoint, QuantMethod
-from llmcore.registry import Registry, fix_for
-from llmcore.specs import PluginInfo, QuantMethodSpec
+from llmcore.api.errors import ConfigError, PluginError
+from llmcore.api.models import ModelConfig
+from llmcore.api.protocols import Checkpoint, QuantMethod
+from llmcore.api.specs import PluginInfo, QuantMethodSpec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry, fix_for
 
 if TYPE_CHECKING:
     from llmcore.layers.build import LinearMethod

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

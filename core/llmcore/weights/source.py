@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcore.errors import ConfigError
-from llmcore.models import ModelConfig
-from llmcore.plugins import load
-from llmcore.protocols import Checkpoint
-from llmcore.registry import Registry
-from llmcore.specs import ModelSpec, WeightLoaderSpec
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
+from llmcore.api.protocols import Checkpoint
+from llmcore.api.specs import ModelSpec, WeightLoaderSpec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 from llmcore.weights.dtypes import data_type
 from llmcore.weights.safetensors import read_json
 

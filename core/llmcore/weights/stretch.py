@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import ModelSpec
 from llmcore.config import Config
-from llmcore.errors import ConfigError
-from llmcore.models import ModelConfig
-from llmcore.registry import Registry
-from llmcore.specs import ModelSpec
+from llmcore.registry.registry import Registry
 from llmcore.weights.source import read_model
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmcore.config import Config, Plugins
-from llmcore.plugins import build_registry, load
-from llmcore.registry import Registry
+from llmcore.registry.loader import build_registry, load
+from llmcore.registry.registry import Registry
 
 from llmcore_devtools.conformance import CHECKS, Nonconformance, check_plugin
 

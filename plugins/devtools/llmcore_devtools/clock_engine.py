@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
-from llmcore.bridge import Abort, Finish, FinishChoice, Load, ModelFacts, StepEvents, Submit
+from llmcore.api.bridge import Abort, Finish, FinishChoice, Load, ModelFacts, StepEvents, Submit
 from llmcore_server import child
 from llmcore_server.messages import (
     EngineLaunch,

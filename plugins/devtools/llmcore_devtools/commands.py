@@ -23,7 +23,7 @@ def register_commands() -> Iterable[CommandSpec]:
         summary="Serve a fake model, on which clients and plugins can be tried.",
         command=f"{_CLI}.testserver:command",
         heading="Run",
-        prepare="llmcore.machine:check_limits",
+        prepare="llmcore.config.process:check_limits",
     )
     yield CommandSpec(
         name="bench",

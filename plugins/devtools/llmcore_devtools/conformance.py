@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmcore.errors import reraise_if_stopping
-from llmcore.hookspecs import HOOKS
-from llmcore.plugins import load
-from llmcore.registry import Registry
-from llmcore.specs import Spec
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.hookspecs import HOOKS
+from llmcore.api.specs import Spec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 
 S = TypeVar("S", bound=Spec)
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from llmcore import specs
+from llmcore.api import specs
+from llmcore.api.models import KVGroupSpec
+from llmcore.api.protocols import Checkpoint, Device, QuantMethod
+from llmcore.api.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, OpContext, OpSpec
 from llmcore.layers.layout import Layout
-from llmcore.models import KVGroupSpec
 from llmcore.ops import Shape
-from llmcore.plugins import load
-from llmcore.protocols import Checkpoint, Device, QuantMethod
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE, describe, why_not
-from llmcore.specs import TOKEN_BUCKETS, DeviceInfo, DType, KernelSpec, OpContext, OpSpec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE, describe, why_not
 from llmcore.weights.source import open_checkpoint
 
 from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, contributed, loaded

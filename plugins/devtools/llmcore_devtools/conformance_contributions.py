@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcore import specs
-from llmcore.bridge import Load
+from llmcore.api import specs
+from llmcore.api.bridge import Load
+from llmcore.api.counters import ServerFigures
+from llmcore.api.protocols import Checkpoint, Device, RequestRecord, Tokenizer
 from llmcore.config import settings
-from llmcore.counters import ServerFigures
-from llmcore.protocols import Checkpoint, Device, RequestRecord, Tokenizer
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE
 from llmcore.text.detokenizer import detokenizer
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded

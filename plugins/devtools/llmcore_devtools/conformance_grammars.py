@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext
+from llmcore.api.protocols import Tokenizer
 from llmcore.config import Config
-from llmcore.plugins import collect, load
-from llmcore.processors import LogitsProcessorSpec, ProcessorContext
-from llmcore.protocols import Tokenizer
+from llmcore.registry.loader import collect, load
 from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.events import TextDelta, ToolCallBegun, ToolCallDelta, joined
 from llmcore.text.parsing import MakeParser, ParserContext

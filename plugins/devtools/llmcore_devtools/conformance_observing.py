@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmcore.api.models import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
 from llmcore.config import Config
-from llmcore.models import KVGroupSpec, LayerInfo, ModelConfig, ModelReport
-from llmcore.registry import Registry
+from llmcore.registry.registry import Registry
 
 from llmcore_devtools.conformance import all_problems
 from llmcore_devtools.conformance_contributions import RECORD
@@ -113,6 +113,6 @@ def _call(registry: Registry, plugin: str, hook: str, arguments: Mapping[str, ob
 
 
 def _defaults(registry: Registry) -> dict[str, Any]:
-    from llmcore.specs import OptionSpec
+    from llmcore.api.specs import OptionSpec
 
     return {spec.name: spec.default for spec, _ in registry.specs(OptionSpec)}

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmcore.plugins import load
-from llmcore.registry import Registry
-from llmcore.specs import OutputParserSpec
+from llmcore.api.specs import OutputParserSpec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.events import (
     Event,

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from llmcore import specs
-from llmcore.plugins import load
-from llmcore.protocols import (
+from llmcore.api import specs
+from llmcore.api.protocols import (
     Decision,
     Int32,
     Int64,
@@ -20,7 +19,8 @@ from llmcore.protocols import (
     SchedulerPolicy,
     SchedulerView,
 )
-from llmcore.registry import Registry
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 from llmcore.sched.policy import StepView, fault
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded

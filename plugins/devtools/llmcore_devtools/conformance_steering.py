@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llmcore.plugins import load
-from llmcore.processors import LogitsProcessorSpec, ProcessorContext, words_of
-from llmcore.protocols import Int32, Tokenizer
-from llmcore.registry import Registry
-from llmcore.specs import TokenizerSpec
+from llmcore.api.processors import LogitsProcessorSpec, ProcessorContext, words_of
+from llmcore.api.protocols import Int32, Tokenizer
+from llmcore.api.specs import TokenizerSpec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 from llmcore.text.source import open_tokenizer
 
 from llmcore_devtools.conformance import all_problems, contributed, loaded

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from llmcore.api.specs import OpSpec
 from llmcore.layers.build import Build
 from llmcore.ops import DTYPES
-from llmcore.specs import OpSpec
 
 
 @dataclass(frozen=True)

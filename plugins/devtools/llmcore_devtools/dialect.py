@@ -12,8 +12,8 @@ from typing import Any
 
 import falcon.testing
 import orjson
-from llmcore.protocols import Tokenizer
-from llmcore.specs import OutputParserSpec
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import OutputParserSpec
 from llmcore_server.http.front import Front, Route
 
 from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front

@@ -14,11 +14,11 @@ from typing import Any
 import falcon
 import falcon.testing
 import numpy as np
-from llmcore.bridge import ChoiceEvent, Finish, Load, ModelFacts, Sink, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, Load, ModelFacts, Sink, Submit
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import RequestRecord, Tokenizer
+from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Config, Model
-from llmcore.errors import RequestError
-from llmcore.protocols import RequestRecord, Tokenizer
-from llmcore.specs import OutputParserSpec
 from llmcore.text.parsing import OutputParsers, open_parser
 from llmcore_server.http.app import build_app
 from llmcore_server.http.front import Front, Route

@@ -17,8 +17,8 @@ from array import array
 from dataclasses import dataclass, field
 
 import zmq
-from llmcore.bridge import Abort, Finish, FinishChoice, Load, ModelFacts, StepEvents, Submit
-from llmcore.errors import ConfigError
+from llmcore.api.bridge import Abort, Finish, FinishChoice, Load, ModelFacts, StepEvents, Submit
+from llmcore.api.errors import ConfigError
 from llmcore_server import child
 from llmcore_server.messages import (
     EngineLaunch,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from llmcore.errors import reraise_if_stopping, text_of
-from llmcore.registry import Registry
+from llmcore.api.errors import reraise_if_stopping, text_of
+from llmcore.registry.registry import Registry
 
 from llmcore_devtools.layer_states import first_difference, our_decoded_states, our_states, their_states
 from llmcore_devtools.loaded_model import Generated, LoadedModel, Row

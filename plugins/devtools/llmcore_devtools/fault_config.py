@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmcore import __version__
+from llmcore.api.specs import PluginInfo
 from llmcore.config import Config, with_plugins
-from llmcore.plugins import CORE_DIST, discover
-from llmcore.specs import PluginInfo
+from llmcore.registry.loader import CORE_DIST, discover
 
 from llmcore_devtools.faults import NAME
 

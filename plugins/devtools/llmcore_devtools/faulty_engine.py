@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from llmcore.api.processors import ProcessorContext, words_of
+from llmcore.api.protocols import Device, Int32, Int64, KVManager
+from llmcore.api.specs import OpContext
 from llmcore.layers.sampling import Sampled, Sampler, SampleRows
-from llmcore.plugins import load
-from llmcore.processors import ProcessorContext, words_of
-from llmcore.protocols import Device, Int32, Int64, KVManager
-from llmcore.specs import OpContext
+from llmcore.registry.loader import load
 from torch import Tensor
 
 from llmcore_devtools.fault_names import SLOW_SECONDS, Panic

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from llmcore.api.protocols import AttnLimits, AttnRows, Device
+from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.config import Config
 from llmcore.layers.build import Build
 from llmcore.layers.step import KVStep, Step
-from llmcore.modes import Pins
 from llmcore.ops.attention_cases import Uploads
-from llmcore.plugins import build_registry, discover, load
-from llmcore.protocols import AttnLimits, AttnRows, Device
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, bucket_of
+from llmcore.registry.loader import build_registry, discover, load
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.quant import find_quantization, linear_method_of, unquantized
 from llmcore.weights.source import open_checkpoint, read_model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from llmcore.registry import Registry
+from llmcore.registry.registry import Registry
 
 if TYPE_CHECKING:
     from llmcore_devtools.server import RunningServer

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.child import die_with_parent
 from llmcore.config import Config, child_environment
-from llmcore.errors import ConfigError, LlmcoreError
-from llmcore.logs import log_to_stderr
-from llmcore.plugins import configure
+from llmcore.registry.loader import configure
+from llmcore_server.logs import log_to_stderr
 from llmcore_server.supervisor import Notices, Pace, serve
 from llmcore_server.supervisor.supervisor import ENGINE_MODULE
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.group import KVGroup
-from llmcore.protocols import Int32, Int64
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.request import Lease
 from numpy.typing import NDArray

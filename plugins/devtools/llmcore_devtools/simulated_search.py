@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
 
 from llmcore_devtools.simulated_device import START, extend, logprobs
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from llmcore.bridge import BeamSearch, Finish, StepEvents, Submit, explode
+from llmcore.api.bridge import BeamSearch, Finish, StepEvents, Submit, explode
+from llmcore.api.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
 from llmcore.kv.group import KVGroup
-from llmcore.plugins import load
-from llmcore.protocols import KVManager, LengthEstimator, SchedulerLimits, SchedulerPolicy
+from llmcore.registry.loader import load
 from llmcore.sched.failure_isolation import TRIALS
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.request import Lease, Totals

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 import zmq
-from llmcore.bridge import Abort
+from llmcore.api.bridge import Abort
 from llmcore.engine.engine import Engine, Events
 from llmcore_server.engine.process import EngineProcess, main
 from llmcore_server.messages import EngineLaunch, ToEngine

@@ -4,7 +4,7 @@ A dialect's `make(front)` yields `Route`s. A resource reads its body with `front
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
 """
 
-from llmcore.bridge import ModelFacts
+from llmcore.api.bridge import ModelFacts
 from llmcore.text.stream import FINISH_REASONS, Choice, Usage
 
 from llmcore_server.chat.blocks import Block, CallBlock, ReasoningBlock, TextBlock, blocks

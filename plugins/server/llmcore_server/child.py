@@ -10,11 +10,11 @@ import sys
 import traceback
 from typing import TextIO, TypeVar
 
+from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
 from llmcore.child import die_with_parent
-from llmcore.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
-from llmcore.logs import log_to_stderr
-from llmcore.machine import shortage_of
+from llmcore.config.process import shortage_of
 
+from llmcore_server.logs import log_to_stderr
 from llmcore_server.messages import (
     AdminLaunch,
     EngineLaunch,

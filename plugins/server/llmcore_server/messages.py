@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 from llmcore import __version__
-from llmcore.bridge import Abort, FinishChoice, Load, ModelFacts, StepEvents, Submit
+from llmcore.api.bridge import Abort, FinishChoice, Load, ModelFacts, StepEvents, Submit
+from llmcore.api.errors import ConfigError
+from llmcore.api.protocols import RequestRecord
 from llmcore.config import Config
-from llmcore.errors import ConfigError
-from llmcore.protocols import RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ def register_commands() -> Iterable[CommandSpec]:
         summary="Serve a model over HTTP.",
         command="llmcore_server.serve:command",
         heading="Run",
-        prepare="llmcore.machine:check_limits",
+        prepare="llmcore.config.process:check_limits",
     )
 
 

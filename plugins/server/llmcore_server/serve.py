@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import click
 from llmcore import __version__
-from llmcore.bridge import ModelFacts
+from llmcore.api.bridge import ModelFacts
 from llmcore.cli.display import Stages, show_summary
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
 from llmcore.config import Reports, with_model_resolved
-from llmcore.logs import fields, log_to_stderr
 from llmcore.weights.source import find_loader
 
+from llmcore_server.logs import fields, log_to_stderr
 from llmcore_server.supervisor import Notices, serve
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import orjson
 from llmcore import __version__
-from llmcore.bridge import Load, ModelFacts
+from llmcore.api.bridge import Load, ModelFacts
+from llmcore.api.counters import Counted, ServerFigures
 from llmcore.config import Config, options_of, plugin_settings, shown_settings
 from llmcore.config.setting import HIDDEN
-from llmcore.counters import Counted, ServerFigures
 
 from llmcore_server.messages import ServerFacts
 from llmcore_server.settings import SECTIONS, Access

@@ -6,7 +6,7 @@ import mmap
 
 import torch
 from llmcore.builtin.devices import cpu, cuda, register_devices
-from llmcore.plugins import load
+from llmcore.registry.loader import load
 
 
 def test_every_spec_loads() -> None:

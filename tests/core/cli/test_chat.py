@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.cli import main
 from llmcore.cli.chat import converse
 from llmcore.cli.openai_client import Message, Server
-from llmcore.errors import ConfigError, LlmcoreError
 
 
 class Echo:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from llmcore.api.errors import ConfigError, LlmcoreError, StartupError
 from llmcore.cli.failure import cause_and_fix, show_failure
-from llmcore.errors import ConfigError, LlmcoreError, StartupError
 from rich.console import Console
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.cli import main
 from llmcore.cli.generate import Item, read_items
 from llmcore.cli.sampling import from_model
-from llmcore.errors import ConfigError
 from llmcore_devtools import write_fake_model
 
 

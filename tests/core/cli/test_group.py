@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from llmcore.api.errors import ConfigError
 from llmcore.cli.group import PluginGroup, commands, loaded
-from llmcore.errors import ConfigError
 
 COMMANDS = """
 import click
@@ -124,7 +124,7 @@ def test_a_command_of_a_distribution_that_is_missing_names_it(
     root: click.Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {"acme-zoo": {"commands": ["zoo feed", "safari"], "options": []}}
-    monkeypatch.setattr("llmcore.official.official_plugins", lambda: table)
+    monkeypatch.setattr("llmcore.registry.official.official_plugins", lambda: table)
     for args, name in ((["safari"], "safari"), (["zoo", "feed"], "zoo feed")):
         error = CliRunner().invoke(root, args).exception
         assert isinstance(error, ConfigError)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from llmcore import __version__
+from llmcore.api.hookspecs import HOOKS
 from llmcore.cli import root
-from llmcore.hookspecs import HOOKS
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "docs" / "examples"

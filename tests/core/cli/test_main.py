@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 import pytest
+from llmcore.api.specs import OptionSpec
 from llmcore.cli import main, root
 from llmcore.cli.group import commands, loaded
 from llmcore.cli.options import joined
 from llmcore.config import plugin_settings, settings
-from llmcore.specs import OptionSpec
 from llmcore_devtools import registry_of
 
 

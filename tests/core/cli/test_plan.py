@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DeviceInfo
 from llmcore.builtin.devices import cuda
 from llmcore.cli import main
 from llmcore.cli.plan import find_machine, parse_size, show_bytes
 from llmcore.config import Config
-from llmcore.errors import ConfigError
-from llmcore.plugins import build_registry, discover
-from llmcore.specs import DeviceInfo
+from llmcore.registry.loader import build_registry, discover
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.config import (
     Config,
     Origins,
@@ -31,8 +33,6 @@ from llmcore.config import (
     shown_value,
     without_effect,
 )
-from llmcore.errors import ConfigError
-from llmcore.specs import OptionSpec
 
 
 @dataclass(frozen=True, kw_only=True)

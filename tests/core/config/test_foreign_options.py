@@ -6,14 +6,14 @@ import re
 
 import click
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OptionSpec
 from llmcore.cli import main, root
 from llmcore.cli.group import commands
 from llmcore.config import RETIRED, make_config, plugin_settings, resolve_config, settings
 from llmcore.config.foreign import FOREIGN, SHORT
 from llmcore.config.setting import absent_settings, canonical, names
-from llmcore.errors import ConfigError
-from llmcore.plugins import build_registry
-from llmcore.specs import OptionSpec
+from llmcore.registry.loader import build_registry
 
 BROUGHT = plugin_settings(spec for spec, _ in build_registry(make_config()).specs(OptionSpec))
 PRESENT = (*settings(), *BROUGHT)

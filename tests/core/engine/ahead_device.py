@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 from llmcore.api import DeviceInfo, DeviceSpec, hookimpl
-from llmcore.budget import GRAPH_BYTES
 from llmcore.builtin.devices.cpu import CPU
+from llmcore.engine.budget import GRAPH_BYTES
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore import plugins
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
 from llmcore.engine.model_runner import Launched, ModelRunner
+from llmcore.registry import loader as plugins
 from llmcore.sched.plan import StepPlan, decode, encode
 from llmcore_devtools import write_fake_model
 from steered import PLUGINS

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError
 from llmcore_devtools import fake_answer
 from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import DeviceInfo, ModeSpec, OpContext
 from llmcore.cli import root
 from llmcore.engine.dry_model import DryBuild, fallbacks, mode_fit_of, settle_granules
 from llmcore.engine.llm import LLM
-from llmcore.errors import ConfigError
-from llmcore.models import AttnSpec
-from llmcore.modes import Pins
-from llmcore.registry import Registry
-from llmcore.resolve import Resolution, candidates_for, resolve
-from llmcore.specs import DeviceInfo, ModeSpec, OpContext
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import Resolution, candidates_for, resolve
 from llmcore_devtools import fake_answer, fake_config, registry_of
 
 HALF = """

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
+from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError
 from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.bridge import BeamSearch, ChoiceEvent, SamplingParams, Submit
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, SamplingParams, Submit
+from llmcore.api.errors import RequestError, text_of
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError, text_of
 from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]

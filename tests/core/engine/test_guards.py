@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError
 from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.api.errors import RequestError
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError
 from llmcore.text.stream import ChoiceText
 from llmcore_devtools import fake_answer, write_fake_model
 
@@ -89,7 +89,7 @@ def test_whoever_submits_while_the_engine_closes_hears_of_it(make_llm: MakeLLM) 
 AT_EXIT = """
 import sys
 from llmcore import LLM
-from llmcore.bridge import SamplingParams, Submit
+from llmcore.api.bridge import SamplingParams, Submit
 
 llm = LLM(sys.argv[1], device="cpu", max_total_token_num=2000)
 request = Submit(id=1, prompt=bytes(4), max_new_tokens=1500, sampling=SamplingParams(temperature=0.0))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, Submit
 from llmcore.engine.llm import LLM
 from llmcore_devtools import fake_answer
 

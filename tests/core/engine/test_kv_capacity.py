@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore.api.errors import ConfigError, RequestError, ResolveError
 from llmcore.builtin import token_layout
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config, Memory, Scheduling
 from llmcore.engine import build, tables
 from llmcore.engine.kv_capacity import Room, fit, kv_capacity, scheduler_limits, stall_ms
 from llmcore.engine.llm import LLM
-from llmcore.errors import ConfigError, RequestError, ResolveError
 from llmcore.layers import Build
 from llmcore_devtools import fake_answer, fake_config
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.api.bridge import ChoiceEvent, Finish, SamplingParams, Submit
+from llmcore.api.errors import ConfigError, RequestError, ResolveError
 from llmcore.engine.llm import LLM
-from llmcore.errors import ConfigError, RequestError, ResolveError
 from llmcore_devtools import fake_answer
 
 MakeLLM = Callable[..., LLM]

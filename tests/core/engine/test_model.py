@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.config import resolve_model
 from llmcore.engine.llm import LLM
 from llmcore.engine.model import describe_sampling, sampling_defaults
-from llmcore.errors import ConfigError
 from llmcore_devtools import fake_answer, write_fake_model
 from llmcore_devtools.family import small_model
 from llmcore_devtools.tokenizer import write_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore.bridge import SamplingParams
+from llmcore.api.bridge import SamplingParams
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config
 from llmcore.engine.model_runner import ModelRunner, StepOps, group_kv
@@ -16,7 +16,7 @@ from llmcore.engine.sampler import RowSampler
 from llmcore.engine.tables import Tables, Upload
 from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
-from llmcore.plugins import build_registry
+from llmcore.registry.loader import build_registry
 from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites, frame_of
 from llmcore_devtools import fake_config
 from llmcore_devtools.fake_files import fake_answer

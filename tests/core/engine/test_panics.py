@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.bridge import Submit
-from llmcore.counters import TALLIES
+from llmcore.api.bridge import Submit
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError, Stopped, reraise_if_stopping
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError, Stopped, reraise_if_stopping
 from llmcore_devtools import fake_answer
 
 AHEAD = str(Path(__file__).with_name("ahead_device.py"))

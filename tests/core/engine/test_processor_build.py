@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from llmcore.bridge import LogitsProcessor, SamplingParams, Submit
+from llmcore.api.bridge import LogitsProcessor, SamplingParams, Submit
+from llmcore.api.errors import RequestError
 from llmcore.engine import processor_build
 from llmcore.engine.processor_build import (
     LARGE_BYTES,
@@ -20,7 +21,6 @@ from llmcore.engine.processor_build import (
     Turns,
 )
 from llmcore.engine.processors import Prepared
-from llmcore.errors import RequestError
 
 SMALL, LARGE = LARGE_BYTES, LARGE_BYTES + 1
 

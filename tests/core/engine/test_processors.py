@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from llmcore.api import LogitsProcessorSpec
+from llmcore.api.processors import ProcessorContext
 from llmcore.engine import processors
 from llmcore.engine.processors import Processors, Threads
-from llmcore.processors import ProcessorContext
 
 
 class Call:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from llmcore.api.errors import PluginError
+from llmcore.api.protocols import AttnLimits, SchedulerLimits
+from llmcore.api.specs import TOKEN_BUCKETS, bucket_of
 from llmcore.engine.profile import prompts_plan, take_workspaces, warm_plans, worst_plan
-from llmcore.errors import PluginError
 from llmcore.layers import AttentionKernels
-from llmcore.protocols import AttnLimits, SchedulerLimits
-from llmcore.specs import TOKEN_BUCKETS, bucket_of
 
 LIMITS = SchedulerLimits(
     max_running=100,

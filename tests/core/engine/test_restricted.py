@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from llmcore.bridge import LengthDecay
+from llmcore.api.bridge import LengthDecay
 from llmcore.engine.llm import LLM
 from llmcore.text.bad_words import sequences_of
 from llmcore_devtools import fake_answer

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from llmcore.bridge import LogitsProcessor
+from llmcore.api.bridge import LogitsProcessor
+from llmcore.api.errors import RequestError
 from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.engine.llm import LLM
 from llmcore.engine.processors import _refused
-from llmcore.errors import RequestError
 from llmcore_devtools import check_plugin, fake_answer, registry_of
 from steered import AHEAD, ANSWERS, GREEDY, PLUGINS, together, use
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from llmcore.api.errors import RequestError
 from llmcore.engine import engine, processor_build, token_masks
 from llmcore.engine.llm import LLM
-from llmcore.errors import RequestError
 from llmcore.sched import processors
 from llmcore.sched.request import Totals
 from llmcore_devtools import fake_answer

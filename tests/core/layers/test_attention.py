@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import AttnSpec, KVGroupSpec, ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore.layers import Attention, Build, Linear, QKVLinear, RMSNorm
 from llmcore.layers.rope import Rope, RopeConfig
 from llmcore.layers.step import KVStep, Step
-from llmcore.models import AttnSpec, KVGroupSpec, ModelConfig
 from llmcore.ops import rms_norm, rope, rope_angles
-from llmcore.specs import DeviceInfo
 from llmcore_devtools import registry_of
 
 HEADS, KV_HEADS, SIZE, TOKENS = 4, 2, 8, 5

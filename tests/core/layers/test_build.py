@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api import AttnSpec, KernelSpec, KVGroupSpec, ModelConfig, OpContext, Requires, hookimpl
-from llmcore.errors import ConfigError, PluginError, ResolveError
+from llmcore.api.errors import ConfigError, PluginError, ResolveError
+from llmcore.api.specs import DeviceInfo, PluginInfo
 from llmcore.layers import Build, Decoder, Linear, Mesh, RMSNorm, Rows
-from llmcore.modes import Pins
 from llmcore.ops import add_rms_norm
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, PluginInfo
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights
 from llmcore.weights.map import Shard
 from llmcore_devtools import registry_of

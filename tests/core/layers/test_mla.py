@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from llmcore.api import KernelSpec, OpContext, OpSpec, PluginInfo, WeightMap, hookimpl
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import KVGroupSpec, ModelConfig
+from llmcore.api.protocols import AttnLimits, AttnRows
+from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.layers import MLA, MLA_FUSE, Build, KVStep, LatentSpec, Linear, Mesh, Rope, RopeConfig, Step, latent
 from llmcore.layers.latent import LatentSizes, Room
-from llmcore.models import KVGroupSpec, ModelConfig
-from llmcore.modes import Pins
 from llmcore.ops.attention_cases import Uploads
-from llmcore.protocols import AttnLimits, AttnRows
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, bucket_of
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
 from llmcore.weights.load import finish, load_weights
 from llmcore_devtools import registry_of
 from llmcore_devtools.loaded_model import registry_for_tests

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore.api.protocols import AttnLimits
 from llmcore.layers import MLA
 from llmcore.layers.latent import LatentSizes
-from llmcore.protocols import AttnLimits
 from llmcore.weights.load import finish
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api import KernelSpec, ModelConfig, OpContext, PluginInfo, Requires, hookimpl
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DeviceInfo
 from llmcore.layers import Bound, Build, GatedMLP, LinearShape, Rows
 from llmcore.layers.build import Unquantized
-from llmcore.modes import Pins
 from llmcore.ops import linear_silu_and_mul
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
 from llmcore_devtools.loaded_model import registry_for_tests
 
 CONFIG = ModelConfig(

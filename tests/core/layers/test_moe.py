@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from llmcore.api import KernelSpec, ModelConfig, OpContext, OpSpec, PluginInfo, RouteSpec, WeightMap, hookimpl
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DeviceInfo, bucket_of
 from llmcore.layers import Bucketed, Build, Mesh, MoE, Rows, expert_names
-from llmcore.modes import Pins
-from llmcore.registry import Registry
-from llmcore.specs import DeviceInfo, bucket_of
+from llmcore.registry.modes import Pins
+from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, load_weights
 from llmcore.weights.source import open_checkpoint
 from llmcore_devtools.loaded_model import registry_for_tests

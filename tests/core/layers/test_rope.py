@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import KVGroupSpec, ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore.layers.build import Build
 from llmcore.layers.rope import Rope, by_length, read_rope, scaled
-from llmcore.models import KVGroupSpec, ModelConfig
-from llmcore.specs import DeviceInfo
 from llmcore_devtools import registry_of
 from llmcore_devtools.family import SMALL
 from transformers import LlamaConfig, Phi3Config, PhimoeConfig

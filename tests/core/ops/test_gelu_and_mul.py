@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops.gelu_and_mul import in_one_pass, make, reference
-from llmcore.specs import DeviceInfo, OpContext
 
 
 @pytest.mark.parametrize("op", [reference, in_one_pass])

@@ -6,13 +6,13 @@ import importlib
 from dataclasses import asdict, replace
 
 import pytest
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.builtin.cpu import attention_prefill
 from llmcore.builtin.kernels_cpu import register_kernels
 from llmcore.builtin.ops import register_ops
-from llmcore.models import AttnSpec
-from llmcore.plugins import load
-from llmcore.resolve import why_not
-from llmcore.specs import DeviceInfo, OpContext
+from llmcore.registry.loader import load
+from llmcore.registry.resolve import why_not
 from llmcore_devtools.kernels.compare import check
 
 CPU = DeviceInfo("cpu")

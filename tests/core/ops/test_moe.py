@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api import OpContext, RouteSpec
+from llmcore.api.specs import DeviceInfo
 from llmcore.ops import moe, moe_combine, moe_dispatch, moe_experts, moe_route
-from llmcore.specs import DeviceInfo
 from transformers.models.deepseek_v2.configuration_deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config

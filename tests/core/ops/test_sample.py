@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.builtin.cpu import sample as sample_cpu
 from llmcore.ops.sample import (
     Adjust,
@@ -20,7 +21,6 @@ from llmcore.ops.sample import (
     samples,
     typical,
 )
-from llmcore.specs import DeviceInfo, OpContext
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import kv_slots, rope_angles, step_inputs, step_outputs
 from llmcore.ops.silu_and_mul import make, reference
-from llmcore.specs import DeviceInfo, OpContext
 
 
 def ints(*values: int) -> torch.Tensor:

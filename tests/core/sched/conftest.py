@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bridge import ChoiceEvent, StepEvents, Submit, explode
+from llmcore.api.bridge import ChoiceEvent, StepEvents, Submit, explode
+from llmcore.api.protocols import SchedulerLimits
 from llmcore.builtin.estimators import Conservative
 from llmcore.builtin.fcfs import FCFS
 from llmcore.builtin.radix import RadixCache
 from llmcore.kv.group import KVGroup
-from llmcore.protocols import SchedulerLimits
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.processors import ChoiceProcessors
 from llmcore.sched.scheduler import Scheduler

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llmcore.api import RequestError, SamplingParams, Submit
-from llmcore.bridge import BeamSearch
+from llmcore.api.bridge import BeamSearch
 from llmcore.sched.beam_search import check_search
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from llmcore.bridge import Finish, Submit
+from llmcore.api.bridge import Finish, Submit
 from llmcore.builtin.estimators import Capped
 from llmcore.sched.request import Lease
 

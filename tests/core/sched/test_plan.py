@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from llmcore.bridge import LengthDecay, SamplingParams
+from llmcore.api.bridge import LengthDecay, SamplingParams
 from llmcore.sched.plan import Frame, StepPlan, Want, decode, encode, frame_of, padded
 
 

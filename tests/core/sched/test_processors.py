@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bridge import Finish
-from llmcore.errors import RequestError
-from llmcore.processors import OVERLOADED, words_of
-from llmcore.protocols import Int32
+from llmcore.api.bridge import Finish
+from llmcore.api.errors import RequestError
+from llmcore.api.processors import OVERLOADED, words_of
+from llmcore.api.protocols import Int32
 from llmcore.sched import processors
 from llmcore.sched.processors import ChoiceProcessors
 

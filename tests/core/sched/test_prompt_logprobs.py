@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bridge import Finish
+from llmcore.api.bridge import Finish
 from llmcore.builtin.estimators import Capped
 from llmcore.sched.plan import StepPlan, Want
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmcore.bridge import Finish
+from llmcore.api.bridge import Finish
 from llmcore.sched.scheduler import QueueStats
 
 Make = Any

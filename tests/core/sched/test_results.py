@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bridge import BeamSearch, Finish, SamplingParams
+from llmcore.api.bridge import BeamSearch, Finish, SamplingParams
 from llmcore.sched.plan import StepPlan, StepResult
 
 Make = Any

@@ -6,10 +6,10 @@ import random
 
 import pytest
 import torch
-from llmcore.bridge import LogitsProcessor, SamplingParams
-from llmcore.errors import RequestError
-from llmcore.processors import ProcessorContext
-from llmcore.protocols import Tokenizer
+from llmcore.api.bridge import LogitsProcessor, SamplingParams
+from llmcore.api.errors import RequestError
+from llmcore.api.processors import ProcessorContext
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.bad_words import NEVER, PROCESSOR, BadWords, forbid, make, sequences_of
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError, RequestError
-from llmcore.specs import OutputParserSpec
+from llmcore.api.errors import ConfigError, RequestError
+from llmcore.api.specs import OutputParserSpec
 from llmcore.text.chosen_template import ChosenTemplate, Templated, choose_template
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools.tokenizer import write_tokenizer

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.bridge import BeamSearch, ChoiceEvent, Finish, LogitsProcessor, SamplingParams, Submit
-from llmcore.errors import ConfigError
-from llmcore.processors import ProcessorContext
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, LogitsProcessor, SamplingParams, Submit
+from llmcore.api.errors import ConfigError
+from llmcore.api.processors import ProcessorContext
 from llmcore.text.healing import Healing, check_healing, heal, make
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import ChoiceText, TextRules

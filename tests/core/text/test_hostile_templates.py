@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import pytest
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore.text import render_budget
 from llmcore.text.templates import ChatTemplate
 

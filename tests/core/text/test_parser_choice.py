@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OutputParserSpec, TemplateMarks
 from llmcore.config import Model
-from llmcore.errors import ConfigError
-from llmcore.specs import OutputParserSpec, TemplateMarks
 from llmcore.text.parser_choice import chat_templates, choose_parsers
 
 

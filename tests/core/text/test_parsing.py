@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import OutputParserSpec
 from llmcore.config import Model
-from llmcore.errors import ConfigError
-from llmcore.specs import OutputParserSpec
 from llmcore.text.detokenizer import WindowDetokenizer, detokenizer
 from llmcore.text.events import (
     Event,

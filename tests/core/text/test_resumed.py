@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from llmcore.api.specs import OutputParserSpec
 from llmcore.api.text import ParserSample
-from llmcore.plugins import load
-from llmcore.specs import OutputParserSpec
+from llmcore.registry.loader import load
 from llmcore.text.events import (
     Event,
     ReasoningDelta,

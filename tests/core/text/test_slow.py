@@ -5,7 +5,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text.detokenizer import detokenizer
 from llmcore.text.slow import SlowTokenizer, load_slow
 

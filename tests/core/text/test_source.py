@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 
 import pytest
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import TokenizerSpec
 from llmcore.builtin.tokenizers import register_tokenizers
 from llmcore.config import Model
-from llmcore.errors import ConfigError
-from llmcore.specs import TokenizerSpec
 from llmcore.text import convert, source
 from llmcore.text.slow import load_slow
 from llmcore.text.tokenizer import FastTokenizer

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmcore.bridge import ChoiceEvent, Finish
+from llmcore.api.bridge import ChoiceEvent, Finish
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text import render_budget, templates
 from llmcore.text.templates import ChatTemplate
 

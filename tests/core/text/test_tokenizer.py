@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools.tokenizer import EOS, SPECIAL, write_sentencepiece_like, write_tokenizer
 

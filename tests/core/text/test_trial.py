@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.text import trial
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore.layers import Embedding, Linear, Rows
 from llmcore.layers.build import Build
 from llmcore.layers.mesh import Mesh
-from llmcore.models import ModelConfig
-from llmcore.specs import DeviceInfo
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights
 from llmcore.weights.map import Placement, Shard, WeightMap
 from llmcore_devtools.family import small_model
@@ -241,8 +241,8 @@ def test_dummy_weights(tmp_path: Path) -> None:
 MEASURE = """
 import sys, threading, time
 from pathlib import Path
-from llmcore.models import ModelConfig
-from llmcore.specs import DeviceInfo
+from llmcore.api.models import ModelConfig
+from llmcore.api.specs import DeviceInfo
 from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
 import torch, llmcore.layers, llmcore.weights.load, llmcore_llama.llama
 

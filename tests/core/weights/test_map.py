@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.weights.dtypes import DATA_TYPES, data_type, read_dtype
 from llmcore.weights.map import Target, WeightMap
 

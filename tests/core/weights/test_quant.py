@@ -14,7 +14,7 @@ from llmcore.api import ConfigError, ModeSpec, Placement, PluginError, PluginInf
 from llmcore.config import make_config
 from llmcore.engine.model import load_model, pick_device
 from llmcore.layers import Build, LinearShape
-from llmcore.registry import Registry
+from llmcore.registry.registry import Registry
 from llmcore.weights.quant import describe, find_quantization
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.family import oracle, small_model

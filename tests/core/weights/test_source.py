@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore.weights.source import open_checkpoint, read_model
 from llmcore_devtools.loaded_model import registry_for_tests
 from safetensors.torch import save_file

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore.api.errors import ConfigError
 from llmcore.config import make_config
 from llmcore.engine.llm import LLM
-from llmcore.errors import ConfigError
 from llmcore.weights.stretch import read_model_as_set, stretched
 from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_devtools.tokenizer import write_tokenizer

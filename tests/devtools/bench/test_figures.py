@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools.bench.client import Answer
 from llmcore_devtools.bench.load import Window, departures, figures, gaps, latencies, parse_objectives
 from llmcore_devtools.bench.stats import Spread, distribution, meets, percentile

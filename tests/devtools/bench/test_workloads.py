@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools.bench.workloads import Prompts, chat, fixed, parse_workload, read_lengths
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from llmcore.api.specs import DeviceInfo, OpContext, OpSpec
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.cli.kernels import command
 from llmcore.ops import SAMPLE_TOKENS, drawing, rms_norm
-from llmcore.specs import DeviceInfo, OpContext, OpSpec
 from llmcore_devtools import registry_of
 from llmcore_devtools.cli.bench_kernels import _wanted
 from llmcore_devtools.cli.check_kernels import Asked

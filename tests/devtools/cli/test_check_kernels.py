@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.cli.kernels import command
-from llmcore.models import AttnSpec
 from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm
 from llmcore.ops.attention import attend, shape_of
-from llmcore.plugins import load
-from llmcore.resolve import candidates_for
-from llmcore.specs import DeviceInfo, OpContext
+from llmcore.registry.loader import load
+from llmcore.registry.resolve import candidates_for
 from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
 from llmcore_devtools.kernels.compare import compare
 from llmcore_devtools.kernels.invariance import check_invariance

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from llmcore import __version__
+from llmcore.api.hookspecs import HOOKS
 from llmcore.cli import root
-from llmcore.hookspecs import HOOKS
 from llmcore_devtools import registry_of
 from llmcore_devtools.cli.new_plugin import KINDS, names_of, package, renamed, split
 

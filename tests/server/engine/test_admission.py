@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llmcore.bridge import BeamSearch, Submit
+from llmcore.api.bridge import BeamSearch, Submit
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
-from llmcore.plugins import configure
+from llmcore.registry.loader import configure
 from llmcore.sched.scheduler import QueueStats
 from llmcore_server.engine import admission
 from llmcore_server.engine.admission import RETRY_SECONDS, Admission

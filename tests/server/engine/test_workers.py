@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from llmcore.bridge import Finish, StepEvents, Submit
+from llmcore.api.bridge import Finish, StepEvents, Submit
 from llmcore_server.engine import workers
 from llmcore_server.engine.workers import BEHIND_BYTES, Workers
 from llmcore_server.messages import Mailbox, ToWorker

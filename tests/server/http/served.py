@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import falcon
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
 from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.app import RequestIds

@@ -12,8 +12,8 @@ import falcon.testing
 import msgspec
 import orjson
 import pytest
+from llmcore.api.errors import RequestError
 from llmcore.config import make_config
-from llmcore.errors import RequestError
 from llmcore_server.http import body
 from llmcore_server.http.access import DOCKER_HOST, HostNames, SameOrigin, admin_guard, server_guard
 from llmcore_server.http.app import build_app

@@ -9,10 +9,10 @@ from typing import Any
 import falcon
 import msgspec
 import pytest
-from llmcore.bridge import Load
+from llmcore.api.bridge import Load
+from llmcore.api.counters import GAP_SECONDS
+from llmcore.api.errors import RequestError
 from llmcore.config import Config, make_config
-from llmcore.counters import GAP_SECONDS
-from llmcore.errors import RequestError
 from llmcore_devtools.fake_bridge import FakeTransport
 from llmcore_server.http.access import SameOrigin, admin_guard, is_local_name
 from llmcore_server.http.admin import board as board_module

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import falcon
 import falcon.testing
 import pytest
-from llmcore.bridge import Submit
+from llmcore.api.bridge import Submit
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, FakeTransport, fake_front

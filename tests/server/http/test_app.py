@@ -6,7 +6,7 @@ import falcon
 import falcon.testing
 import orjson
 import pytest
-from llmcore.errors import ConfigError, RequestError
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore_server.http.app import build_app
 from llmcore_server.http.errors import KNOWN_CODES, openai_error
 from llmcore_server.http.front import Route

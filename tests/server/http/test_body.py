@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import pytest
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore_server.http import body
 from msgspec import Meta, Struct
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import zmq
-from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, ModelFacts, StepEvents, Submit
+from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, ModelFacts, StepEvents, Submit
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 from llmcore_server.http.bridge import WireBridge, merge
 from llmcore_server.messages import (
     Addresses,

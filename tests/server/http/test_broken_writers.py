@@ -9,8 +9,8 @@ from typing import Any
 
 import falcon
 import pytest
-from llmcore.bridge import Submit
-from llmcore.errors import RequestError
+from llmcore.api.bridge import Submit
+from llmcore.api.errors import RequestError
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw

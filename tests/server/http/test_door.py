@@ -14,8 +14,8 @@ from typing import Any
 import falcon
 import orjson
 import pytest
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
 from llmcore_server.http.access import HostNames, SameOrigin, network
 from llmcore_server.http.admission import Gate

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 import pytest
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
 from llmcore_server.http.streaming.limits import BodyPace, Limits
 from llmcore_server.http.strict import Bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llmcore.bridge import ChoiceEvent, Finish
+from llmcore.api.bridge import ChoiceEvent, Finish
 from llmcore.text.stops import StopStrings
 from llmcore.text.stream import Choice, ChoiceText, TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer

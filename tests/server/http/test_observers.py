@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from llmcore.counters import TALLIES
-from llmcore.protocols import RequestRecord
-from llmcore.registry import Registry
+from llmcore.api.counters import TALLIES
+from llmcore.api.protocols import RequestRecord
+from llmcore.registry.registry import Registry
 from llmcore_server.http import observers
 from llmcore_server.http.observers import Observers
 

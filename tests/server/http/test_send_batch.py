@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore_devtools import sockets as raw
 from llmcore_server.http.streaming.channel import StreamChannel
 from llmcore_server.http.streaming.loop import MOST, SendBatch

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import falcon
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools import sockets as raw
 from llmcore_server.http.errors import openai_error
 from llmcore_server.http.streaming import HttpServer, channel, raise_open_files

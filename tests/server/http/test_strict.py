@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore_server.http import strict
 from llmcore_server.http.access import Entry
 from llmcore_server.http.strict import Bounds, Pool, RequestReader

@@ -5,9 +5,9 @@ import json
 import re
 from importlib.resources import files
 
-from llmcore.bridge import Load
-from llmcore.counters import COUNTS, GAP_SECONDS, ServerFigures
-from llmcore.protocols import RequestRecord
+from llmcore.api.bridge import Load
+from llmcore.api.counters import COUNTS, GAP_SECONDS, ServerFigures
+from llmcore.api.protocols import RequestRecord
 from llmcore_server.prometheus.sink import PrometheusSink
 from llmcore_server.prometheus.tables import metrics
 

@@ -7,8 +7,8 @@ import socket
 from functools import partial
 
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.config import make_config
-from llmcore.errors import ConfigError
 from llmcore_server.plugin import register_options
 from llmcore_server.supervisor.admin import _bind
 

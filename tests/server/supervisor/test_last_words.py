@@ -14,7 +14,7 @@ from llmcore_server.supervisor.child import Child
 ENDS = """
 import os
 from llmcore_server import child
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_server.messages import EngineLaunch
 
 launch = child.begin(EngineLaunch)

@@ -21,7 +21,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, ServerFailed, serving
 from llmcore_devtools.tokenizer import write_tokenizer

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from llmcore.bridge import Load
-from llmcore.errors import ConfigError
-from llmcore.protocols import MetricSink
-from llmcore.registry import Registry
+from llmcore.api.bridge import Load
+from llmcore.api.errors import ConfigError
+from llmcore.api.protocols import MetricSink
+from llmcore.registry.registry import Registry
 from llmcore_server.messages import Snapshot
 from llmcore_server.supervisor import entrance
 from llmcore_server.supervisor.figures import Sinks, ThroughputLog

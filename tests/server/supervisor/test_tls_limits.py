@@ -16,8 +16,8 @@ from pathlib import Path
 
 import orjson
 import pytest
+from llmcore.api.errors import ConfigError
 from llmcore.config import Config
-from llmcore.errors import ConfigError
 from llmcore_devtools import sockets
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer

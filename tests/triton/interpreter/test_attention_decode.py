@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attention, attention_cases, attn_gqa_decode
-from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding
 from llmcore_triton.attention.listed import Config

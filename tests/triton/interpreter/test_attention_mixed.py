@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attention, attention_cases, attn_gqa_mixed
 from llmcore.ops.attention_cases import AttnCase, Uploads
-from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import unified
 from llmcore_triton.attention.grouped import Grouped

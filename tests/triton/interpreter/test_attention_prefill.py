@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnLimits, AttnRows
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attn_gqa_prefill
 from llmcore.ops.attention import shape_of
 from llmcore.ops.attention_cases import AttnCase, Uploads, case, reference
-from llmcore.protocols import AttnLimits, AttnRows
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import prefill
 from llmcore_triton.attention.prefill_work import tiles_of

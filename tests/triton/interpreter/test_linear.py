@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import DTYPES, linear, linear_silu_and_mul
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton import linear as small_rows
 from llmcore_triton import linear_cublas, linear_fixed, linear_gated, linear_gemv

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.models import AttnSpec
+from llmcore.api.models import AttnSpec
+from llmcore.api.protocols import AttnLimits, AttnRows, MetaWriter
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import (
     attention,
     attention_cases,
@@ -21,8 +23,6 @@ from llmcore.ops import (
     head_linear,
     latent_rope_kv_write,
 )
-from llmcore.protocols import AttnLimits, AttnRows, MetaWriter
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import listed
 from llmcore_triton.attention.listed import Config

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore.api.specs import DeviceInfo, KernelSpec, OpContext
 from llmcore.ops import DTYPES, drawing, moe_combine, moe_dispatch, moe_experts, moe_fused, moe_route
-from llmcore.plugins import load
-from llmcore.resolve import why_not
-from llmcore.specs import DeviceInfo, KernelSpec, OpContext
+from llmcore.registry.loader import load
+from llmcore.registry.resolve import why_not
 from llmcore_devtools.kernels.compare import check, compare
 from llmcore_devtools.kernels.real_shapes import real_shapes
 from llmcore_triton.moe import dispatch, experts, fused, route

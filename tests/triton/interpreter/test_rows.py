@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import DTYPES
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.specs.rows import LONGEST, kernels
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import DTYPES
 from llmcore.ops import sample as op
 from llmcore.ops.sample import Adjust, Sampler, SampleRows, plain_rows, reference
-from llmcore.specs import DeviceInfo, OpContext
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.sample import floors as floors_module
 from llmcore_triton.sample import typical as typical_module

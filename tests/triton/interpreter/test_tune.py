@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.config import Config
-from llmcore.plugins import build_registry, discover
-from llmcore.specs import DeviceInfo, OpContext
+from llmcore.registry.loader import build_registry, discover
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 GPU = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)

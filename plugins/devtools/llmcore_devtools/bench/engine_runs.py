@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from llmcore.bridge import SamplingParams, StepEvents, Submit
+from llmcore.api.bridge import SamplingParams, StepEvents, Submit
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.config import Config
 from llmcore.engine.build import build_engine
 from llmcore.engine.model import Progress
-from llmcore.errors import ConfigError, LlmcoreError
-from llmcore.plugins import build_registry
+from llmcore.registry.loader import build_registry
 
 from llmcore_devtools.bench.machine import process_age
 from llmcore_devtools.bench.stats import Spread

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 from llmcore_devtools.bench.client import Answer, Target, ask
 from llmcore_devtools.bench.stats import distribution, meets

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from llmcore import __version__
-from llmcore.registry import Registry
+from llmcore.registry.registry import Registry
 
 _PACKAGES = ("torch", "triton", "numpy", "msgspec")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 Lengths = tuple[int, int]
 """(prompt, answer) of one request, in tokens."""

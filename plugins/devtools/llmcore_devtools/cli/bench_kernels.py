@@ -10,18 +10,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+from llmcore.api.specs import OpContext, OpSpec
 from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
-from llmcore.modes import apply_modes
-from llmcore.registry import Registry
-from llmcore.specs import OpContext, OpSpec
+from llmcore.registry.modes import apply_modes
+from llmcore.registry.registry import Registry
 from llmcore.weights.dtypes import data_type
 
 from llmcore_devtools.cli.check_kernels import asked_shapes
 
 if TYPE_CHECKING:
+    from llmcore.api.protocols import Device
     from llmcore.ops import Shape
-    from llmcore.protocols import Device
 
     from llmcore_devtools.kernels.bench import BenchRow, Ceilings
 

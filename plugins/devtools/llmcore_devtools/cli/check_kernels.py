@@ -15,18 +15,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from llmcore.api.errors import ConfigError
+from llmcore.api.specs import DType, OpSpec
 from llmcore.cli.kernels import Asked
 from llmcore.cli.tables import show_failures, show_table
 from llmcore.config import resolve_model
-from llmcore.errors import ConfigError
-from llmcore.modes import apply_modes
-from llmcore.registry import Registry
-from llmcore.specs import DType, OpSpec
+from llmcore.registry.modes import apply_modes
+from llmcore.registry.registry import Registry
 from llmcore.weights.dtypes import data_type
 
 if TYPE_CHECKING:
+    from llmcore.api.protocols import Device
     from llmcore.ops import Shape
-    from llmcore.protocols import Device
 
     from llmcore_devtools.kernels.check import Unit
 

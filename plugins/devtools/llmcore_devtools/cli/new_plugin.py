@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 from llmcore import __version__
-from llmcore.errors import ConfigError
-from llmcore.hookspecs import HOOKS
-from llmcore.plugins import available
+from llmcore.api.errors import ConfigError
+from llmcore.api.hookspecs import HOOKS
+from llmcore.registry.loader import available
 
 _IRREGULAR: Mapping[str, str] = {
     "register_models": "family",

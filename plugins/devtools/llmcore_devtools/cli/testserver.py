@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from llmcore.api.errors import ConfigError
 from llmcore.cli.options import Resolved, SettingsCommand
-from llmcore.errors import ConfigError
-from llmcore.logs import log_to_stderr
+from llmcore_server.logs import log_to_stderr
 from llmcore_server.serve import notices
 from llmcore_server.supervisor import serve
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from llmcore.models import KVGroupSpec
+from llmcore.api.models import KVGroupSpec
+from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows, MetaWriter
+from llmcore.api.specs import KVLayoutSpec, OpContext
 from llmcore.ops.attention import spec_of, token_slots
 from llmcore.ops.attention_cases import AttnCase
-from llmcore.plugins import load
-from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows, MetaWriter
-from llmcore.registry import Registry
-from llmcore.specs import KVLayoutSpec, OpContext
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
 
 KV = tuple[torch.Tensor, ...]
 

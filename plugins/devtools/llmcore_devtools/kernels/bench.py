@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from llmcore.errors import LlmcoreError, reraise_if_stopping
+from llmcore.api.errors import LlmcoreError, reraise_if_stopping
+from llmcore.api.protocols import AttnLimits, Device
+from llmcore.api.specs import DType, KernelSpec, OpContext, OpSpec
 from llmcore.ops import DTYPES, Shape, drawing
 from llmcore.ops.attention import spec_of
 from llmcore.ops.attention_cases import AttnCase, Uploads
-from llmcore.plugins import load
-from llmcore.protocols import AttnLimits, Device
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE, candidates_for, resolve, why_not
-from llmcore.specs import DType, KernelSpec, OpContext, OpSpec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 
 from llmcore_devtools.kernels.compare import moved
 

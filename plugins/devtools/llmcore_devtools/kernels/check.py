@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from llmcore.errors import reraise_if_stopping
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import Device
+from llmcore.api.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
 from llmcore.ops import Shape, drawing
-from llmcore.plugins import load
-from llmcore.protocols import Device
-from llmcore.registry import Registry
-from llmcore.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
-from llmcore.specs import TOKEN_BUCKETS, DType, KernelSpec, OpContext, OpSpec
+from llmcore.registry.loader import load
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 
 from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
 from llmcore_devtools.kernels.compare import compare

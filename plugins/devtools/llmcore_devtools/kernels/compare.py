@@ -8,10 +8,10 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
+from llmcore.api.protocols import AttentionKernel, AttnLimits
+from llmcore.api.specs import OpContext
 from llmcore.ops import Bound, Op, OpModule
 from llmcore.ops.attention_cases import AttnCase, Uploads, reference
-from llmcore.protocols import AttentionKernel, AttnLimits
-from llmcore.specs import OpContext
 
 Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 """(what, got, expected)."""

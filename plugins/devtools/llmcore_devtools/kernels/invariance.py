@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows
 from llmcore.ops.attention_cases import AttnCase, Uploads
-from llmcore.protocols import AttentionKernel, AttnLimits, AttnRows
 
 from llmcore_devtools.kernels.compare import moved
 

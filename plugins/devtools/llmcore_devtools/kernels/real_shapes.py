@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from llmcore.models import AttnSpec, RouteSpec
+from llmcore.api.models import AttnSpec, RouteSpec
 from llmcore.ops import Shape
 from llmcore.ops.attention import shape_of
 from llmcore.ops.moe import shape_of as route_shape

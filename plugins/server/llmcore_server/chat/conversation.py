@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 from llmcore.text.parsing import ParserContext
 from llmcore.text.templates import RESERVED
 

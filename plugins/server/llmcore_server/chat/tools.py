@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from llmcore.bridge import LogitsProcessor
-from llmcore.errors import RequestError
+from llmcore.api.bridge import LogitsProcessor
+from llmcore.api.errors import RequestError
 from llmcore.text.call_grammar import CallGrammar
 from llmcore.text.parsing import OutputParsers, ParserContext, RequestParsing
 

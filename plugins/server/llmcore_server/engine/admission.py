@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from llmcore.api.bridge import Submit
 from llmcore.api.engine import QueueStats
-from llmcore.bridge import Submit
 
 from llmcore_server.limits import Bounds, too_many, too_many_of_key
 from llmcore_server.messages import Intake

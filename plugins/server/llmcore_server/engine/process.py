@@ -11,11 +11,11 @@ import time
 from types import FrameType
 
 import zmq
+from llmcore.api.bridge import Abort, FinishChoice, Submit
+from llmcore.api.counters import TALLIES, ServerFigures
 from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
-from llmcore.bridge import Abort, FinishChoice, Submit
-from llmcore.counters import TALLIES, ServerFigures
-from llmcore.errors import RequestError, Stopped
-from llmcore.plugins import build_registry
+from llmcore.api.errors import RequestError, Stopped
+from llmcore.registry.loader import build_registry
 
 from llmcore_server import child
 from llmcore_server.engine.admission import Admission

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import zmq
-from llmcore.bridge import Finish, StepEvents, Submit
+from llmcore.api.bridge import Finish, StepEvents, Submit
 
 from llmcore_server.messages import HEARTBEAT_SECONDS, Intake, Outlet
 

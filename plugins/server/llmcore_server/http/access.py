@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 
 from llmcore_server.http.deadlines import NO_KEY
 from llmcore_server.settings import Access, Server, is_loopback

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import falcon
-from llmcore.errors import RequestError
+from llmcore.api.errors import RequestError
 
 from llmcore_server.http.access import Door, Entry
 from llmcore_server.http.deadlines import NO_KEY, read_terms

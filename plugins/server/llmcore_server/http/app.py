@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import falcon
 from falcon.routing import CompiledRouter
-from llmcore.errors import ConfigError, reraise_if_stopping, text_of
+from llmcore.api.errors import ConfigError, reraise_if_stopping, text_of
 
 from llmcore_server.http.access import ENTRY, OPEN_PATHS, Admit, Door, Entry, SameOrigin
 from llmcore_server.http.admission import Arrivals, Doorman, Gate

@@ -17,8 +17,8 @@ import falcon
 import msgspec
 import numpy as np
 import orjson
-from llmcore.decode_struct import convert
-from llmcore.errors import RequestError
+from llmcore.api.decode_struct import convert
+from llmcore.api.errors import RequestError
 
 T = TypeVar("T")
 

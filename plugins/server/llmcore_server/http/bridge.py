@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import zmq
-from llmcore.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
-from llmcore.counters import TALLIES, ServerFigures
-from llmcore.errors import RequestError
-from llmcore.protocols import RequestRecord
-from llmcore.subscribers import Subscribers
+from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.api.counters import TALLIES, ServerFigures
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import RequestRecord
+from llmcore.api.subscribers import Subscribers
 
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.deadlines import Deadlines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 from llmcore_server.settings import Access
 

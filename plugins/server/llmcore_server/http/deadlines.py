@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import falcon
-from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.api.errors import RequestError, reraise_if_stopping
 
 logger = logging.getLogger(__name__)
 

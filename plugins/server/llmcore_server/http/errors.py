@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import falcon
 import msgspec
 import orjson
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError
 
 logger = logging.getLogger(__name__)
 

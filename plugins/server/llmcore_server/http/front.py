@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import falcon
-from llmcore.bridge import Bridge, ModelFacts
+from llmcore.api.bridge import Bridge, ModelFacts
+from llmcore.api.errors import reraise_if_stopping
+from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.config import Config
-from llmcore.errors import reraise_if_stopping
-from llmcore.protocols import RequestRecord, Tokenizer
 from llmcore.text.parsing import OutputParsers
 
 from llmcore_server.http import body, streaming

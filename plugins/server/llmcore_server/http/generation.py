@@ -18,8 +18,8 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from llmcore.bridge import ChoiceEvent, Finish, Submit
-from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.api.bridge import ChoiceEvent, Finish, Submit
+from llmcore.api.errors import RequestError, reraise_if_stopping
 from llmcore.text.healing import Healing, heal
 from llmcore.text.parsing import RequestParsing
 from llmcore.text.stream import Choice, Reducer, TextRules, Usage, failure

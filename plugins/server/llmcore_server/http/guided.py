@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-from llmcore.bridge import LogitsProcessor, Submit
-from llmcore.errors import RequestError
+from llmcore.api.bridge import LogitsProcessor, Submit
+from llmcore.api.errors import RequestError
 
 from llmcore_server.http.front import Front
 

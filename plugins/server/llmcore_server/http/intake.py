@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from llmcore.bridge import BeamSearch, Hint, SamplingParams, Submit
-from llmcore.errors import RequestError
-from llmcore.protocols import Tokenizer
+from llmcore.api.bridge import BeamSearch, Hint, SamplingParams, Submit
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmcore.bridge import MOST_LOGPROBS_AT_ONCE, ChoiceEvent, Finish
-from llmcore.errors import RequestError
-from llmcore.protocols import Tokenizer
+from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE, ChoiceEvent, Finish
+from llmcore.api.errors import RequestError
+from llmcore.api.protocols import Tokenizer
 from llmcore.text.stream import Choice
 
 LOWEST = -9999.0

@@ -9,10 +9,11 @@ import logging
 import queue
 import threading
 
-from llmcore.counters import TALLIES
-from llmcore.logs import fields
-from llmcore.protocols import RequestRecord
-from llmcore.registry import Registry
+from llmcore.api.counters import TALLIES
+from llmcore.api.protocols import RequestRecord
+from llmcore.registry.registry import Registry
+
+from llmcore_server.logs import fields
 
 logger = logging.getLogger("llmcore.request")
 

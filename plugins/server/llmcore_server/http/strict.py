@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
-from llmcore.counters import TALLIES
-from llmcore.errors import RequestError
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import RequestError
 
 from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.deadlines import NO_KEY

@@ -15,9 +15,9 @@ import sys
 from collections import Counter
 
 import zmq
+from llmcore.api.counters import TALLIES, ServerFigures
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.counters import TALLIES, ServerFigures
-from llmcore.errors import RequestError
 
 from llmcore_server import child
 from llmcore_server.http.access import announcement

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from llmcore.errors import Stopped
-from llmcore.plugins import build_registry, load
-from llmcore.processors import LogitsProcessorSpec
-from llmcore.registry import Registry
-from llmcore.specs import DialectSpec, OutputParserSpec, TokenizerSpec
+from llmcore.api.errors import Stopped
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.specs import DialectSpec, OutputParserSpec, TokenizerSpec
+from llmcore.registry.loader import build_registry, load
+from llmcore.registry.registry import Registry
 from llmcore.text.healing import check_healing
 from llmcore.text.parsing import open_parsers
 from llmcore.text.source import open_tokenizer

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 import zmq
-from llmcore.bridge import Load
+from llmcore.api.bridge import Load
+from llmcore.api.errors import ConfigError
 from llmcore.config import Config
-from llmcore.errors import ConfigError
 
 from llmcore_server.messages import Addresses, AdminLaunch, Outlet, Probe, ServerFacts
 from llmcore_server.server_status import Overview, rows

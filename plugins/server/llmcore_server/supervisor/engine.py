@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import zmq
-from llmcore.bridge import Load, ModelFacts
+from llmcore.api.bridge import Load, ModelFacts
 from llmcore.config import Config
 
 from llmcore_server.messages import (

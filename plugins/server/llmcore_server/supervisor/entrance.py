@@ -10,8 +10,8 @@ import os
 import socket
 from pathlib import Path
 
+from llmcore.api.errors import ConfigError
 from llmcore.config import Config
-from llmcore.errors import ConfigError
 
 from llmcore_server.child import STOP
 from llmcore_server.http.certificate import server_context

@@ -8,14 +8,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llmcore.bridge import Load
+from llmcore.api.bridge import Load
+from llmcore.api.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
+from llmcore.api.errors import ConfigError, reraise_if_stopping, text_of
+from llmcore.api.protocols import MetricSink, RequestRecord
+from llmcore.api.specs import MetricSinkSpec
 from llmcore.config import gateway_login, without_login
-from llmcore.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
-from llmcore.errors import ConfigError, reraise_if_stopping, text_of
-from llmcore.plugins import made
-from llmcore.protocols import MetricSink, RequestRecord
-from llmcore.registry import Registry
-from llmcore.specs import MetricSinkSpec
+from llmcore.registry.loader import made
+from llmcore.registry.registry import Registry
 from prometheus_client import push_to_gateway
 from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric

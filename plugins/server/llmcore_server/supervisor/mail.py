@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
-from llmcore.bridge import ModelFacts
-from llmcore.counters import TALLIES
+from llmcore.api.bridge import ModelFacts
+from llmcore.api.counters import TALLIES
 
 from llmcore_server.messages import (
     Alive,

@@ -9,10 +9,10 @@ import time
 
 import msgspec
 import zmq
+from llmcore.api.counters import TALLIES
+from llmcore.api.errors import ConfigError, LlmcoreError, ServerError, StartupError
 from llmcore.config import Config
-from llmcore.counters import TALLIES
-from llmcore.errors import ConfigError, LlmcoreError, ServerError, StartupError
-from llmcore.machine import memory_note
+from llmcore.config.process import memory_note
 
 from llmcore_server.messages import Addresses, Process, ServerFacts, WorkerGone
 from llmcore_server.supervisor.admin import Admin

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import zmq
-from llmcore.machine import shortage_of
+from llmcore.config.process import shortage_of
 
 from llmcore_server.supervisor.child import Child
 from llmcore_server.supervisor.watchdog import Clock, Silence

@@ -10,7 +10,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from llmcore.errors import ConfigError
+from llmcore.api.errors import ConfigError
 
 from llmcore_server.messages import Addresses
 

@@ -6,9 +6,9 @@ import logging
 import time
 from dataclasses import dataclass
 
-from llmcore.bridge import Load
+from llmcore.api.bridge import Load
+from llmcore.api.counters import TALLIES
 from llmcore.config import Config
-from llmcore.counters import TALLIES
 
 from llmcore_server.messages import HEARTBEAT_SECONDS, State
 from llmcore_server.settings import Server

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 import zmq
-from llmcore.bridge import Load, ModelFacts
+from llmcore.api.bridge import Load, ModelFacts
+from llmcore.api.errors import LlmcoreError, Stopped
 from llmcore.config import Config, with_plugins
-from llmcore.errors import LlmcoreError, Stopped
-from llmcore.plugins import build_registry
-from llmcore.registry import Registry
+from llmcore.registry.loader import build_registry
+from llmcore.registry.registry import Registry
 
 from llmcore_server.child import FROM_OUTSIDE, STOP
 from llmcore_server.messages import Shutdown

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from llmcore.bridge import ModelFacts
+from llmcore.api.bridge import ModelFacts
+from llmcore.api.processors import LogitsProcessorSpec
+from llmcore.api.specs import OutputParserSpec, TokenizerSpec
 from llmcore.config import Config
-from llmcore.official import parsers_that_help, processors_that_help
-from llmcore.processors import LogitsProcessorSpec
-from llmcore.registry import Registry
-from llmcore.specs import OutputParserSpec, TokenizerSpec
+from llmcore.registry.official import parsers_that_help, processors_that_help
+from llmcore.registry.registry import Registry
 from llmcore.text.chosen_template import choose_template
 from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
 from llmcore.text.source import prepare

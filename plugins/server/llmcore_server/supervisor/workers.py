@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 import zmq
-from llmcore.bridge import ModelFacts
+from llmcore.api.bridge import ModelFacts
 from llmcore.config import Config
 
 from llmcore_server.messages import Addresses, Outlet, Shutdown, WorkerLaunch

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from llmcore.api.specs import OptionSpec
 from llmcore.cli.display import Stages
 from llmcore.cli.options import Resolved, with_model
 from llmcore.config import plugin_settings, settings, value_of, with_model_resolved
-from llmcore.specs import OptionSpec
 
 from llmcore_devtools.bench.machine import machine, versions
 
@@ -68,7 +68,7 @@ def started(resolved: Resolved, model: str | None, options: Mapping[str, Any]) -
     config = with_model_resolved(with_model(resolved.config, model))
     stages = Stages()
     try:
-        from llmcore.bridge import SamplingParams
+        from llmcore.api.bridge import SamplingParams
 
         from llmcore_devtools.bench.engine_runs import BenchEngine
 

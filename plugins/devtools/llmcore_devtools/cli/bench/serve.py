@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from llmcore.api.errors import ConfigError, LlmcoreError
 from llmcore.cli.openai_client import Server
-from llmcore.errors import ConfigError, LlmcoreError
 
 from llmcore_devtools.bench.client import DIALECTS, Target
 from llmcore_devtools.bench.load import METRICS, figures, offer, parse_objectives, payloads, raw

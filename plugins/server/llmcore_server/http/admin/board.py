@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 import orjson
-from llmcore.counters import GAP_SECONDS
+from llmcore.api.counters import GAP_SECONDS
 
 from llmcore_server.http.reply import Reply
 from llmcore_server.server_status import Overview

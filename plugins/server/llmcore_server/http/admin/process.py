@@ -19,8 +19,8 @@ import falcon
 import msgspec
 import orjson
 import zmq
+from llmcore.api.errors import RequestError
 from llmcore.config import Config
-from llmcore.errors import RequestError
 
 from llmcore_server import child
 from llmcore_server.http import streaming

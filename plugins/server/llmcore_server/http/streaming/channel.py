@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.api.errors import RequestError, reraise_if_stopping
 from waitress.channel import HTTPChannel
 
 from llmcore_server.http.access import Entry, network

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass, field
 
+from llmcore.api.errors import ConfigError, RequestError
 from llmcore.config import Config
-from llmcore.errors import ConfigError, RequestError
 
 from llmcore_server.http.strict import Bounds
 from llmcore_server.settings import Server

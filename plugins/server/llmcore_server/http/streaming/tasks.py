@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 import falcon
-from llmcore.errors import RequestError, reraise_if_stopping
+from llmcore.api.errors import RequestError, reraise_if_stopping
 from waitress.task import ErrorTask, WSGITask
 
 from llmcore_server.http.access import ANYBODY, ENTRY, Entry

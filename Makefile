@@ -69,7 +69,7 @@ test-families: setup
 test-http: setup
 	@$(TIMED) http $(PYTEST) $(BOTH_CORES) tests/server/http
 
-# What others notice of bad input, broken connections, failing steps and killed processes: docs/faults.md.
+# What others notice of bad input, broken connections, failing steps and killed processes: tests/faults/README.md.
 faults: setup
 	@$(TIMED) faults $(PYTEST) -n 2 --dist loadfile tests/faults
 
@@ -101,6 +101,7 @@ dashboard-shot: setup
 
 docs: setup
 	@$(BIN)/python scripts/generate_docs.py
+	@$(BIN)/python scripts/trace_walk.py
 
 clean:
 	rm -rf $(VENV) build dist .tox *.egg-info core/*.egg-info plugins/*/*.egg-info contrib_models/*.egg-info

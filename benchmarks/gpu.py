@@ -1,15 +1,12 @@
 """The engine's figures on one GPU, beside the GPU's own ceilings and other engines' figures.
 
-    python benchmarks/gpu.py [--rows decode_1 chat ...] [--profile] [--json FILE] [--set disable_cudagraph=true]
+    python benchmarks/gpu.py [--rows decode_1 chat ...] [--json FILE] [--set disable_cudagraph=true]
 
 Weights are random, from a config.json alone; nothing is downloaded. The prefix cache is off, and prompts are new in
-every run. The script prints the start-up summary, every row when it is measured, and the whole table last.
-`start_cold` and `start_warm` start the engine in two further processes first, the first of them without compiled
-kernels. Both count from the start of the process. Beside decode steps the table shows the bytes and flops that their
-ops declare. The experts that a mixture really reads are counted in an engine of its own. `--bound` runs every row once
-more, step by step, and compares each step with a lower bound (dense models only). The bound has the linears, attention
-and copies alone, at the rates that this GPU sustains for seconds. `--shrink 100` divides batches and lengths, to try
-the script itself on any machine.
+every run. The script prints the start-up summary, every row when it is measured, and the whole table last. Other
+engines' figures are those of peers.json. `start_cold` and `start_warm` start the engine in two further processes
+first, the first of them without compiled kernels. Both count from the start of the process. `--shrink 100` divides
+batches and lengths, to try the script itself on any machine.
 """
 
 from __future__ import annotations
@@ -17,30 +14,190 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import gpu_floor
-from gpu_rows import ROWS, STARTS, Bench, Row
-from llmcore.api.specs import DeviceInfo, OptionSpec
+import torch
+from llmcore.api.specs import OptionSpec
 from llmcore.config import Config, resolve_config, with_plugins
-from llmcore.engine.model import pick_device
+from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.registry.loader import build_registry, discover
-from llmcore_devtools.bench.engine_runs import BenchEngine
+from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
 from llmcore_devtools.bench.machine import machine, versions
 from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.workloads import Lengths, chat
+from torch.nn import functional as F
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
 PEERS = json.loads((HERE / "peers.json").read_text())
 SETTINGS = {"load_format": "dummy", "max_req_total_len": "8192"}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The engine and options for the rows. `n` reduces a count or a length when the script itself is tried."""
+
+    engine: BenchEngine
+    repeats: int
+    shrink: int
+
+    def n(self, count: int) -> int:
+        return max(1, count // self.shrink)
+
+    def requests(self, count: int, prompt: int, output: int) -> list[Lengths]:
+        return [(self.n(prompt), self.n(output))] * self.n(count)
+
+    def seconds(self, lengths: Sequence[Lengths], warmup: Sequence[Lengths], repeats: int | None = None) -> Spread:
+        """The seconds of `lengths`, submitted at once. First it runs `warmup` until its step sizes are captured."""
+        for _ in range(CAPTURED_AT):
+            self.engine.run(warmup)
+        return Spread.of([self.engine.run(lengths).seconds for _ in range(repeats or self.repeats)])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `measure` is None for rows that are measured in processes of their own."""
+
+    key: str
+    title: str
+    unit: str
+    measure: Callable[[Bench], Spread] | None
+
+    @property
+    def better(self) -> int:
+        """1 if more is better, -1 if less is better."""
+        return 1 if self.unit == "tok/s" else -1
+
+
+def decode(batch: int) -> Row:
+    """(T(in 512, out 129) - T(in 512, out 1)) / 128."""
+
+    def measure(bench: Bench) -> Spread:
+        steps = max(2, bench.n(128))
+        found = measure_latency(
+            bench.engine, bench.n(batch), bench.n(512), 1 + steps, repeats=bench.repeats, warmup=CAPTURED_AT
+        )
+        return found.step.scaled(1e3)
+
+    return Row(f"decode_{batch}", f"decode step, batch {batch}", "ms", measure)
+
+
+def rate(key: str, title: str, count: int, lengths: Lengths, warmup: tuple[int, Lengths]) -> Row:
+    """Tokens per second of `count` requests at once. Tokens of prompts count, and those of answers longer than one
+    token."""
+
+    def measure(bench: Bench) -> Spread:
+        load = bench.requests(count, *lengths)
+        tokens = sum(prompt + (output if lengths[1] > 1 else 0) for prompt, output in load)
+        found = bench.seconds(load, bench.requests(warmup[0], *warmup[1]))
+        return Spread(*(tokens / seconds for seconds in (found.median, found.high, found.low)))
+
+    return Row(key, title, "tok/s", measure)
+
+
+def first_token(bench: Bench) -> Spread:
+    lengths = bench.requests(1, 512, 1)
+    return bench.seconds(lengths, lengths, 3 * bench.repeats).scaled(1e3)
+
+
+def chats(bench: Bench) -> Spread:
+    lengths = chat(bench.n(1000)).lengths
+    return bench.seconds(lengths, lengths)
+
+
+def long_prompts(bench: Bench) -> Spread:
+    return bench.seconds(bench.requests(16, 6144, 256), bench.requests(16, 2048, 32))
+
+
+ROWS = (
+    *(decode(batch) for batch in (1, 8, 32, 64, 128, 256)),
+    rate("prefill", "prefill, 32 x 4,096", 32, (4096, 1), (8, (4096, 1))),
+    Row("first_token", "first token of one 512-token prompt", "ms", first_token),
+    Row("chat", "chat mix, 1,000 at once", "s", chats),
+    rate("throughput", "512 x (1,024 in, 128 out), in + out", 512, (1024, 128), (128, (1024, 32))),
+    Row("long", "16 x (6,144 in, 256 out)", "s", long_prompts),
+)
+STARTS = tuple(
+    Row(f"start_{kind}", f"process start to ready, {what}", "s", None)
+    for kind, what in (("cold", "nothing compiled"), ("warm", "kernels compiled"))
+)
+
+
+# --- the GPU's own ceilings --------------------------------------------------------------------------------------
+
+COPY_BYTES = 2 << 30
+SIDE = 8192
+HIDDEN, INNER, QKV = 4096, 14336, 6144
+"""The sizes of Llama-3.1-8B."""
+LINEARS = ((HIDDEN, QKV), (HIDDEN, HIDDEN), (HIDDEN, 2 * INNER), (INNER, HIDDEN))
+"""(in, out) of one layer: 436 MB in bf16, more than any cache holds."""
+LINEAR_ROWS = (16, 256, 2048)
+
+
+@torch.inference_mode()
+def ceilings() -> Iterator[tuple[str, float]]:
+    """Yields the best rates of this GPU: memory copies, one large matmul, and one layer's linears through cuBLAS."""
+    yield "copy_tb_s", copy()
+    yield "matmul_tflop_s", matmul()
+    weights = [torch.randn(size, width, dtype=torch.bfloat16, device="cuda") * 0.02 for width, size in LINEARS]
+    for rows in LINEAR_ROWS:
+        inputs = [torch.randn(rows, weight.shape[1], dtype=torch.bfloat16, device="cuda") for weight in weights]
+        yield f"linears_{rows}_us", layer(inputs, weights)
+
+
+def copy() -> float:
+    """Returns TB/s, read and written, within the GPU's memory."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / microseconds(lambda: target.copy_(source)) / 1e6
+
+
+def matmul() -> float:
+    """Returns TFLOP/s of one square bf16 product of random data."""
+    left, right = (torch.randn(SIDE, SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return 2 * SIDE**3 / microseconds(lambda: left @ right) / 1e6
+
+
+def layer(inputs: list[torch.Tensor], weights: list[torch.Tensor], rounds: int = 8) -> float:
+    """The microseconds of one pass over the linears, in a graph of `rounds`, so that the host does not count."""
+
+    def work() -> None:
+        for x, weight in zip(inputs, weights, strict=True):
+            F.linear(x, weight)
+
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            work()
+    return microseconds(graph.replay) / rounds
+
+
+def microseconds(work: Callable[[], object], repeats: int = 20) -> float:
+    """Returns the median of `repeats` on the GPU's own clock, after three that do not count."""
+    times = []
+    for repeat in range(repeats + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        if repeat >= 3:
+            times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+# --- the run -----------------------------------------------------------------------------------------------------
 
 
 def config_of(options: argparse.Namespace) -> Config:
@@ -82,32 +239,6 @@ def measure(rows: Sequence[Row], bench: Bench) -> dict[str, Spread]:
     return found
 
 
-def near_the_floor(
-    config: Config, device: DeviceInfo, limits: Mapping[str, float], found: Mapping[str, Spread]
-) -> list[dict[str, Any]]:
-    """Returns what decode steps must move and compute, beside their time. On failure it prints the reason and returns
-    []."""
-    steps = {
-        int(key.removeprefix("decode_")): step.median / 1e3 for key, step in found.items() if key.startswith("decode_")
-    }
-    try:
-        return gpu_floor.lines(config, device, limits, steps) if steps else []
-    except Exception:  # noqa: BLE001 - the table is worth printing
-        print(f"floor of decode steps: FAILED\n{traceback.format_exc()}", flush=True)
-        return []
-
-
-def profile(engine: BenchEngine) -> dict[str, Any] | None:
-    """Returns the profile's figures. Without any it prints the reason and returns None."""
-    from gpu_profile import report
-
-    try:
-        return report(engine)
-    except Exception:  # noqa: BLE001 - the table is worth printing
-        print(f"profile: FAILED\n{traceback.format_exc()}", flush=True)
-        return None
-
-
 def table(rows: Sequence[Row], found: dict[str, Spread], peers: dict[str, Any]) -> list[str]:
     """Returns lines: our figure, what must and should be reached, the best other figure, and whether we reach it."""
     layout = "{:<38} {:>28} {:>8} {:>8} {:>8}  {:<17} {:>8}  {}"
@@ -123,7 +254,9 @@ def table(rows: Sequence[Row], found: dict[str, Spread], peers: dict[str, Any]) 
             verdict = reached[0] if reached else "MISSED" if must else ""
             gain = f"{row.better * (got.median / peer - 1):+.1%}" if peer else ""
         shown = (f"{mark:,}" if mark else "" for mark in (must, aim, peer))
-        lines.append(layout.format(row.title, f"{got or '-'} {row.unit}", *shown, line.get("who", ""), gain, verdict))
+        lines.append(
+            layout.format(row.title, f"{got or '-'} {row.unit}", *shown, line.get("engine", ""), gain, verdict)
+        )
     return lines
 
 
@@ -134,8 +267,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=keys, default=keys, help="default: all")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of llmcore serve")
-    parser.add_argument("--profile", action="store_true", help="also profile decode steps and an eager step")
-    parser.add_argument("--bound", action="store_true", help="also print what bounds every row of a dense model")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--start-only", action="store_true", help=argparse.SUPPRESS)
@@ -164,39 +295,24 @@ def main() -> int:
 
 def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found: dict[str, Spread]) -> int:
     """Runs everything in this process. Returns 0 if every row was measured."""
-    import gpu_bound
-    import torch
-
     limits: dict[str, float] = {}
-    profiled = None
-    shape = gpu_bound.Shape.of(config.model.path) if options.bound else None
     if torch.cuda.is_available():
-        from gpu_ceilings import ceilings
-
-        limits = ceilings()
-    best = gpu_bound.sustained(shape) if shape else None
+        limits.update(ceilings())
+        torch.cuda.empty_cache()
     with BenchEngine(config) as engine:
         report = dict(engine.facts.report)
         for label, text in report.items():
             print(f"{label}: {text}")
         print(f"ready: {engine.ready:.1f} s to build\n", flush=True)
-        bench = Bench(engine, options.repeats, options.shrink)
-        found |= measure(rows, bench)
-        if options.profile and all(row.key in found for row in rows):
-            profiled = profile(engine)
-        bounds = gpu_bound.beside(bench, [row for row in rows if row.key in found], best) if best else []
+        found |= measure(rows, Bench(engine, options.repeats, options.shrink))
         known, ready = versions(engine.registry), engine.ready
-        info = pick_device(engine.registry, config.model.device).info
-    del engine, bench
-    shares = near_the_floor(config, info, limits, found) if limits else []
     chip = next((name for name in ("H200", "H100") if name in report["device"]), "H200")
     peers = PEERS.get(Path(options.model).name, {}).get(chip, {})
     print(f"\n{Path(options.model).name} on {report['device']}, {machine()['cpu']}; peers on {chip}")
     print(", ".join(f"{name} {version}" for name, version in known.items()))
     for name, value in limits.items():
         print(f"ceiling {name}: {value:,.2f} (the peers' run: {PEERS['ceilings'][chip][name]})")
-    beside = [*(best.lines() if best else ()), *bounds, *map(gpu_floor.text, shares)]
-    print("\n".join([*table(rows, found, peers), *beside]), flush=True)
+    print("\n".join(table(rows, found, peers)), flush=True)
     if options.json:
         content = {
             "model": options.model,
@@ -207,9 +323,6 @@ def run(options: argparse.Namespace, config: Config, rows: Sequence[Row], found:
             "ready_s": ready,
             "ceilings": limits,
             "rows": {key: asdict(spread) for key, spread in found.items()},
-            "sustained": None if best is None else asdict(best),
-            "decode_floor": shares,
-            "profile": profiled,
         }
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return 0 if len(found) == len(rows) else 1

@@ -42,13 +42,13 @@ class Server:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
-                if self.request("GET", "/health")[0] == 200:
+                if self.request("GET", "/readiness")[0] == 200:
                     return
             except OSError:
                 pass
             if self.process.poll() is not None:
                 break
-            time.sleep(0.2)
+            time.sleep(0.05)
         self.close()
         raise SystemExit("the server did not become ready")
 

@@ -55,7 +55,7 @@ RESOLUTION_MB = 0.5
 """An allocator takes memory in pieces up to this size, so less than one piece does not count as growth."""
 
 WARM_REQUESTS = 15_000
-"""Requests per worker until pools and caches are full, in workers and in the engine (benchmarks/README.md)."""
+"""Requests per worker until pools and caches are full, in workers and in the engine."""
 
 SPARE = 3
 """Threads and descriptors that a process may have beyond those after the warm-up."""

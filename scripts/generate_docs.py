@@ -11,10 +11,11 @@ from pathlib import Path
 from llmcore.cli.options import grouped
 from llmcore.config import RETIRED, Setting, settings
 from llmcore.config.setting import GROUPS
+from options_elsewhere import HEADING as ELSEWHERE
 from options_elsewhere import brought, options_elsewhere
 from page_of_faults import faults_page
 from page_of_metrics import metrics_page
-from page_of_objects import objects_page
+from page_of_objects import anchor, object_pages
 from pages_from_plugins import hooks_page, known_plugins, official_plugins, plugin_templates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,10 +25,13 @@ INTRODUCTION = """# Options
 <!-- Written by scripts/generate_docs.py from core/llmcore/config/tree.py; `make docs` writes it again. -->
 
 Every option of `llmcore serve` is also a key of the YAML file that `--config` names, and a variable:
-`--max_req_total_len`, `max_req_total_len:` and `LLMCORE_MAX_REQ_TOTAL_LEN` are one setting. The command line beats
-the environment, which beats the file. Names may be written with `_` or `-`. Counts may be written `32k` (32,000) or
-`32K` (32,768). `llmcore config show --origin` says what holds and where it comes from; plugins may bring options of
-their own; those of this repository are here, and `llmcore serve --help-all` lists all that are installed."""
+`--max_req_total_len`, `max_req_total_len:` and `LLMCORE_MAX_REQ_TOTAL_LEN` are one setting. The command line wins over
+the environment, and the environment over the file. Names may have `_` or `-`. Counts may be written `32k` (32,000) or
+`32K` (32,768). `llmcore config show --origin` prints each value and its origin. Plugins may bring options. This page
+has those of this repository; `llmcore serve --help-all` lists all installed ones."""
+
+
+ALWAYS_ON = "Flags for behaviour that is always on"
 
 
 def options_page() -> str:
@@ -36,8 +40,13 @@ def options_page() -> str:
 
 
 def _options() -> Iterator[str]:
+    sections = list(grouped((*settings(), *brought())))
     yield INTRODUCTION
-    for title, among in grouped((*settings(), *brought())):
+    yield ""
+    yield from (
+        f"- [{title}](#{anchor(title)})" for title in (*(title for title, _ in sections), ALWAYS_ON, ELSEWHERE)
+    )
+    for title, among in sections:
         yield ""
         yield f"## {title}"
         yield ""
@@ -48,7 +57,7 @@ def _options() -> Iterator[str]:
         for setting in among:
             yield f"| {_names(setting)} | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
     yield ""
-    yield "## Flags that switch on what is always on"
+    yield f"## {ALWAYS_ON}"
     yield ""
     for name, why in RETIRED.items():
         yield f"- `--{name}`: {why}. Using it is a warning."
@@ -103,11 +112,11 @@ def pages_by_hand() -> dict[str, Callable[[], str]]:
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/options.md": options_page,
     "docs/hooks.md": hooks_page,
-    "docs/objects.md": objects_page,
+    **object_pages(),
     "docs/metrics.md": metrics_page,
-    "docs/faults.md": faults_page,
-    "core/llmcore/known_plugins.json": known_plugins,
-    "core/llmcore/official_plugins.json": official_plugins,
+    "tests/faults/README.md": faults_page,
+    "core/llmcore/registry/known_plugins.json": known_plugins,
+    "core/llmcore/registry/official_plugins.json": official_plugins,
     "plugins/devtools/llmcore_devtools/plugin_templates.json": plugin_templates,
     **pages_by_hand(),
 }
@@ -121,6 +130,7 @@ def main(check: bool) -> int:
         if not path.exists() or path.read_text() != text:
             stale.append(name)
             if not check:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
     if stale:
         print(f"{'out of date, run make docs' if check else 'written'}: {', '.join(stale)}")

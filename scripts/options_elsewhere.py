@@ -19,23 +19,24 @@ from llmcore.registry.loader import build_registry
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "seed_options.json"
 
-INTRODUCTION = """
-## Coming from another server
+HEADING = "Coming from another server"
+INTRODUCTION = f"""
+## {HEADING}
 
-Every option that LightLLM and LMDeploy document, its default there (of LightLLM: in the newest document that has it),
-and what it is here. "Theirs" after a default says that it is the same. No option is accepted and then ignored: one
-that this version does not have ends the start with an error that says why, unless its value asks for what happens
-anyway."""
+The tables have every option that LightLLM and LMDeploy document, with its default there and its name and default here.
+LightLLM's defaults are those of its newest document that has the option. "Theirs" means the same default. The server
+never ignores an option. If this version does not have it, the start ends with an error that gives the reason, unless
+the given value asks for the behaviour that the server has anyway."""
 
 
 FOREIGNERS = """
 ### vLLM and SGLang
 
-Options of the same name and meaning (`--host`, `--port`, `--dtype`, `--tokenizer_mode`, `--trust_remote_code`,
-`--chat_template`, `--tool_call_parser`, `--reasoning_parser`, ...) are settings. Each of these ends the start with an
-error that says what is here, whatever its value is: on the command line, in the YAML file and as a variable.
+Many options have the same name and meaning here (`--host`, `--port`, `--dtype`, `--tokenizer_mode`,
+`--chat_template`, `--tool_call_parser`, `--reasoning_parser`, ...). Each option in the table ends the start with an
+error that names the option here, on the command line, in the YAML file and as a variable.
 
-| There | Whose | Here |
+| There | Server | Here |
 | --- | --- | --- |"""
 
 

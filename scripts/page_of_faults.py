@@ -1,4 +1,4 @@
-"""docs/faults.md: the faults, the answer to each, and the tests that show it. Tests name the rows that they cover."""
+"""tests/faults/README.md: the faults, the answers, and the tests that show them. A test names the rows it covers."""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""docs/objects.md: the objects that plugins get and return, from the sources of `llmcore.api`."""
+"""docs/objects.md and docs/objects/: the public objects by what an author writes, from signatures and docstrings."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import llmcore_devtools as testing
 from llmcore import api, layers
@@ -13,187 +17,428 @@ from llmcore.api.specs import OpSpec, Spec
 from llmcore_devtools import dialect, family, registry_of
 from llmcore_server import api as http
 
-INTRODUCTION = """# Objects
+MODULES = {
+    "llmcore.api": api,
+    "llmcore.api.sched": sched,
+    "llmcore.api.text": text,
+    "llmcore.layers": layers,
+    "llmcore_server.api": http,
+    "llmcore_devtools": testing,
+}
+"""Modules of which the pages show everything public."""
 
-<!-- Written by scripts/generate_docs.py from llmcore.api, llmcore.layers and the ops; `make docs` writes it again. -->
-
-What the functions that a spec names are handed, and what they hand back. Import them from `llmcore.api`,
-`llmcore.api.sched`, `llmcore_server.api`, `llmcore.api.text` or `llmcore.layers`, as the heading says. A protocol is a
-contract, not a base class: any class with these attributes and methods keeps it. [hooks.md](hooks.md) has the specs
-themselves."""
-
-SOURCES = (
-    (
-        "Kernels",
-        "llmcore.api",
-        "OpContext Requires DeviceInfo AttnSpec AttentionKernel AttnRows AttnLimits MetaWriter",
-    ),
-    ("Families", "llmcore.api", "ModelConfig KVGroupSpec RouteSpec"),
-    (
-        "Scheduling",
-        "llmcore.api.sched",
-        "SchedulerLimits SchedulerPolicy SchedulerView RequestInfo WaitingRequest Decision LengthEstimator KVManager",
-    ),
-    (
-        "Logits processors",
-        "llmcore.api",
-        "ProcessorContext HostProcessor MaskProcessor BiasProcessor DeviceProcessor LogitsProcessor",
-    ),
-    ("Devices, checkpoints, tokenizers", "llmcore.api", "Device Checkpoint QuantMethod Tokenizer"),
-    ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound"),
-    ("Observers", "llmcore.api", "LayerInfo ModelReport RequestRecord MetricSink ServerFigures"),
-    (
-        "Parsers of models' output",
-        "llmcore.api.text",
-        "ParserContext OutputParser TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded CallGrammar "
-        "ParserSample",
-    ),
-    ("What a parser's spec says of chat templates", "llmcore.api", "TemplateMarks"),
-    ("Requests, for dialects", "llmcore.api", "SamplingParams LengthDecay Submit ChoiceEvent Finish Bridge Load"),
-)
-"""Heading, module, names. The page shows their source."""
-
-OUTLINES = (
-    ("What scheduling policies have in common", "llmcore.api.sched", "Share"),
-    (
-        "Building blocks of families",
-        "llmcore.layers",
-        "Build Mesh Layer Decoder Embedding ScaledEmbedding LMHead CappedHead Attention AttentionKernels Linear "
-        "QKVLinear PairedQKV apart MergedLinear MLP GatedMLP MoE Dispatched MLA LatentSpec RMSNorm OffsetRMSNorm "
-        "LayerNorm Rope NoRope RopeConfig Layout zeros Step Bucketed Rows KVStep spec_of token_slots attend "
-        "ReferenceAttention",
-    ),
-    (
-        "Configs and weights of families",
-        "llmcore.layers",
-        "DenseConfig read_dense dense_weights windowed_groups read_rope expert_names expert_elements read_scoring "
-        "scoring_weights",
-    ),
-    ("Settings of a plugin", "llmcore.api", "option options_of Config without_effect"),
-    ("Names in a checkpoint", "llmcore.api", "WeightMap Shard Placement read_dtype"),
-    (
-        "HTTP",
-        "llmcore_server.api",
-        "Front Route Request Generation Writer Reply Choice Usage ModelFacts State openai_error as_request_error "
-        "retry_headers check clamped guided fitting Asked TypedGrammar typed Listed listed pieces Places "
-        "LogprobsLimit room_for_logprobs ErrorAnswer ErrorMembers",
-    ),
-    (
-        "Conversations of any dialect",
-        "llmcore_server.api",
-        "Conversation ToolChoice guided_calls check_variables filled check_begun thought_of Block TextBlock "
-        "ReasoningBlock CallBlock blocks Released released_by_token TokenNames UnshownTokens",
-    ),
-    (
-        "Text",
-        "llmcore.api.text",
-        "TextRules ChoiceText StopStrings StopMatcher OutputParsers RequestParsing before_tag held_back joined "
-        "lark_string Detokenizer detokenizer FastTokenizer load_tokenizer ChatTemplate ChosenTemplate Companions "
-        "read_companions",
-    ),
-    (
-        "Errors, and the rest",
-        "llmcore.api",
-        "LlmcoreError ConfigError RequestError PluginError ResolveError PluginInfo Graph bucket_of words_of",
-    ),
-    (
-        "Tests",
-        "llmcore_devtools",
-        "check_plugin check_interpreted Nonconformance registry_of write_fake_model fake_answer",
-    ),
-    ("Tests of families", "llmcore_devtools.family", "assert_family_matches_transformers LoadedModel"),
-    ("Tests of dialects", "llmcore_devtools.dialect", "Side"),
-)
-"""Heading, module, names. The page shows their signatures and docstrings."""
-
-MODULES = {"llmcore.api": api, "llmcore.api.sched": sched, "llmcore_server.api": http, "llmcore.api.text": text}
-MODULES |= {"llmcore.layers": layers, "llmcore_devtools": testing}
-ELSEWHERE = {"llmcore_devtools.family": family, "llmcore_devtools.dialect": dialect}
-"""Modules of which the page shows a part. It shows everything public of `MODULES`."""
+ELSEWHERE = {
+    "llmcore_devtools.family": family,
+    "llmcore_devtools.dialect": dialect,
+    "llmcore_server.api.intake": http.intake,
+}
+"""Modules of which the pages show what `TASKS` names."""
 
 ON_HOOKS_PAGE = frozenset({"hookimpl"})
-"""Shown on the page of hooks, like every spec."""
+"""Shown on the page of hooks, as every spec is."""
+
+WIDE, LONG = 100, 60
+"""Characters of a signature's line, and of a value that is shown."""
+
+Sections = tuple[tuple[str, str, str], ...]
+"""Heading, module, names."""
 
 
-def objects_page() -> str:
-    """Returns the whole page."""
-    text = "\n".join([INTRODUCTION, *_ops(), *_sources(), *_outlines(), *_intake(), *_values()])
-    return re.sub(r"\n{3,}(?!class|@|def)", "\n\n", text).rstrip() + "\n"
+@dataclass(frozen=True)
+class Task:
+    """One page. `constants`: the modules whose constants and types it lists."""
+
+    slug: str
+    title: str
+    about: str
+    sections: Sections
+    constants: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for _, _, names in self.sections for name in names.split()]
+
+
+TASKS = (
+    Task(
+        "plugin",
+        "Any plugin",
+        "Settings, errors and facts that every kind of plugin may use ([how to write one](../authors.md)).",
+        (
+            ("Settings", "llmcore.api", "option options_of Config without_effect PluginInfo"),
+            ("Errors", "llmcore.api", "LlmcoreError ConfigError RequestError PluginError ResolveError words_of"),
+        ),
+        ("llmcore.api",),
+    ),
+    Task(
+        "kernel",
+        "A kernel, an op or a device",
+        "The arguments of kernels ([how to write one](../authors/kernel.md)), and the contract of a device "
+        "([how to write one](../authors/device.md)).",
+        (
+            ("The choice of a kernel", "llmcore.api", "OpContext Requires DeviceInfo bucket_of"),
+            ("Attention kernels", "llmcore.api", "AttnSpec AttentionKernel AttnRows AttnLimits MetaWriter"),
+            ("Devices", "llmcore.api", "Device Graph"),
+        ),
+    ),
+    Task(
+        "family",
+        "A model family",
+        "The config that a family reads, and the layers that it composes ([how to write one](../authors/family.md)). "
+        "T is the number of tokens of a step.",
+        (
+            ("Configs", "llmcore.api", "ModelConfig KVGroupSpec RouteSpec read_dtype"),
+            (
+                "Reading a config.json",
+                "llmcore.layers",
+                "DenseConfig read_dense windowed_groups read_rope read_scoring",
+            ),
+            ("Names of weights", "llmcore.api", "WeightMap Shard Placement"),
+            (
+                "Names that families share",
+                "llmcore.layers",
+                "dense_weights scoring_weights expert_names expert_elements",
+            ),
+            ("Building", "llmcore.layers", "Build Mesh Layer Decoder spec_of"),
+            ("Embeddings and heads", "llmcore.layers", "Embedding ScaledEmbedding LMHead CappedHead"),
+            ("Linears", "llmcore.layers", "Linear QKVLinear PairedQKV apart MergedLinear"),
+            ("Feed-forward parts", "llmcore.layers", "MLP GatedMLP MoE Dispatched"),
+            (
+                "Attention",
+                "llmcore.layers",
+                "Attention AttentionKernels MLA LatentSpec attend ReferenceAttention",
+            ),
+            ("Norms and rope", "llmcore.layers", "RMSNorm OffsetRMSNorm LayerNorm Rope NoRope RopeConfig"),
+            ("A step", "llmcore.layers", "Step Bucketed Rows KVStep"),
+        ),
+        ("llmcore.layers",),
+    ),
+    Task(
+        "storage",
+        "A KV layout, a checkpoint format, a quantization method or a tokenizer",
+        "How KV and weights are stored ([layout](../authors/kv-layout.md), [checkpoint](../authors/checkpoint.md), "
+        "[quantization](../authors/quant.md)).",
+        (
+            ("KV layouts", "llmcore.layers", "Layout zeros token_slots"),
+            ("Checkpoints and tokenizers", "llmcore.api", "Checkpoint Tokenizer"),
+            ("Quantization", "llmcore.api", "QuantMethod"),
+            ("Linears of a quantization method", "llmcore.layers", "LinearMethod LinearShape Bound"),
+        ),
+    ),
+    Task(
+        "scheduling",
+        "A scheduler, a prefix cache or a length estimator",
+        "Policies decide, and the engine validates ([scheduler](../authors/scheduler.md), "
+        "[prefix cache](../authors/kv-manager.md), [length estimator](../authors/length-estimator.md)).",
+        (
+            (
+                "Schedulers",
+                "llmcore.api.sched",
+                "SchedulerPolicy SchedulerView RequestInfo WaitingRequest Decision SchedulerLimits Share",
+            ),
+            ("Length estimators and prefix caches", "llmcore.api.sched", "LengthEstimator KVManager"),
+        ),
+        ("llmcore.api.sched",),
+    ),
+    Task(
+        "logits",
+        "A logits processor",
+        "Four kinds of processors change scores ([how to write one](../authors/logits-processor.md)).",
+        (
+            (
+                "Processors",
+                "llmcore.api",
+                "ProcessorContext LogitsProcessor HostProcessor MaskProcessor BiasProcessor DeviceProcessor",
+            ),
+        ),
+    ),
+    Task(
+        "text",
+        "A parser of models' output, and other text",
+        "From text to tool calls and reasoning ([how to write a parser](../authors/parser.md)), and the text tools "
+        "that dialects share.",
+        (
+            ("Parsers", "llmcore.api.text", "ParserContext OutputParser ParserSample CallGrammar"),
+            (
+                "Events",
+                "llmcore.api.text",
+                "TextDelta ReasoningDelta ToolCallBegun ToolCallDelta ToolCallEnded",
+            ),
+            ("Chat templates that a parser's spec recognises", "llmcore.api", "TemplateMarks"),
+            ("Tools for parsers", "llmcore.api.text", "before_tag held_back joined lark_string"),
+            (
+                "Text of answers",
+                "llmcore.api.text",
+                "TextRules ChoiceText StopStrings StopMatcher OutputParsers RequestParsing Detokenizer detokenizer",
+            ),
+            (
+                "Tokenizers and templates",
+                "llmcore.api.text",
+                "FastTokenizer load_tokenizer ChatTemplate ChosenTemplate Companions read_companions",
+            ),
+        ),
+        ("llmcore.api.text",),
+    ),
+    Task(
+        "dialect",
+        "An HTTP dialect",
+        "From a client's JSON to a request, and from events to an answer ([how to write one](../authors/dialect.md)).",
+        (
+            ("Requests", "llmcore.api", "Submit SamplingParams LengthDecay Bridge ChoiceEvent Finish Load"),
+            (
+                "HTTP",
+                "llmcore_server.api",
+                "Front Route Request Generation Writer Reply Choice Usage ModelFacts State ErrorAnswer ErrorMembers "
+                "openai_error as_request_error retry_headers check clamped",
+            ),
+            (
+                "Conversations and tools",
+                "llmcore_server.api",
+                "Conversation ToolChoice guided_calls check_variables filled check_begun thought_of Block TextBlock "
+                "ReasoningBlock CallBlock blocks Released released_by_token TokenNames UnshownTokens",
+            ),
+            ("Answers that fit", "llmcore_server.api", "guided fitting Asked TypedGrammar typed"),
+            (
+                "Large answers",
+                "llmcore_server.api",
+                "Listed listed pieces Places LogprobsLimit room_for_logprobs",
+            ),
+            (
+                "Steps from a body to a request",
+                "llmcore_server.api.intake",
+                " ".join(
+                    name
+                    for name, function in inspect.getmembers(http.intake, inspect.isfunction)
+                    if not name.startswith("_") and function.__module__ == http.intake.__name__
+                ),
+            ),
+        ),
+        ("llmcore_server.api",),
+    ),
+    Task(
+        "observer",
+        "An observer",
+        "What hooks and metric sinks are told ([how to write one](../authors/observe.md), "
+        "[metric sink](../authors/metric-sink.md)).",
+        (("Reports", "llmcore.api", "LayerInfo ModelReport RequestRecord MetricSink ServerFigures"),),
+    ),
+    Task(
+        "test",
+        "Tests of a plugin",
+        "Conformance checks and fakes, of the distribution llmcore-devtools.",
+        (
+            (
+                "Any plugin",
+                "llmcore_devtools",
+                "check_plugin check_interpreted Nonconformance registry_of write_fake_model fake_answer",
+            ),
+            ("Families", "llmcore_devtools.family", "assert_family_matches_transformers LoadedModel"),
+            ("Dialects", "llmcore_devtools.dialect", "Side"),
+        ),
+    ),
+)
+
+WRITTEN = "<!-- Written by scripts/generate_docs.py from the code; `make docs` writes it again. -->"
+INDEX = f"""# Objects
+
+{WRITTEN}
+
+The objects that a plugin receives, returns or builds on, one page for each thing to write. An entry has the signature,
+the meaning, and the fields with their units. A protocol is a contract, not a base class: any class with these
+attributes and methods keeps it. [hooks.md](hooks.md) has the specs that hooks return.
+"""
+
+
+def object_pages() -> dict[str, Callable[[], str]]:
+    """Returns path -> the function that writes the page."""
+    pages = {f"docs/objects/{task.slug}.md": partial(task_page, task) for task in TASKS}
+    return {"docs/objects.md": index_page, **pages}
+
+
+def index_page() -> str:
+    """Returns the table of contents. Raises SystemExit if a public name is on no page."""
+    shown = {name for task in TASKS for name in task.names}
+    for module, found in MODULES.items():
+        for name in set(found.__all__) - shown - ON_HOOKS_PAGE:
+            value = getattr(found, name)
+            if (inspect.isclass(value) and not issubclass(value, Spec)) or inspect.isfunction(value):
+                raise SystemExit(f"{module}.{name} is on no page: name it in scripts/page_of_objects.py")
+    lines = [INDEX]
+    for task in TASKS:
+        lines.append(f"## [{task.title}](objects/{task.slug}.md)\n")
+        if task.slug == "kernel":
+            lines.append(f"- [Ops](objects/{task.slug}.md#ops): arguments and results of every op")
+        for heading, _, names in task.sections:
+            lines.append(f"- [{heading}](objects/{task.slug}.md#{anchor(heading)}): {_listed(names)}")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def task_page(task: Task) -> str:
+    """Returns the page of one task."""
+    lines = [f"# {task.title}\n\n{WRITTEN}\n\n{task.about} [All objects](../objects.md).\n"]
+    if task.slug == "kernel":
+        lines += _ops()
+    for heading, module, names in task.sections:
+        lines.append(f"## {heading}\n\nFrom `{module}`.\n")
+        for name in names.split():
+            lines += _entry(name, getattr((MODULES | ELSEWHERE)[module], name))
+    for module in task.constants:
+        lines += _constants(module)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def anchor(heading: str) -> str:
+    """Returns the name of a heading in links."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _listed(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split())
 
 
 def _ops() -> Iterator[str]:
-    yield "\n## Ops\n"
+    yield "## Ops\n"
     yield "Arguments and results of each op's kernel, in this order. `llmcore kernels --explain --model MODEL` shows"
-    yield "the `OpContext.shape` that a model asks for; `llmcore/ops/<op>.py` is the meaning, with the tolerance.\n"
+    yield "the `OpContext.shape` that a model asks for. `llmcore/ops/<op>.py` has an op's meaning and tolerance.\n"
     yield "| Op | A kernel is | Becomes, without one of its own |"
     yield "| --- | --- | --- |"
     for spec, _ in registry_of("ops").specs(OpSpec):
         signature = f"`{spec.signature}`" if "->" in spec.signature else spec.signature
-        yield f"| `{spec.name}` | {signature.replace('|', chr(92) + '|')} | {', '.join(spec.expands_to)} |"
-
-
-def _sources() -> Iterator[str]:
-    for heading, module, names in SOURCES:
-        yield f"\n## {heading} (`{module}`)\n"
-        for name in names.split():
-            yield f"```py\n{inspect.getsource(getattr((MODULES | ELSEWHERE)[module], name)).rstrip()}\n```\n"
-
-
-def _outlines() -> Iterator[str]:
-    for heading, module, names in OUTLINES:
-        yield f"\n## {heading} (`{module}`)\n"
-        for name in names.split():
-            yield from _outline(name, getattr((MODULES | ELSEWHERE)[module], name))
-
-
-def _intake() -> Iterator[str]:
-    yield "\n## Steps that dialects share (`llmcore_server.api.intake`)\n"
-    for name, function in inspect.getmembers(http.intake, inspect.isfunction):
-        if not name.startswith("_") and function.__module__ == http.intake.__name__:
-            yield from _outline(name, function)
-
-
-def _values() -> Iterator[str]:
-    """Yields constants and types, and checks that the page lacks nothing public."""
-    shown = {name for _, _, names in (*SOURCES, *OUTLINES) for name in names.split()}
-    yield "\n## Constants and types\n"
-    yield "| Name | From | Value |"
-    yield "| --- | --- | --- |"
-    for module, found in MODULES.items():
-        for name in sorted(set(found.__all__) - shown - ON_HOOKS_PAGE):
-            value = getattr(found, name)
-            if inspect.ismodule(value) or (inspect.isclass(value) and issubclass(value, Spec)):
-                continue
-            if inspect.isclass(value) or inspect.isfunction(value):
-                raise SystemExit(f"{module}.{name} is on no page: name it in scripts/page_of_objects.py")
-            # the order of a frozenset differs between runs
-            value = sorted(value) if isinstance(value, frozenset) else value
-            text = re.sub(r"\b(typing|collections\.abc|llmcore(\.\w+)+)\.", "", repr(value))
-            yield f"| `{name}` | `{module}` | `{text.replace('|', chr(92) + '|')}` |"
-
-
-def _outline(name: str, value: object) -> Iterator[str]:
-    yield f"**`{name}{_signature(value)}`** {_prose(value)}\n"
-    if not inspect.isclass(value):
-        return
-    members = [(key, item) for key, item in vars(value).items() if not key.startswith("_")]
-    for key, item in members:
-        function = item.fget if isinstance(item, property) else inspect.unwrap(getattr(item, "__func__", item))
-        if inspect.isfunction(function) and function.__doc__:
-            shown = key if isinstance(item, property) else f"{key}{_signature(function)}"
-            yield f"- `.{shown}`: {_prose(function)}"
+        yield f"| `{spec.name}` | {_cell(signature)} | {', '.join(spec.expands_to)} |"
     yield ""
 
 
-def _signature(value: object) -> str:
+def _constants(module: str) -> Iterator[str]:
+    """Yields the table of a module's values that no section names."""
+    shown = {name for task in TASKS for name in task.names} | ON_HOOKS_PAGE
+    yield f"## Constants and types\n\nFrom `{module}`.\n"
+    yield "| Name | Value |"
+    yield "| --- | --- |"
+    for name in sorted(set(MODULES[module].__all__) - shown):
+        value = getattr(MODULES[module], name)
+        if inspect.ismodule(value) or inspect.isclass(value):
+            continue
+        # the order of a frozenset differs between runs
+        shown_as = _plain(repr(sorted(value) if isinstance(value, frozenset) else value))
+        if isinstance(value, dict) and len(shown_as) > 2 * WIDE:
+            shown_as = f"a mapping with the keys {', '.join(value)}"
+        yield f"| `{name}` | `{_cell(shown_as)}` |"
+
+
+def _entry(name: str, value: object) -> Iterator[str]:
+    yield f"### {name}\n"
+    protocol = inspect.isclass(value) and getattr(value, "_is_protocol", False)
+    yield f"```py\n{f'class {name}(Protocol)' if protocol else _signature(name, value)}\n```\n"
+    yield from _documented(value)
+    if inspect.isclass(value):
+        yield from _fields(value)
+        yield from _methods(value)
+    yield ""
+
+
+def _fields(kind: type) -> Iterator[str]:
+    """Yields the fields that have a docstring beside them, and the attributes of a protocol."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for field, beside in zip(body.body, [*body.body[1:], None], strict=True):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        noted = isinstance(beside, ast.Expr) and isinstance(beside.value, ast.Constant)
+        says = f": {_line(ast.literal_eval(beside.value))}" if noted else ""  # type: ignore[union-attr]
+        if noted:
+            yield f"- `{field.target.id}`{says}"
+        elif getattr(kind, "_is_protocol", False):
+            yield f"- `{field.target.id}: {ast.unparse(field.annotation)}`"
+
+
+def _methods(kind: type) -> Iterator[str]:
+    for key, item in vars(kind).items():
+        function = item.fget if isinstance(item, property) else inspect.unwrap(getattr(item, "__func__", item))
+        if key.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+            continue
+        if isinstance(item, property):
+            yield f"- `.{key}`: {_line(function.__doc__)}"
+            continue
+        signature = _signature(f".{key}", function)
+        paragraphs = list(_documented(function))
+        if "\n" not in signature and len(paragraphs) == 2:
+            yield f"- `{signature}`: {paragraphs[0].strip()}"
+            continue
+        if "\n" not in signature:
+            yield f"- `{signature}`"
+        else:
+            yield f"- `.{key}`\n\n{textwrap.indent(f'```py{chr(10)}{signature[1:]}{chr(10)}```', '  ')}\n"
+        yield "\n" + textwrap.indent("\n".join(paragraphs).rstrip(), "  ") + "\n"
+
+
+def _signature(name: str, value: object) -> str:
+    """Returns the signature, on several lines if it is long. Long defaults are left out."""
     try:
-        text = str(inspect.signature(value))  # type: ignore[arg-type]
+        found = inspect.signature(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return ""
-    text = re.sub(r"\((self|cls)(, )?", "(", text.replace("'", "").replace(" -> None", ""))
-    return re.sub(r"<factory>|<object object at \w+>", "...", re.sub(r"<function (\w+) at \w+>", r"\1", text))
+        return name
+    parameters = [item for key, item in found.parameters.items() if key not in ("self", "cls")]
+    if [str(item.kind) for item in parameters] == ["VAR_POSITIONAL", "VAR_KEYWORD"]:
+        return name
+    parts: list[str] = []
+    for item in parameters:
+        if item.kind is item.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        parts.append(_parameter(item))
+    returns = found.return_annotation
+    end = "" if returns in (found.empty, None, "None") else f" -> {_plain(_annotation(returns))}"
+    line = f"{name}({', '.join(parts)}){end}"
+    if len(line) <= WIDE:
+        return line
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
 
 
-def _prose(value: object) -> str:
-    text = inspect.cleandoc(getattr(value, "__doc__", None) or "")
-    return " ".join(text.split()).replace("](", "] (")  # a subscript followed by a call is not a link
+def _parameter(item: inspect.Parameter) -> str:
+    stars = {item.VAR_POSITIONAL: "*", item.VAR_KEYWORD: "**"}.get(item.kind, "")
+    typed = "" if item.annotation is item.empty else f": {_plain(_annotation(item.annotation))}"
+    if item.default is item.empty:
+        return f"{stars}{item.name}{typed}"
+    default = _plain(repr(item.default))
+    # a default that a function makes has no readable form
+    default = "..." if len(default) > LONG or default.startswith("<") else default
+    return f"{item.name}{typed} = {default}" if typed else f"{item.name}={default}"
+
+
+def _annotation(value: object) -> str:
+    return value if isinstance(value, str) else inspect.formatannotation(value)
+
+
+def _plain(value: str) -> str:
+    """Returns a type or a value without the modules that it comes from."""
+    value = re.sub(r"ForwardRef\('(.*?)'\)", r"\1", value)
+    return re.sub(r"\b(?:typing|collections\.abc|numpy|llmcore\w*(?:\.[a-z_]\w*)*)\.(?=[A-Za-z])", "", value)
+
+
+_ITEM = re.compile(r"(?:^|(?<=[.:)] ))(?=`\w+`(?:(?:,| and) `\w+`)*(?: \[[^\]]*\](?: \w+)?)?: )")
+
+
+def _documented(value: object) -> Iterator[str]:
+    """Yields a docstring's paragraphs. Sentences that begin with "`name`:" become items of a list."""
+    for paragraph in inspect.cleandoc(getattr(value, "__doc__", None) or "").split("\n\n"):
+        if paragraph.lstrip().startswith(("- ", "* ", "    ")):
+            yield f"{_safe(paragraph)}\n"
+            continue
+        first, *items = _ITEM.split(_line(paragraph))
+        if first.strip():
+            yield f"{first.strip()}\n"
+        yield from (f"- {item.strip()}" for item in items)
+        yield ""
+
+
+def _line(doc: str) -> str:
+    return " ".join(_safe(doc).split())
+
+
+def _safe(doc: str) -> str:
+    """A subscript followed by a call is not a link."""
+    return doc.replace("``", "`").replace("](", "] (")
+
+
+def _cell(value: str) -> str:
+    return value.replace("|", "\\|")

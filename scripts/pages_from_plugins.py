@@ -24,8 +24,8 @@ INTRODUCTION = """# Hooks
 <!-- Written by scripts/generate_docs.py from the hookspecs and docs/examples; `make docs` writes it again. -->
 
 A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs, frozen values that name
-code by import string; what gets used is decided by name or by `llmcore.registry.resolve`, never by the order in which plugins
-are loaded. `build_layer` runs while a model is built, `on_*` hooks observe. No hook runs inside a step.
+code by import string; what gets used is decided by name or by `llmcore.registry.resolve`, never by the order in which
+plugins are loaded. `build_layer` runs while a model is built, `on_*` hooks observe. No hook runs inside a step.
 
 Every example below is a whole plugin: `llmcore plugins --plugins ./docs/examples/register_modes.py` loads it. Give
 your own to pip with an entry point:
@@ -82,13 +82,13 @@ def _section(row: HookRow) -> Iterator[str]:
 
 
 def known_plugins() -> str:
-    """Returns core/llmcore/known_plugins.json: architecture -> the distribution in this tree that brings it."""
+    """Returns registry/known_plugins.json: architecture -> the distribution in this tree that brings it."""
     known = {a: plugin.dist for spec, plugin in _of_this_tree().specs(ModelSpec) for a in spec.architectures}
     return json.dumps(known, indent=2, sort_keys=True) + "\n"
 
 
 def official_plugins() -> str:
-    """Returns core/llmcore/official_plugins.json: distribution in this tree -> what a start without it may lack."""
+    """Returns registry/official_plugins.json: distribution in this tree -> what a start without it may lack."""
     registry = _of_this_tree()
     found: dict[str, dict[str, Any]] = {}
 

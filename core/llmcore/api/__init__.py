@@ -1,72 +1,76 @@
 """The interface that plugins import. No torch here; torch building blocks are in `llmcore.layers`."""
 
-from llmcore.api.bridge import (
-    MOST_LOGPROBS_AT_ONCE,
-    Bridge,
-    ChoiceEvent,
-    Finish,
-    LengthDecay,
-    Load,
-    LogitsProcessor,
-    SamplingParams,
-    Submit,
-)
-from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
-from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
-from llmcore.api.hookspecs import hookimpl
-from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
-from llmcore.api.processors import (
-    BiasProcessor,
-    DeviceProcessor,
-    HostProcessor,
-    LogitsProcessorSpec,
-    MaskProcessor,
-    ProcessorContext,
-    words_of,
-)
-from llmcore.api.protocols import (
-    AttentionKernel,
-    AttnLimits,
-    AttnRows,
-    Checkpoint,
-    Device,
-    Graph,
-    MetaWriter,
-    MetricSink,
-    QuantMethod,
-    RequestRecord,
-    Tokenizer,
-)
-from llmcore.api.specs import (
-    API_VERSION,
-    TOKEN_BUCKETS,
-    CommandSpec,
-    DeviceInfo,
-    DeviceSpec,
-    DialectSpec,
-    KernelSpec,
-    KVLayoutSpec,
-    KVManagerSpec,
-    LengthEstimatorSpec,
-    MetricSinkSpec,
-    ModelSpec,
-    ModeSpec,
-    OpContext,
-    OpSpec,
-    OptionSpec,
-    OutputParserSpec,
-    PluginInfo,
-    QuantMethodSpec,
-    Requires,
-    SchedulerSpec,
-    TemplateMarks,
-    TokenizerSpec,
-    WeightLoaderSpec,
-    bucket_of,
-)
-from llmcore.config import Config, Origins, option, options_of, without_effect
-from llmcore.weights.dtypes import read_dtype
-from llmcore.weights.map import Placement, Shard, WeightMap
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcore.api.bridge import (
+        MOST_LOGPROBS_AT_ONCE,
+        Bridge,
+        ChoiceEvent,
+        Finish,
+        LengthDecay,
+        Load,
+        LogitsProcessor,
+        SamplingParams,
+        Submit,
+    )
+    from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
+    from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
+    from llmcore.api.hookspecs import hookimpl
+    from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
+    from llmcore.api.processors import (
+        BiasProcessor,
+        DeviceProcessor,
+        HostProcessor,
+        LogitsProcessorSpec,
+        MaskProcessor,
+        ProcessorContext,
+        words_of,
+    )
+    from llmcore.api.protocols import (
+        AttentionKernel,
+        AttnLimits,
+        AttnRows,
+        Checkpoint,
+        Device,
+        Graph,
+        MetaWriter,
+        MetricSink,
+        QuantMethod,
+        RequestRecord,
+        Tokenizer,
+    )
+    from llmcore.api.specs import (
+        API_VERSION,
+        TOKEN_BUCKETS,
+        CommandSpec,
+        DeviceInfo,
+        DeviceSpec,
+        DialectSpec,
+        KernelSpec,
+        KVLayoutSpec,
+        KVManagerSpec,
+        LengthEstimatorSpec,
+        MetricSinkSpec,
+        ModelSpec,
+        ModeSpec,
+        OpContext,
+        OpSpec,
+        OptionSpec,
+        OutputParserSpec,
+        PluginInfo,
+        QuantMethodSpec,
+        Requires,
+        SchedulerSpec,
+        TemplateMarks,
+        TokenizerSpec,
+        WeightLoaderSpec,
+        bucket_of,
+    )
+    from llmcore.config import Config, Origins, option, options_of, without_effect
+    from llmcore.weights.dtypes import read_dtype
+    from llmcore.weights.map import Placement, Shard, WeightMap
 
 __all__ = [
     "API_VERSION",
@@ -147,3 +151,24 @@ __all__ = [
     "without_effect",
     "words_of",
 ]
+
+_HOMES = (
+    *("llmcore.api.specs", "llmcore.api.hookspecs", "llmcore.api.protocols", "llmcore.api.models"),
+    *("llmcore.api.processors", "llmcore.api.bridge", "llmcore.api.counters", "llmcore.api.errors"),
+    *("llmcore.config", "llmcore.weights.map", "llmcore.weights.dtypes"),
+)
+"""Modules that define the names above."""
+
+
+def __getattr__(name: str) -> object:
+    # At first use, because importing a contract (llmcore.api.specs) imports this module too: the settings need
+    # contracts, and the settings are shown here.
+    if name in __all__:
+        for home in map(import_module, _HOMES):
+            if hasattr(home, name):
+                return globals().setdefault(name, getattr(home, name))
+    raise AttributeError(f"module 'llmcore.api' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,6 @@
 """The interface for a program that runs the engine in a process of its own. It imports torch."""
 
-from llmcore.child import die_with_parent
+from llmcore.config.process import die_with_parent
 from llmcore.engine.build import build_engine
 from llmcore.engine.engine import DeviceLost, Engine, Events, refusal
 from llmcore.sched.scheduler import QueueStats

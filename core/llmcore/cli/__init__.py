@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import click
-from llmcore_server.logs import guard_standard_streams
 
 from llmcore import __version__
 from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, text_of
 from llmcore.cli.group import PluginGroup
+from llmcore.cli.streams import guard_standard_streams
 from llmcore.config import debug_requested
 
 

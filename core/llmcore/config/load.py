@@ -61,8 +61,7 @@ def gateway_login() -> tuple[str, str] | None:
 
 
 SPIN_COUNT = "10000"
-"""As fast as libgomp's default of 300,000 on an idle machine, and it rarely delays other processes
-(benchmarks/README.md)."""
+"""As fast as libgomp's default of 300,000 on an idle machine, and it rarely delays other processes."""
 
 
 def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
@@ -73,7 +72,7 @@ def child_environment(*, thread_caches: bool = True) -> dict[str, str]:
 
     glibc's malloc gives each thread an arena, and other threads cannot use the memory that is free in it. With sixteen
     threads the process grows for the first hundred thousand requests. With one arena, memory stays nearly constant
-    after some thousand requests. Nothing is slower, because Python's threads take turns (benchmarks/README.md).
+    after some thousand requests. Nothing is slower, because Python's threads take turns.
 
     Without `thread_caches`, malloc's threads do not cache freed memory. Two dozen threads need a hundred thousand
     requests to fill their caches, with up to 240 KB each. HTTP workers run without caches; the engine keeps them,

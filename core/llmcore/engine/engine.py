@@ -92,7 +92,7 @@ class Engine:
                 self._scheduler.submit(self._salted(request), owner)
 
     def abort(self, request_id: int, owner: int = 0) -> None:
-        """End every choice of a request; a request that has ended is ignored."""
+        """End every choice of a request, for example after a client disconnect. One that has ended is ignored."""
         self._builder.forget(owner, request_id)
         self._scheduler.abort(owner, request_id)
 

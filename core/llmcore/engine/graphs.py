@@ -58,6 +58,7 @@ class Graphs(Generic[T]):
         return found.result
 
     def _capture(self, key: object, layout: object, work: Callable[[], T]) -> _Captured[T] | None:
+        """Capture `work` as a CUDA graph. Returns None if that fails; then no other step is captured."""
         self._device.synchronize()
         began = time.perf_counter()
         try:

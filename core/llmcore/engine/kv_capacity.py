@@ -105,7 +105,7 @@ def kv_room(config: Config, device: Device, room: Room) -> int:
 
 
 def kv_capacity(config: Config, limits: SchedulerLimits, device: Device, room: Room) -> int:
-    """Tokens of KV: what the operator asked for, else what the device grants."""
+    """Compute the KV capacity in tokens: what the operator asked for, else what the device grants."""
     asked = config.memory.max_total_token_num
     if asked is not None:
         if not LEAST_KV <= asked <= MOST_KV:

@@ -101,7 +101,7 @@ def _run(runner: ModelRunner, plan: StepPlan) -> None:
 def warm_plans(limits: SchedulerLimits) -> list[StepPlan]:
     """Plans per token bucket. The fewest and the most rows that decode, short and long. A prompt, and one behind as
     many cached tokens, each in a step that is captured and in one that is not. A prompt beside a row that decodes.
-    Then a row for every way to draw. `benchmarks/variants.py` tells what is missing.
+    Then a row for every way to draw. `scripts/variants.py` tells what is missing.
     """
     plans = []
     long = limits.max_total_len - 1

@@ -128,7 +128,7 @@ class RowSampler:
         return Draw(variant, asked, width, sum(b.token.size for _, b in biases), masks, rises, typical)
 
     def draw(self, logits: Tensor, request: Tensor, draw: Draw, upload: Upload) -> Sampled:
-        """Device: draw from logits [S, V] for the requests `request` [S] int64."""
+        """Device: sample a token from each row of `logits` [S, V], for the requests `request` [S] int64."""
         count = request.shape[0]
         sample = self._samplers[VARIANTS[draw.variant]][bucket_of(count)]
         if draw.variant == _GREEDY:

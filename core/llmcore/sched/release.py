@@ -50,7 +50,7 @@ class Release:
         self._state.table.end(choice.row)
 
     def preempt(self, row: int) -> None:
-        """Free the slots of `row`; its choice goes back to the queue, now or when its last step was read."""
+        """Preempt `row`: free its slots. Its choice goes back to the queue, now or when its last step was read."""
         table = self._state.table
         if row in table.beams:
             self._restart(table.choice(row), self.valid(row))

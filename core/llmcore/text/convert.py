@@ -14,8 +14,7 @@ from pathlib import Path
 
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import ImportString
-from llmcore.child import die_with_parent
-from llmcore.config.process import memory_note, shortage_of
+from llmcore.config.process import die_with_parent, memory_note, shortage_of
 from llmcore.registry.loader import load
 
 _TRUST = "--trust-remote-code"

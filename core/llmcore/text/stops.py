@@ -79,7 +79,7 @@ class StopMatcher:
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that may be shown after `text`. After a hit it ends before the stop string, or after it if kept."""
+        """Cut the text at the first stop string. Returns what may be shown, with the stop string if it is kept."""
         stops, state = self._stops, self._state
         if not state and stops.first.isdisjoint(text):
             return text  # This is the usual case: no character begins a stop string.

@@ -80,7 +80,7 @@ class ChatTemplate:
         return bool(self._templates)
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
-        """The prompt for `messages`. The template gets `tools` and all other variables.
+        """Render the chat template: the prompt for `messages`. It gets `tools` and all other variables.
 
         Raises RequestError: with the template's own message if it refuses the messages, or with the template's name if
         it fails or exceeds its limits of time and memory (`render_budget`).

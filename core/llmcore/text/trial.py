@@ -19,7 +19,7 @@ import orjson
 from jinja2.exceptions import SecurityError
 
 from llmcore.api.errors import ConfigError, RequestError
-from llmcore.child import die_with_parent
+from llmcore.config.process import die_with_parent
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.render_budget import OverBudget
 from llmcore.text.templates import ChatTemplate

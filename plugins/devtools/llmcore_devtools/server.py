@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 from llmcore.api.errors import ConfigError, LlmcoreError
-from llmcore.child import die_with_parent
 from llmcore.config import Config, child_environment
+from llmcore.config.process import die_with_parent
 from llmcore.registry.loader import configure
 from llmcore_server.logs import log_to_stderr
 from llmcore_server.supervisor import Notices, Pace, serve

@@ -11,8 +11,7 @@ import traceback
 from typing import TextIO, TypeVar
 
 from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, Stopped, message_of, text_of
-from llmcore.child import die_with_parent
-from llmcore.config.process import shortage_of
+from llmcore.config.process import die_with_parent, shortage_of
 
 from llmcore_server.logs import log_to_stderr
 from llmcore_server.messages import (

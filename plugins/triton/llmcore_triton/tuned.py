@@ -3,7 +3,7 @@
 A file is for one GPU: ``{"gpu": "NVIDIA H200", "capability": 90, "entries": [entry, ...]}``. An entry is the best
 configuration of one kernel for one op, dtype, shape and token bucket: ``{"op": "linear", "kernel": "small_rows",
 "dtype": "bf16", "bucket": 0, "shape": {"inputs": 4096, ...}, "us": 9.8, "config": {"block_n": 64, ...}}``. `config` is
-{} for a kernel without choices. `benchmarks/tune.py` writes the files. A GPU without a file uses that of another GPU
+{} for a kernel without choices. `scripts/tune.py` writes the files. A GPU without a file uses that of another GPU
 with the same compute capability.
 """
 

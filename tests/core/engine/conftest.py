@@ -12,7 +12,7 @@ import pytest
 from llmcore.engine import model
 from llmcore.engine.llm import LLM
 from llmcore.engine.model_runner import Launched, ModelRunner
-from llmcore.registry import loader as plugins
+from llmcore.registry import loader
 from llmcore.sched.plan import StepPlan, decode, encode
 from llmcore_devtools import write_fake_model
 from steered import PLUGINS
@@ -47,14 +47,14 @@ def _encoded_if_asked(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("encoded_plans")
 
 
-installed = cache(plugins.available)
+installed = cache(loader.available)
 """What it finds is the same for all of hundreds of engines."""
 
 
 @pytest.fixture
 def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLLM]:
     """`make_llm(ahead=1, granule=4, fake={"faults": {"nan": 3}}, **settings)`; what it makes is closed at the end."""
-    monkeypatch.setattr(plugins, "available", installed)
+    monkeypatch.setattr(loader, "available", installed)
     with ExitStack() as stack:
 
         def make(*, ahead: int = 0, granule: int = 1, fake: dict[str, Any] | None = None, **settings: Any) -> LLM:

@@ -1,4 +1,4 @@
-"""benchmarks/tune.py without a GPU: every op's calls run, the fastest right configuration is written."""
+"""scripts/tune.py without a GPU: every op's calls run, the fastest right configuration is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.config import Config
 from llmcore.registry.loader import build_registry, discover
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 GPU = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
 SIZES = {
     **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 32},
@@ -40,7 +40,7 @@ LATENT_OPS = (
 
 def script(name: str) -> ModuleType:
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
         assert spec is not None and spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])

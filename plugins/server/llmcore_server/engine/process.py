@@ -166,6 +166,7 @@ class EngineProcess:
             self._tell(Tallied(rows(figures), figures.gaps, figures.gap_seconds))
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
+        """Give the engine the request of a worker, or tell the worker why it is refused."""
         try:
             self._admission.check(request)
             engine.submit(request, owner)

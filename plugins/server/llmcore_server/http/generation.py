@@ -258,7 +258,7 @@ class Generation:
                     self.reply.end()
 
     def _left(self) -> None:
-        """The client has left."""
+        """After a client disconnect: end the request in the engine too."""
         if self._claim():
             self._reducer.abort()
             self._front.gate.vacate(self._inside)

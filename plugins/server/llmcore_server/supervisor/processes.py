@@ -169,7 +169,10 @@ class Processes:
     # --- what dies or hangs
 
     def replace_dead(self) -> None:
-        """Start another worker, end of TLS or admin listener for each that died; ServerError where that is no use."""
+        """Restart each process that died, except engines: HTTP workers, ends of TLS, the admin listener.
+
+        Raises ServerError if another one would not serve either.
+        """
         self._look_at_directory()
         for child in self.workers.reap():
             self._unwatch(child)

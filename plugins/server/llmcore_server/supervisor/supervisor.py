@@ -247,8 +247,8 @@ class Supervisor:
         self._status.report(load)
 
     def _revive(self) -> bool:
-        """Start another engine in place of the dead one. True once it serves, False if there is to be none or the
-        server is asked to stop.
+        """Restart the engine process. Returns True once it serves, and False if there is to be none or the server is
+        asked to stop.
 
         Workers answer 503 meanwhile. They are replaced too: what they know of the model came from the dead engine.
         """

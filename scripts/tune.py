@@ -1,0 +1,290 @@
+"""Times the plugins' kernels on this GPU, and writes the best of each to a table by which kernels are chosen.
+
+    python scripts/tune.py --model benchmarks/configs/llama-3.1-8b --out plugins/triton/llmcore_triton/tuned
+
+It covers all that serving each `--model` needs: every op, shape and token bucket. Each kernel with a `cost` runs in
+all its configurations (`candidates` and `make_with` beside its `make`). Runs are replays of CUDA graphs over weights
+and KV that no cache holds. A figure is the geometric mean over a bucket's cases. The best configuration of each kernel
+is compared with the op's reference before it is written. Other processes compile first, into Triton's cache on disk.
+The script keeps to `--budget` seconds. It leaves out what it does not reach (or keeps it from an existing table), and
+says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import importlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from llmcore.api.specs import KernelSpec, OpContext, OpSpec
+from llmcore.config import Config
+from llmcore.engine.model import pick_device
+from llmcore.registry.loader import build_registry, discover, load
+from llmcore.registry.registry import Registry
+from llmcore.registry.resolve import bucket_text, why_not
+from llmcore_devtools.kernels.compare import compare
+from tune_cases import TUNABLE, Call, Kernel, Workload, contexts, kernels_of
+
+Timer = Callable[[Sequence[Call]], float]
+"""Microseconds per call."""
+
+MEASURED = re.compile(r"measured|\d us")
+"""Reasons to decline that come from measurements or from their absence. This script makes new ones."""
+
+LONG, HEAT = 100.0, 0.2
+"""Calls longer than LONG microseconds are repeated for HEAT seconds before they are timed. Steps of prompts follow
+each other, and the GPU's power limit acts only after a while."""
+
+COMPILING = 0.6
+"""Share of the budget that compiling may take."""
+
+
+@dataclass
+class Job:
+    """One kernel for one context, in all its configurations."""
+
+    spec: KernelSpec
+    context: OpContext
+    configs: list[dict[str, Any]] = field(default_factory=list)
+
+    def make(self, config: Mapping[str, Any]) -> Kernel:
+        """Returns the kernel in one configuration: {} if it has no choice."""
+        if not self.configs:
+            return load(self.spec.make)(self.context)
+        return _module(self.spec).make_with(self.context, config)
+
+    @property
+    def name(self) -> str:
+        """Returns a name for people."""
+        shape = ", ".join(f"{k}={v}" for k, v in self.context.shape.items() if v not in (None, False))
+        return f"{self.context.op}={self.spec.name}, {bucket_text(self.context.bucket)} tokens, {shape}"
+
+
+def _module(spec: KernelSpec) -> Any:
+    return importlib.import_module(spec.make.partition(":")[0])
+
+
+def jobs_for(registry: Registry, wanted: Iterable[OpContext], most: int | None = None) -> list[Job]:
+    """Returns every kernel that can take each context, with at most `most` configurations of each."""
+    found = []
+    for context in wanted:
+        for spec in kernels_of(registry, context.op):
+            reason = why_not(spec, context)
+            if reason is None or MEASURED.search(reason):
+                candidates = getattr(_module(spec), "candidates", None)
+                found.append(Job(spec, context, list(candidates(context))[:most] if candidates else []))
+    return found
+
+
+def measure(
+    registry: Registry,
+    jobs: Sequence[Job],
+    device: torch.device,
+    timer: Timer,
+    left: Callable[[], float],
+    counts: Sequence[int] | None = None,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns entries for the table, and messages: kernels that failed, and those for which no time was `left`.
+
+    `counts`: tokens of the cases, instead of those of real steps.
+    """
+    entries, notes, missed = [], [], 0
+    grouped: dict[int, list[Job]] = {}
+    for job in jobs:
+        grouped.setdefault(id(job.context), []).append(job)
+    for alike in grouped.values():
+        if left() <= 0:
+            missed += len(alike)
+            continue
+        load_of = Workload(alike[0].context, device, counts)
+        for job in alike:
+            entry = _best(registry, job, load_of, timer, notes, left)
+            if entry is not None:
+                entries.append(entry)
+                print(f"{entry['us']:10.2f} us  {job.name}  {entry['config'] or ''}", flush=True)
+        del load_of
+        gc.collect()
+    return entries, [*notes, *([f"no time for {missed} kernels"] if missed else [])]
+
+
+def _best(
+    registry: Registry, job: Job, load_of: Workload, timer: Timer, notes: list[str], left: Callable[[], float]
+) -> dict[str, Any] | None:
+    timed = []
+    for config in job.configs or [{}]:
+        if left() <= 0 and timed:
+            break
+        try:
+            times = [timer(calls) for calls in load_of.calls(job.make(config))]
+        except Exception as error:  # noqa: BLE001 - one that cannot run here is not chosen
+            notes.append(f"{job.name}, {config}: {type(error).__name__}: {str(error).splitlines()[:1]}")
+            continue
+        timed.append((math.exp(sum(map(math.log, times)) / len(times)), len(timed), config))
+    module = importlib.import_module(registry.find(OpSpec, job.context.op).module)
+    for us, _, config in sorted(timed):
+        try:
+            compare(module, job.make(config), job.context, load_of.samples[0], load_of.device, long=True)
+        except Exception as error:  # noqa: BLE001 - a wrong one is not chosen
+            notes.append(f"{job.name}, {config} is WRONG: {str(error).splitlines()[:1]}")
+            continue
+        c = job.context
+        shape = {name: value for name, value in c.shape.items() if value not in (None, False)}
+        return {
+            **{"op": c.op, "kernel": job.spec.name, "dtype": c.dtype, "bucket": c.bucket, "shape": shape},
+            **{"us": round(us, 2), "config": dict(config)},
+        }
+    return None
+
+
+# --- the GPU ---------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def replayed(calls: Sequence[Call], least: float = 1500.0, rounds: int = 3) -> float:
+    """Returns microseconds per call in a captured graph, the best of `rounds` of at least `least` microseconds."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def run(times: int) -> float:
+        start.record()
+        for _ in range(times):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return 1000 * start.elapsed_time(end)
+
+    graph.replay()
+    once = max(run(1), 1.0)
+    if once > LONG * len(calls):
+        run(math.ceil(1e6 * HEAT / once))
+    times = max(1, round(least / once))
+    best = min(run(times) for _ in range(rounds)) / times / len(calls)
+    graph.reset()
+    return best
+
+
+def compile_apart(processes: int, seconds: float) -> None:
+    """Run this script's kernels once in `processes` processes, each its share, for at most `seconds`."""
+    command = [sys.executable, __file__, *sys.argv[1:]]
+    children = [
+        subprocess.Popen([*command, "--share", f"{i}/{processes}"], stdout=subprocess.DEVNULL)
+        for i in range(processes)
+    ]
+    end = time.monotonic() + seconds
+    for child in children:
+        try:
+            child.wait(max(end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@torch.inference_mode()
+def compile_share(pairs: Sequence[tuple[Job, dict[str, Any]]], device: torch.device) -> None:
+    """Make and run each job in its configuration once. Pairs of one context are adjacent."""
+    load_of: Workload | None = None
+    for job, config in pairs:
+        try:
+            if load_of is None or load_of.context is not job.context:
+                load_of = None
+                load_of = Workload(job.context, device)
+            for calls in load_of.calls(job.make(config), cold=False):
+                calls[0]()
+            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001 - it is said when it is measured
+            print(job.name, config, error, file=sys.stderr)
+
+
+# --- the table -------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, entries: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> Path:
+    """Writes the table of this GPU to `folder`, with `entries` over the existing ones."""
+    path = folder / f"{re.sub(r'[^a-z0-9]+', '-', str(head['gpu']).lower()).strip('-')}.json"
+    old = json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else []
+    merged = {_key(entry): entry for entry in (*old, *entries)}
+    lines = ",\n".join(f"  {json.dumps(merged[key])}" for key in sorted(merged))
+    top = json.dumps(head)[:-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{top}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
+    return path
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    shape = json.dumps(entry["shape"], sort_keys=True)
+    return entry["op"], entry["dtype"], shape, str(entry["bucket"]), entry["kernel"]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", type=Path, required=True, help="directories with a config.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the table")
+    parser.add_argument("--ops", nargs="+", choices=TUNABLE, default=[op for op in TUNABLE if op != "sample"])
+    parser.add_argument("--buckets", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--dtype", default="bf16", help="as --data_type")
+    parser.add_argument("--budget", type=float, default=230.0, help="seconds")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that compile; 0: compile while timing")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+@torch.inference_mode()
+def main() -> int:
+    options = parse()
+    end = time.monotonic() + options.budget
+    registry = build_registry(Config(discovered=discover(None)))
+    device = pick_device(registry, "auto")
+    if device.torch_device.type == "cpu":
+        raise SystemExit("tune.py times kernels on a GPU, and there is none here")
+    wanted = [
+        context
+        for model in options.model
+        for context in contexts(registry, model, device.info, options.ops, options.dtype)
+        if context.bucket in options.buckets
+    ]
+    jobs = jobs_for(registry, wanted)
+    if options.share:
+        first, _, step = options.share.partition("/")
+        pairs = [(job, config) for job in jobs for config in job.configs or [{}]]
+        compile_share(pairs[int(first) :: int(step)], device.torch_device)
+        return 0
+    print(f"{len(jobs)} kernels, {sum(len(job.configs) or 1 for job in jobs)} configurations", flush=True)
+    if options.processes:
+        began = time.monotonic()
+        compile_apart(options.processes, COMPILING * options.budget)
+        print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
+    entries, notes = measure(registry, jobs, device.torch_device, replayed, lambda: end - time.monotonic())
+    head = {
+        **{"gpu": device.info.name, "capability": device.info.capability},
+        **{"date": datetime.date.today().isoformat(), "torch": torch.__version__, "triton": _triton()},
+    }
+    print(f"{len(entries)} entries in {written(options.out, entries, head)}")
+    for note in notes:
+        print(note)
+    return 0
+
+
+def _triton() -> str:
+    return str(importlib.import_module("triton").__version__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

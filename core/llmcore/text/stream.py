@@ -195,7 +195,7 @@ class Choice:
         self.thought = ReasoningTokens() if parsing is not None and parsing.reasons else None
 
     def parse(self, parser: OutputParser, texts: Sequence[str], *, single_call: bool) -> None:
-        """Parse `texts` into `events`: text, reasoning, and each tool call. `single_call`: the first call is the end."""
+        """Parse `texts` into `events`: text, reasoning, each tool call. `single_call`: the first call is the end."""
         events: list[Event] = []
         if self.thought is not None and not self.thought.over:
             for text in texts:

@@ -71,8 +71,8 @@ class ClockEngine:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        control = Outlet(self._context, self._launch.addresses.control)
-        inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
+        control = Outlet(self._context, self._launch.control)
+        inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.mailbox, ToEngine)
         control.send(ToSupervisor(self._launch.name, Progress("weights", 1, 1)))
         control.send(ToSupervisor(self._launch.name, EngineReady(FACTS)))
         told, turn = 0.0, time.monotonic()

@@ -85,8 +85,8 @@ class FakeEngine:
         time.sleep(options.get("fake_load_seconds", 0))
         self.hang_token = options.get("fake_hang_token")
         step_seconds = options.get("fake_step_seconds", 0.005)
-        control = Outlet(self.context, self.launch.addresses.control)
-        inbox: Mailbox[ToEngine] = Mailbox(self.context, self.launch.addresses.engine, ToEngine)
+        control = Outlet(self.context, self.launch.control)
+        inbox: Mailbox[ToEngine] = Mailbox(self.context, self.launch.mailbox, ToEngine)
         control.send(ToSupervisor(self.launch.name, Progress("weights", 1, 1)))
         control.send(ToSupervisor(self.launch.name, EngineReady(FACTS)))
         due = 0.0

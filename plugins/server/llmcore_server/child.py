@@ -14,18 +14,9 @@ from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, Stopped, 
 from llmcore.config.process import die_with_parent, shortage_of
 
 from llmcore_server.logs import log_to_stderr
-from llmcore_server.messages import (
-    AdminLaunch,
-    EngineLaunch,
-    LastWords,
-    Launch,
-    TlsLaunch,
-    WorkerLaunch,
-    decode_launch,
-    encode,
-)
+from llmcore_server.messages import LastWords, Launch, decode_launch, encode
 
-L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
+L = TypeVar("L", bound=Launch)
 
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What service managers, and terminals, send to every process of a server at once to end it. Only the supervisor heeds

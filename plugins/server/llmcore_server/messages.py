@@ -21,6 +21,7 @@ import msgspec
 import zmq
 from llmcore import __version__
 from llmcore.api.bridge import Abort, FinishChoice, Load, ModelFacts, StepEvents, Submit
+from llmcore.api.counters import TALLIES, Counted, ServerFigures
 from llmcore.api.errors import ConfigError
 from llmcore.api.protocols import RequestRecord
 from llmcore.config import Config
@@ -37,80 +38,59 @@ SUPERVISOR = -1
 """`ToEngine.sender` of the supervisor; workers have numbers from 0, never used twice."""
 
 
-class Addresses(msgspec.Struct, frozen=True):
-    """Where the two shared mailboxes are bound (ZMQ endpoints)."""
-
-    engine: str
-    control: str
-
-
 # --- launch structs: what a child reads from its descriptor ----------------------------------------------------------
 
 
-class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.engine.process FD` needs.
-
-    `parent`: pid. `log`: file for tracebacks and stacks. `report_seconds`: how often it sends `Snapshot`.
-    """
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What every child needs. Endpoints are ZMQ's."""
 
     name: str
     parent: int
+    """The supervisor's process id."""
     log: str
-    addresses: Addresses
+    """The file for tracebacks and stacks."""
+    control: str
+    """The endpoint of the supervisor's mailbox."""
     config: Config
+    mailbox: str = ""
+    """The endpoint that the child binds; "" for a child without a mailbox."""
+
+
+class EngineLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.engine.process FD`."""
+
     report_seconds: float
+    """Seconds between two `Snapshot`s."""
 
 
-class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.http.worker FD` needs.
+class WorkerLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.http.worker FD`."""
 
-    `mailbox`: the endpoint this worker binds. `listen_fd`: the shared listening socket, inherited.
-    `tokenizer_dir`: where the tokenizer is loaded from (model_dir, or the directory of its conversion).
-    """
-
-    name: str
-    parent: int
-    log: str
-    addresses: Addresses
-    config: Config
     worker: int
-    mailbox: str
+    """Its number."""
+    engines: tuple[str, ...]
+    """The endpoints of the engines' mailboxes."""
     listen_fd: int
+    """The listening socket, which all workers inherit."""
     tokenizer_dir: str
+    """The directory of the tokenizer: model_dir, or that of its conversion."""
     facts: ModelFacts
 
 
-class TlsLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.http.tls FD` needs.
+class TlsLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.http.tls FD`."""
 
-    `listen_fd`: the listening socket, inherited. `workers`: path of the Unix socket that workers listen on.
-    """
-
-    name: str
-    parent: int
-    log: str
-    addresses: Addresses
-    config: Config
     listen_fd: int
+    """The listening socket, inherited."""
     workers: str
+    """The path of the Unix socket that the workers listen on."""
 
 
-class AdminLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `python -m llmcore_server.http.admin.process FD` needs.
+class AdminLaunch(Launch, frozen=True, kw_only=True):
+    """The launch of `python -m llmcore_server.http.admin.process FD`. Its mailbox takes `server_status.Overview`."""
 
-    `mailbox`: the endpoint it binds, for `server_status.Overview`. `listen_fd`: its listening socket, inherited.
-    """
-
-    name: str
-    parent: int
-    log: str
-    addresses: Addresses
-    config: Config
-    mailbox: str
     listen_fd: int
-
-
-Launch = EngineLaunch | WorkerLaunch | TlsLaunch | AdminLaunch
+    """Its listening socket, inherited."""
 
 
 # --- to the engine ---------------------------------------------------------------------------------------------------
@@ -285,6 +265,31 @@ class ToSupervisor(msgspec.Struct, frozen=True, array_like=True):
     body: EngineReady | WorkerReady | Alive | Progress | Snapshot | Finished | Tallied | Probe
 
 
+class Tally:
+    """The totals of this process for the supervisor, which hears of them when they have changed."""
+
+    def __init__(self) -> None:
+        self._told = ServerFigures()
+
+    def news(self) -> Tallied | None:
+        """The totals, or None if they are those of the last call."""
+        figures = TALLIES.figures()
+        if figures == self._told:
+            return None
+        self._told = figures
+        return Tallied(rows(figures), figures.gaps, figures.gap_seconds)
+
+
+def rows(figures: ServerFigures) -> tuple[tuple[str, tuple[str, ...], int], ...]:
+    """The counts of `figures` as they travel."""
+    return tuple((name, labels, total) for (name, labels), total in figures.counts.items())
+
+
+def counts(rows: tuple[tuple[str, tuple[str, ...], int], ...]) -> dict[Counted, int]:
+    """The counts that `rows` has made."""
+    return {(name, labels): total for name, labels, total in rows}
+
+
 # --- mailboxes -------------------------------------------------------------------------------------------------------
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -292,7 +297,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _IPC = "ipc://"
 
 M = TypeVar("M")
-L = TypeVar("L", EngineLaunch, WorkerLaunch, TlsLaunch, AdminLaunch)
+L = TypeVar("L", bound=Launch)
 
 
 def encode(message: object) -> bytes:

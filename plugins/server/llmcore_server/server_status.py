@@ -9,7 +9,6 @@ import msgspec
 import orjson
 from llmcore import __version__
 from llmcore.api.bridge import Load, ModelFacts
-from llmcore.api.counters import Counted, ServerFigures
 from llmcore.config import Config, options_of, plugin_settings, shown_settings
 from llmcore.config.setting import HIDDEN
 
@@ -37,16 +36,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     first_tokens: tuple[int, ...]
     gaps: tuple[int, ...]
     counts: tuple[tuple[str, tuple[str, ...], int], ...]
-
-
-def rows(figures: ServerFigures) -> tuple[tuple[str, tuple[str, ...], int], ...]:
-    """Its counts as they travel."""
-    return tuple((name, labels, total) for (name, labels), total in figures.counts.items())
-
-
-def counts(rows: tuple[tuple[str, tuple[str, ...], int], ...]) -> dict[Counted, int]:
-    """The other way."""
-    return {(name, labels): total for name, labels, total in rows}
 
 
 def server_info(

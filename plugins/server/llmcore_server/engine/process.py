@@ -12,7 +12,7 @@ from types import FrameType
 
 import zmq
 from llmcore.api.bridge import Abort, FinishChoice, Submit
-from llmcore.api.counters import TALLIES, ServerFigures
+from llmcore.api.counters import TALLIES
 from llmcore.api.engine import DeviceLost, Engine, Events, build_engine, refusal
 from llmcore.api.errors import RequestError, Stopped
 from llmcore.registry.loader import build_registry
@@ -34,11 +34,11 @@ from llmcore_server.messages import (
     Shutdown,
     Snapshot,
     Tallied,
+    Tally,
     ToEngine,
     ToSupervisor,
     WorkerGone,
 )
-from llmcore_server.server_status import rows
 from llmcore_server.settings import Admission as AdmissionSettings
 
 logger = logging.getLogger(__name__)
@@ -59,12 +59,12 @@ class EngineProcess:
     def __init__(self, launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._launch = launch
         self._stopping = False
-        self._control = Outlet(context, launch.addresses.control)
+        self._control = Outlet(context, launch.control)
         self._workers = Workers(context, lambda request: self._admission.ended(request))
         self._context = context
         self._probes = itertools.count()
         self._probing = False
-        self._tallied = ServerFigures()
+        self._tally = Tally()
 
     def run(self) -> None:
         """Build, say so, and serve until told to end."""
@@ -77,7 +77,7 @@ class EngineProcess:
             facts = engine.facts
             limits = bounds(self._launch.config, max_running=facts.max_running, kv_tokens=facts.kv_tokens)
             self._admission = Admission(limits, engine.queue_stats)
-            self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.addresses.engine, ToEngine)
+            self._inbox: Mailbox[ToEngine] = Mailbox(self._context, self._launch.mailbox, ToEngine)
             signal.signal(child.STOP, self._stop)
             self._tell(EngineReady(engine.facts))
             self._serve(engine)
@@ -112,7 +112,7 @@ class EngineProcess:
             if time.monotonic() >= due:
                 due = time.monotonic() + self._launch.report_seconds
                 self._tell(Snapshot(engine.load()))
-                self._tally()
+                self._tell_totals()
 
     def _step(self, engine: Engine) -> list[Events]:
         try:
@@ -157,13 +157,10 @@ class EngineProcess:
             probe = Submit(id=next(self._probes), prompt=_PROMPT, max_new_tokens=1, score=score, salt=b"probe")
             engine.submit(probe, SUPERVISOR)
 
-    def _tally(self) -> None:
-        """What this process has counted, where that is news."""
+    def _tell_totals(self) -> None:
         TALLIES.set("dropped_messages", self._launch.name, total=self._inbox.dropped)
-        figures = TALLIES.figures()
-        if figures != self._tallied:
-            self._tallied = figures
-            self._tell(Tallied(rows(figures), figures.gaps, figures.gap_seconds))
+        if news := self._tally.news():
+            self._tell(news)
 
     def _submit(self, engine: Engine, request: Submit, owner: int) -> None:
         """Give the engine the request of a worker, or tell the worker why it is refused."""

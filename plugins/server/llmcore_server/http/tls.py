@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 
 import zmq
-from llmcore.api.counters import TALLIES, ServerFigures
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 
@@ -32,8 +31,7 @@ from llmcore_server.http.streaming.limits import (
     too_many_of_address,
 )
 from llmcore_server.http.streaming.tasks import Unread, refusal
-from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tallied, TlsLaunch, ToSupervisor, WorkerReady
-from llmcore_server.server_status import rows
+from llmcore_server.messages import HEARTBEAT_SECONDS, Alive, Outlet, Tally, TlsLaunch, ToSupervisor, WorkerReady
 from llmcore_server.settings import Access, Server
 
 HANDSHAKE_SECONDS = 10.0
@@ -174,14 +172,13 @@ async def run(launch: TlsLaunch, most: int) -> None:
         backlog=2048,
     )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outlet = Outlet(context, launch.addresses.control)
+    outlet = Outlet(context, launch.control)
     outlet.send(ToSupervisor(launch.name, WorkerReady()))
-    told = ServerFigures()
+    tally = Tally()
     while not stop.is_set():
         outlet.send(ToSupervisor(launch.name, Alive()))
-        if (figures := TALLIES.figures()) != told:  # who was refused here
-            told = figures
-            outlet.send(ToSupervisor(launch.name, Tallied(rows(figures), figures.gaps, figures.gap_seconds)))
+        if news := tally.news():  # the connections that were refused here
+            outlet.send(ToSupervisor(launch.name, news))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stop.wait(), HEARTBEAT_SECONDS)
     server.close()

@@ -11,16 +11,13 @@ import socket
 from pathlib import Path
 
 from llmcore.api.errors import ConfigError
-from llmcore.config import Config
 
 from llmcore_server.child import STOP
 from llmcore_server.http.certificate import server_context
-from llmcore_server.messages import Addresses, TlsLaunch
+from llmcore_server.messages import TlsLaunch
 from llmcore_server.settings import Access, Server
-from llmcore_server.supervisor.child import Child
-from llmcore_server.supervisor.restart import Single
-from llmcore_server.supervisor.rundir import RunDirectory
-from llmcore_server.supervisor.watchdog import Clock
+from llmcore_server.supervisor.child import Child, Spawner
+from llmcore_server.supervisor.restart import Kind
 
 BACKLOG = 2048
 
@@ -28,7 +25,7 @@ BACKLOG = 2048
 def bind(host: str, port: int, option: str = "") -> socket.socket:
     """A socket bound to `host`:`port` that does not listen yet: clients are refused until the server is ready.
 
-    Raises ConfigError where the address cannot be had; `option` is what its options begin with.
+    Raises ConfigError if the address cannot be used. `option`: the beginning of its options' names.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -57,7 +54,7 @@ def listen(listener: socket.socket, option: str = "") -> None:
 
 
 def listener_url(listener: socket.socket) -> str:
-    """Where clients on this machine reach the server."""
+    """The address at which clients on this machine reach the server."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
@@ -79,35 +76,33 @@ MOST_PATH_BYTES = 107
 """Longest path of a Unix socket."""
 
 
-class Entrance(Single):
-    """The public socket, and the one that workers listen on: the same without TLS.
+class Entrance(Kind):
+    """The public socket, and the socket that workers listen on: the same one without TLS.
 
-    Raises ConfigError for an address that cannot be had, or a certificate that cannot be used.
+    Raises ConfigError for an address that cannot be used, or a certificate that cannot be used.
     """
 
-    def __init__(self, config: Config, directory: RunDirectory, addresses: Addresses, clock: Clock) -> None:
-        super().__init__(NAME, "the end of TLS", config.section(Server).watchdog_timeout, clock)
-        self._config = config
-        self._directory = directory
-        self._addresses = addresses
+    def __init__(self, spawner: Spawner) -> None:
+        super().__init__("the end of TLS", spawner)
+        server, access = spawner.config.section(Server), spawner.config.section(Access)
         self._open = False
-        self._tls = config.section(Access).ssl
+        self._tls = access.ssl
         if self._tls:
-            server_context(config.section(Access))  # before anything slow happens
-        self._public = bind(config.section(Server).host, config.section(Server).port)
-        self._path = str(directory.path / "http")
+            server_context(access)  # before anything slow happens
+        self._public = bind(server.host, server.port)
+        self._path = str(spawner.directory.path / "http")
         self.workers = self._private() if self._tls else self._public
 
     @property
     def url(self) -> str:
-        """Where clients on this machine reach the server."""
+        """The address at which clients on this machine reach the server."""
         url = listener_url(self._public)
         return url.replace("http://", "https://", 1) if self._tls else url
 
     @property
     def ready(self) -> bool:
-        """Whether connections are taken as far as the workers' socket."""
-        return self._served or not self._tls
+        """True if connections reach the workers' socket."""
+        return not self._tls or any(running.serves for running in self._running)
 
     def listen(self) -> None:
         """Let connections in."""
@@ -116,36 +111,28 @@ class Entrance(Single):
         if self._tls:
             listen(self.workers)
 
-    def spawn_missing(self) -> Child | None:
-        """Start the process that ends TLS, where one is needed and none runs."""
-        return self._start(self._spawn) if self._tls and self._open else None
+    @property
+    def _wanted(self) -> int:
+        return int(self._tls and self._open)
 
     def _spawn(self) -> Child:
-        launch = TlsLaunch(
-            name=NAME,
-            parent=os.getpid(),
-            log=str(self._directory.log(NAME)),
-            addresses=self._addresses,
-            config=self._config,
-            listen_fd=self._public.fileno(),
-            workers=self._path,
-        )
-        return Child(MODULE, launch, (self._public.fileno(),))
+        fd = self._public.fileno()
+        return self._spawner.spawn(MODULE, TlsLaunch, NAME, (fd,), listen_fd=fd, workers=self._path)
 
     @property
     def lost(self) -> bool:
-        """Whether somebody has deleted the socket between the end of TLS and the workers: nobody comes in any more."""
+        """True if the socket between the end of TLS and the workers was deleted, so that no client comes in."""
         return self._tls and self._open and not Path(self._path).is_socket()
 
     def stop(self) -> None:
         """Refuse connections: the workers have answered everything."""
         self._public.close()
-        if self._child is not None:
-            self._child.send(STOP)
+        for child in self.children():
+            child.send(STOP)
 
     def close(self) -> None:
         """Close what is open; the process must have ended."""
-        self.forget()
+        super().close()
         self._public.close()
         self.workers.close()
 

@@ -21,8 +21,7 @@ from prometheus_client.exposition import basic_auth_handler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmcore_server.messages import Tallied
-from llmcore_server.server_status import counts
+from llmcore_server.messages import Tallied, counts
 from llmcore_server.settings import Push
 
 logger = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from llmcore.api.errors import ConfigError
 
-from llmcore_server.messages import Addresses
-
 IPC_ROOT = Path("/tmp")
 """As `--zmq_mode ipc:///tmp/` says, whatever TMPDIR is: the path of a socket has room for 107 bytes."""
 
 PREFIX = "llmcore-"
+CONTROL = "control"
+"""The name of the supervisor's mailbox."""
+
 _LOCK = "lock"
-_ENGINE, _CONTROL = "engine", "control"
 
 
 class RunDirectory:
@@ -36,7 +36,7 @@ class RunDirectory:
             root = Path(tempfile.gettempdir()) if self._tcp else IPC_ROOT
             remove_stale(root)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
-            self._control = self.path / _CONTROL
+            self._control = self.path / CONTROL
             self._lock = _locked(self.path)
             # systemd-tmpfiles leaves a locked directory, whatever its age: without its sockets nothing can be replaced
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -47,10 +47,6 @@ class RunDirectory:
                 f"no directory can be made for this server's files: {error.strerror or error}; "
                 f"make room there and let it be written to, or {fix} where there is"
             ) from error
-
-    def addresses(self) -> Addresses:
-        """Where engine and supervisor are reached, for as long as the server runs."""
-        return Addresses(self.address(_ENGINE), self.address(_CONTROL))
 
     @property
     def lost(self) -> bool:

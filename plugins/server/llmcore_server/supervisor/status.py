@@ -71,7 +71,7 @@ class Status:
         """The same to the admin listener, which wants it more often."""
         processes = self._processes
         reason = self.not_ready or processes.workers.absence
-        processes.admin.tell(reason, processes.engines, processes.facts(), self.sinks)
+        processes.admin.tell(reason, processes.engines[0], processes.facts(), self.sinks)
 
     def renewed(self) -> None:
         """Another engine serves, which counts from 0."""

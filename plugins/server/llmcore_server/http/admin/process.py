@@ -189,7 +189,7 @@ class Hub:
         self._name = launch.name
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._mailbox: Mailbox[Overview] = Mailbox(self._context, launch.mailbox, Overview)
-        self._control = Outlet(self._context, launch.addresses.control)
+        self._control = Outlet(self._context, launch.control)
         self._sending = threading.Lock()
         self.board = Board(launch.config.section(Server).ready_timeout, self._probe)
 

@@ -175,7 +175,7 @@ STOPS = (
     ),
 )
 
-LOOPS = ("HttpServer._channels", "WireBridge._tally", "Workers.heard", "Processors.tend", "log_request")
+LOOPS = ("HttpServer._channels", "WireBridge._tell_totals", "Workers.heard", "Processors.tend", "log_request")
 """Functions of the loops in the background. The trace waits for them."""
 
 

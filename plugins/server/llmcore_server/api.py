@@ -1,4 +1,4 @@
-"""What the author of a dialect may use. No torch.
+"""The interface for the author of a dialect. No torch.
 
 A dialect's `make(front)` yields `Route`s. A resource reads its body with `front.read`, detaches with `front.detach`,
 submits to `front.bridge`, and sends from the bridge's thread through the `Reply`.
@@ -8,8 +8,14 @@ from llmcore.api.bridge import ModelFacts
 from llmcore.text.stream import FINISH_REASONS, Choice, Usage
 
 from llmcore_server.chat.blocks import Block, CallBlock, ReasoningBlock, TextBlock, blocks
-from llmcore_server.chat.conversation import Conversation, check_variables
-from llmcore_server.chat.tools import ToolChoice, check_begun, guided_calls, thought_of
+from llmcore_server.chat.conversation import (
+    Conversation,
+    ToolChoice,
+    check_begun,
+    check_variables,
+    guided_calls,
+    thought_of,
+)
 from llmcore_server.http import intake
 from llmcore_server.http.body import check
 from llmcore_server.http.errors import (

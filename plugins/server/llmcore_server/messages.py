@@ -1,13 +1,13 @@
-"""What the processes of one server say to each other: msgpack structs over ZMQ PUSH and PULL, and nothing else.
+"""The messages between the processes of one server: msgpack structs over ZMQ PUSH and PULL, and nothing else.
 
-Three mailboxes, each a PULL socket that its owner binds:
+The mailboxes, each a PULL socket that its owner binds:
 
-- the engine's: `ToEngine` from every worker and from the supervisor,
+- each engine's: `ToEngine` from every worker and from the supervisor,
 - each worker's: `ToWorker` from the engine (one `StepEvents` per step) and from the supervisor,
 - the supervisor's (`control`): `ToSupervisor` from every child.
 
 A child is started with the number of an inherited descriptor as its only argument and reads its launch struct from
-there (`llmcore_server.child`). A message that is no valid struct is dropped and counted; none is ever executed.
+there (`llmcore_server.child`). A message that is not a valid struct is dropped and counted; none is ever executed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llmcore.config import Config
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.25
-"""How often a worker sends `Heartbeat` to the engine and `Alive` to the supervisor."""
+"""Seconds between a worker's `Heartbeat`s to the engine and `Alive`s to the supervisor."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """A larger message closes its connection."""
@@ -42,7 +42,7 @@ SUPERVISOR = -1
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What every child needs. Endpoints are ZMQ's."""
+    """The fields that every child needs. Endpoints are ZMQ's."""
 
     name: str
     parent: int
@@ -182,7 +182,7 @@ class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
 
 
 class Intake(msgspec.Struct, frozen=True, tag="intake"):
-    """From the engine, when it changes: whether it has no room for another request, and then in how many seconds one
+    """From the engine, at every change: `full` if it has no room for another request, and the seconds after which one
     is worth another try."""
 
     full: bool
@@ -206,7 +206,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """The threads of a worker, or of the end of TLS, get on with their work; every HEARTBEAT_SECONDS once it is ready.
+    """The threads of a worker, or of the end of TLS, make progress; every HEARTBEAT_SECONDS once it is ready.
 
     One that is silent for `--watchdog_timeout` is killed and replaced.
     """
@@ -215,8 +215,8 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 class LastWords(msgspec.Struct, frozen=True):
     """Why a child cannot start or go on: the one line that people read. Its traceback is in its log file.
 
-    They are no message: they stand behind the launch struct, on the descriptor that has it, so that they are there
-    when the child has ended.
+    They are not a message. They stand behind the launch struct, on its descriptor, so they are there after the child's
+    end.
 
     `usage`: the text is an LlmcoreError's and names the fix; the operator's settings are at fault.
     """
@@ -226,7 +226,7 @@ class LastWords(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far a start-up has come: `done` of `total` units of `stage` (bytes of "weights", say)."""
+    """The progress of a start-up: `done` of `total` units of `stage` (bytes of "weights", say)."""
 
     stage: str
     done: int
@@ -348,11 +348,11 @@ class Mailbox(Generic[M]):
         return self._socket
 
     def wait(self, seconds: float) -> bool:
-        """Whether a message is there, after waiting for one up to `seconds`."""
+        """Wait up to `seconds` for a message. Returns True if there is one."""
         return bool(self._socket.poll(int(seconds * 1000)))
 
     def drain(self, most: int = 1000) -> list[M]:
-        """What has arrived, in order, at most `most` messages; never waits."""
+        """The messages that have arrived, in order, at most `most`. It never waits."""
         messages: list[M] = []
         while len(messages) < most:
             try:

@@ -47,10 +47,10 @@ _STUCK_SECONDS = 0.001
 """Pause when there is work, but none that a step could do now."""
 
 _PROMPT = bytes(4)
-"""Of a step that is asked for when nothing runs: one token, the first of every vocabulary."""
+"""The prompt of a step that is asked for when nothing runs: one token, the first of every vocabulary."""
 
 _LOOK_SECONDS = 0.05
-"""How often it is looked who waits for too long."""
+"""Seconds between two checks for requests that have waited too long."""
 
 
 class EngineProcess:
@@ -67,11 +67,11 @@ class EngineProcess:
         self._tally = Tally()
 
     def run(self) -> None:
-        """Build, say so, and serve until told to end."""
+        """Build the engine, report that it is ready, and serve until told to end."""
         registry = build_registry(self._launch.config)
         with registry.lifetime(self._launch.config):
             engine = build_engine(self._launch.config, registry, self._progress)
-            # What the model is made of will never be garbage; looking at it again and again would cost.
+            # The model's objects live as long as the process; the garbage collector need not visit them.
             gc.collect()
             gc.freeze()
             facts = engine.facts
@@ -101,7 +101,7 @@ class EngineProcess:
             if patience and time.monotonic() >= look:
                 look = time.monotonic() + _LOOK_SECONDS
                 self._workers.post(engine.expire(patience))
-            self._tell_workers()  # of room that was left: the step may be long
+            self._tell_workers()  # of room, before a step that may be long
             steps = self._step(engine)
             self._admission.stepped()
             self._tell_workers()
@@ -149,11 +149,11 @@ class EngineProcess:
                 self._stopping = True
 
     def _probe(self, engine: Engine) -> None:
-        """Somebody asks whether a step can be done: do one, where no other is under way, and say so at once."""
+        """Answer the question whether a step can be done: do one, unless another is under way, and report at once."""
         if engine.idle:
             self._probing = True
             score = bool(engine.facts.scores)
-            # A salt of its own: whether it hits the prefix cache says nothing of anybody's prompts.
+            # Its own salt keeps it from any prefix that a client has cached.
             probe = Submit(id=next(self._probes), prompt=_PROMPT, max_new_tokens=1, score=score, salt=b"probe")
             engine.submit(probe, SUPERVISOR)
 
@@ -168,7 +168,7 @@ class EngineProcess:
             self._admission.check(request)
             engine.submit(request, owner)
         except RequestError as error:
-            self._tell_workers()  # of the queue that is full, before they hear that it was
+            self._tell_workers()  # that the queue is full, before one hears of the refusal
             self._workers.post({owner: refusal(request, error)})
         else:
             self._admission.began(request)

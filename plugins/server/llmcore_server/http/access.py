@@ -148,7 +148,7 @@ class HostNames:
         threading.Thread(target=self._find_whole_name, name="own name", daemon=True).start()
 
     def __contains__(self, host: str) -> bool:
-        """Whether a `Host` header, with or without a port, names this machine."""
+        """True if a `Host` header, with or without a port, names this machine."""
         return self._any or is_local_name(host) or _name(host) in self._names
 
     def _find_whole_name(self) -> None:
@@ -229,12 +229,12 @@ def admin_guard(config: Config) -> SameOrigin:
 
 
 def fingerprint(key: str) -> str:
-    """What logs call a key: enough to tell one from another, and nothing to get in with."""
+    """The name of a key in logs. It tells keys apart, and no client can use it as a key."""
     return _digest(key).hex()[:8]
 
 
 def is_local_name(host: str) -> bool:
-    """Whether `host` (as in a Host header) is an address or localhost."""
+    """True if `host` (as in a Host header) is an address or localhost."""
     name = _name(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True

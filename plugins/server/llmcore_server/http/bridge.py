@@ -1,7 +1,7 @@
 """The bridge of an HTTP worker: an engine in another process, reached by messages.
 
 `submit`, `abort` and `finish` may be called from any thread. One thread, the hub, runs `run`: it receives, hands every
-request its events and keeps the heartbeat. Whatever has queued up is merged first, so that a worker that fell behind
+request its events and keeps the heartbeat. It first merges all steps that have queued up, so a worker that fell behind
 writes once per request and not once per step.
 """
 
@@ -101,11 +101,11 @@ class WireBridge:
         """The supervisor's newest copy of the engine's figures, about a second old."""
         return self.state.load
 
-    # --- what the worker needs beside it
+    # --- for the worker
 
     @property
     def dropped(self) -> int:
-        """Messages that were no valid ones."""
+        """The number of messages that were not valid."""
         return self._mailbox.dropped
 
     def announce(self) -> None:
@@ -113,7 +113,7 @@ class WireBridge:
         self._tell(WorkerReady())
 
     def await_state(self, seconds: float) -> None:
-        """Until the supervisor's first word is there; before it, figures and metrics would be empty."""
+        """Wait for the supervisor's first message. Before it, figures and metrics would be empty."""
         self._informed.wait(seconds)
 
     def report(self, record: RequestRecord) -> None:
@@ -147,12 +147,12 @@ class WireBridge:
             self._tell(news)
 
     def drain(self) -> None:
-        """Refuse what comes and let what is open go on. From any thread."""
+        """Refuse new requests and let open ones go on. From any thread."""
         self._requests.refuse(_ENDING)
         self.state = msgspec.structs.replace(self.state, ready=False, reason=_REASON)
 
     def end_all(self) -> None:
-        """End what is open with an error, within a heartbeat, and refuse what comes. From any thread."""
+        """End open requests with an error, within a heartbeat, and refuse new ones. From any thread."""
         self._requests.refuse(_ENDING)
         self._over.set()
 

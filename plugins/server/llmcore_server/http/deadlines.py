@@ -19,7 +19,7 @@ from llmcore.api.errors import RequestError, reraise_if_stopping
 logger = logging.getLogger(__name__)
 
 TIMEOUT_HEADER = "x-request-timeout"
-"""Seconds after which the client wants no answer any more."""
+"""The header with the seconds after which the client does not want the answer any more."""
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 
@@ -29,7 +29,7 @@ NO_KEY = -1
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose request this is (the number of its API key), when it came (time.monotonic()), and the client's own limit
+    """A request's client (the number of its API key), its arrival (time.monotonic()), and the client's own time limit
     in seconds, 0 for none."""
 
     client: int = NO_KEY
@@ -38,14 +38,14 @@ class Terms:
 
 
 def read_terms(req: falcon.Request) -> Terms:
-    """What a request says of itself. Raises RequestError for a limit that is none."""
+    """The terms of a request. Raises RequestError for a limit that is not a number of seconds."""
     given = req.get_header(TIMEOUT_HEADER)
     return Terms(getattr(req.context, "client", NO_KEY), seconds=0.0 if given is None else _seconds(given))
 
 
 def number(given: str) -> float | None:
-    """The number that a header or a query gives in digits, None if it is none. float() takes more: +1, 1_0, 1e9, inf,
-    and digits of any script."""
+    """The number that a header or a query gives in digits, or None. float() would also take +1, 1_0, 1e9, inf, and
+    digits of any script."""
     return float(given) if _NUMBER.fullmatch(given) else None
 
 
@@ -61,13 +61,13 @@ def _seconds(given: str) -> float:
 
 
 TICK_SECONDS = 0.02
-"""How exactly a limit is kept."""
+"""The precision of a limit."""
 
 _WORTH_SWEEPING = 1000
 
 
 class Deadline:
-    """`call` is called at `at` (time.monotonic()) unless `cancel` came first; then nothing is held any more."""
+    """`call` is called at `at` (time.monotonic()) unless `cancel` comes first, which lets go of it."""
 
     __slots__ = ("at", "call")
 
@@ -76,12 +76,12 @@ class Deadline:
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        """Nothing is to happen. From any thread; also when it has happened."""
+        """Cancel the call. From any thread, also after the call."""
         self.call = None
 
 
 class Deadlines:
-    """All of a worker's. `add` may be called from any thread; one thread calls `expire`."""
+    """The deadlines of a worker. Any thread may call `add`; one thread calls `expire`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,11 +101,11 @@ class Deadlines:
         return deadline
 
     def patience(self, most: float) -> float:
-        """How long `expire` may be left alone, at most `most` seconds: one that is added meanwhile may be due soon."""
+        """Seconds until `expire` should be called again, at most `most`. A new deadline may be due soon."""
         return min(most, TICK_SECONDS) if self._heap else most
 
     def expire(self) -> None:
-        """Call what is due. What it raises is logged, and ends nobody else's."""
+        """Make the calls that are due. An error of one is logged, and does not affect the others."""
         now = time.monotonic()
         due: list[Deadline] = []
         with self._lock:

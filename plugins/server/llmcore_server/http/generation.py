@@ -1,7 +1,7 @@
-"""One HTTP request's generation: submitted, fed with events, and ended exactly once.
+"""The answers to one HTTP request: submitted, fed with events, and ended exactly once.
 
-A dialect makes a `Generation` from its `Submit`s and a `Writer`, and calls `start`; no thread waits. From then on
-everything happens on the bridge's thread, except that the client's leaving is noticed by another.
+A dialect makes a `Generation` from a `Request`, and calls `start` with a `Writer`; no thread waits. From then on
+everything happens on the bridge's thread. Only a client disconnect is noticed by another thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
 from llmcore_server.http.reply import KeepAlive, Reply
-from llmcore_server.settings import Admission, Server
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ _STATUS = {
     **{"queue_full": 429, "rate_limit_exceeded": 429},
     **{"engine_failed": 503, "server_overloaded": 503, "queue_timeout": 503},
 }
-"""Status of an engine's errors by code; any other one is a 500."""
+"""The HTTP status of an engine's errors by code; any other one is a 500."""
 
 _CAUSES = {
     **{"queue_full": "overload", "rate_limit_exceeded": "overload", "server_overloaded": "overload"},
@@ -48,23 +47,24 @@ _CAUSES = {
     **{"context_length_exceeded": "refused", "invalid_value": "refused", "unsupported_parameter": "refused"},
     "engine_failed": "engine",
 }
-"""What records call them; any other one is a "failure"."""
+"""Their names in records; any other one is a "failure"."""
 
 UNENFORCED_HEADER = "x-llmcore-unenforced"
-"""Of an answer: what of the request is not enforced, such as keywords of a JSON schema."""
+"""The header of an answer that names the parts of its request that are not enforced, such as keywords of a schema."""
 
 
 class Writer(Protocol):
-    """How a dialect writes one generation. All calls come from one thread, one at a time; none may block."""
+    """Writes the answers of one generation for a dialect. All calls come from one thread, one at a time, and must not
+    block."""
 
     def write(self, choice: Choice, event: ChoiceEvent, texts: list[str]) -> None:
-        """`choice` went on: `texts` as `ChoiceText.feed` gave them; `choice.text.finish` says whether it ended."""
+        """`choice` went on. `texts`: the results of `ChoiceText.feed`. `choice.text.finish` tells if it ended."""
 
     def done(self) -> None:
         """Every choice has ended."""
 
     def failed(self, error: RequestError) -> None:
-        """Nothing more will come."""
+        """The request ended with `error`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class Generation:
         self._ended = False
 
     def start(self, writer: Writer) -> None:
-        """Submit everything. Raises RequestError if the gate or the bridge refuses; nothing is left running then."""
+        """Submit all prompts. Raises RequestError if the gate or the bridge refuses; then nothing is left running."""
         if logger.isEnabledFor(logging.DEBUG):
             self._log_prompts()
         try:
@@ -172,17 +172,16 @@ class Generation:
         self._inside = choices
 
     def _limit(self, writer: Writer) -> None:
-        """Have the request ended when its time is over: the operator's, or the client's where that is shorter."""
-        limits = self._front.config.section(Admission)
+        """Set the request's time limits: the operator's, or the client's if that is shorter."""
+        limits = self._front.limits
         own = self._terms.seconds
         total = min(own or math.inf, limits.request_timeout or math.inf)
         if limits.first_token_timeout < total and limits.first_token_timeout:
             self._end_at(limits.first_token_timeout, "first_token_timeout", writer)
         if total < math.inf:
             self._end_at(total, "request_timeout", writer)
-        silent = self._front.config.section(Server).sse_keep_alive
-        if self.request.stream and silent:
-            self._keep_alive = KeepAlive(self.reply, self._front.deadlines, silent)
+        if self.request.stream and self._front.keep_alive:
+            self._keep_alive = KeepAlive(self.reply, self._front.deadlines, self._front.keep_alive)
         if self._ended:
             self._forget_limits()
 
@@ -191,7 +190,7 @@ class Generation:
         self._deadlines.append(self._front.deadlines.add(self._started + seconds, call))
 
     def _late(self, writer: Writer, code: str, seconds: float) -> None:
-        """On the bridge's thread: a limit is over."""
+        """On the bridge's thread: end the request at a time limit."""
         if code == "request_timeout":
             text = f"The request was not done within {seconds:g} s."
         elif self._reducer.first is None:
@@ -207,7 +206,7 @@ class Generation:
             self._keep_alive.end()
 
     def _log_prompts(self) -> None:
-        """Every prompt as text and as ids, each as long as `--max_log_len` says."""
+        """Log every prompt as text and as ids, cut to `--max_log_len`."""
         most = self._front.config.reports.max_log_len
         for submit in self.request.submits:
             ids = array("i", submit.prompt).tolist()
@@ -238,7 +237,7 @@ class Generation:
             self._record("error", self._cause(error))
 
     def _note(self, error: BaseException) -> RequestError:
-        """What the client is told of `error`; the log gets the rest."""
+        """The error that the client is told of; the log gets the rest."""
         reraise_if_stopping(error)
         logger.error("request %s failed on the way to its client", self.request.request_id, exc_info=error)
         return http_error(500)
@@ -248,7 +247,7 @@ class Generation:
         try:
             writer.failed(error)
         except BaseException as broken:  # noqa: BLE001 - a dialect's writer is foreign code
-            # The client must not wait for ever, so it hears of it in a shape that is nobody's in particular.
+            # The client must not wait for ever, so it gets an error in OpenAI's shape.
             body = openai_error(self._note(broken))
             try:
                 self.reply.respond(500, body)
@@ -265,7 +264,7 @@ class Generation:
             self._record("abort", self.reply.why_closed)
 
     def _cause(self, error: BaseException) -> str:
-        """What the record calls `error`: a key of counters.CAUSES."""
+        """The name of `error` in the record: a key of counters.CAUSES."""
         if not isinstance(error, RequestError):
             return "failure"
         if error.status in (400, 404):
@@ -275,7 +274,7 @@ class Generation:
         return _CAUSES.get(error.code or "", "failure")
 
     def _claim(self) -> bool:
-        """Whether the caller is the one to end this generation."""
+        """True for the one caller that is to end this generation."""
         with self._ending:
             ended, self._ended = self._ended, True
         if not ended:
@@ -318,7 +317,7 @@ class Generation:
             self._fail(writer, self._note(error))
 
     def _failure(self, event: ChoiceEvent, submit: Submit) -> RequestError:
-        """What the client is told of an error of the engine."""
+        """The error that the client is told of when the engine has ended its request."""
         error = failure(event, submit)
         error.status = _STATUS.get(error.code or "", 500)
         if error.code == "queue_full":

@@ -24,11 +24,11 @@ MAX_CHOICES = 1024
 """Most choices in one HTTP request: prompts times n."""
 
 CHARACTERS_PER_TOKEN = 16
-"""A text is tokenized up to so many characters for each token of the longest prompt. Prose and code have about four,
-and tokenizing takes some fifty bytes of memory for each of them, whatever is done with the tokens afterwards."""
+"""A text is tokenized up to this number of characters for each token of the longest prompt. Prose and code have about
+four. Tokenizing takes some fifty bytes of memory for each character."""
 
 LEAST_CHARACTERS = 1 << 18
-"""So many characters are tokenized however short the longest prompt is."""
+"""At least this number of characters is tokenized, however short the longest prompt is."""
 
 
 LEFT = "left"
@@ -149,8 +149,8 @@ def encode(front: Front, text: str, *, param: str, add_special_tokens: bool = Tr
 
 
 def check_readable(front: Front, given: str | Sequence[object], *, param: str) -> None:
-    """Refuse what is so long, in characters or as a list, that it is not worth the time and memory to look at it, also
-    where all but its end would be cut: the tokens at the end of a text depend on all that is before it."""
+    """Refuse a text or a list that is too long to spend time and memory on. This holds even if all but its end would
+    be cut, because the tokens at the end of a text depend on all that is before it."""
     most = max(LEAST_CHARACTERS, CHARACTERS_PER_TOKEN * front.facts.max_input_len)
     if len(given) > most:
         what = "characters" if isinstance(given, str) else "elements"
@@ -186,7 +186,7 @@ def check_ids(front: Front, ids: Sequence[int], *, param: str) -> None:
 
 
 def room(front: Front, prompt: Sequence[int], asked: int | None, *, param: str, source: str) -> int:
-    """How many tokens may be generated: `asked`, or the rest of the context where that is None.
+    """The number of tokens that may be generated: `asked`, or the rest of the context if that is None.
 
     Raises RequestError when `asked` does not fit; nothing is ever cut silently. `source` says where the prompt was
     ("messages" or "prompt"), for the message.
@@ -272,16 +272,16 @@ def without_words(front: Front, sampling: SamplingParams, words: Sequence[str] |
 
 
 NO_SEED = -1
-"""What clients of several servers send for none."""
+"""The value that clients of several servers send for none."""
 
 
 def seed(given: int | None) -> int:
-    """The request's, or one that nobody can guess where it brings none."""
+    """The request's seed, or an unpredictable one if it brings none."""
     return secrets.randbits(63) if given is None or given == NO_SEED else given
 
 
 def salt(text: str | None) -> bytes:
-    """What keeps a client's prefix cache apart from others'; empty where it asks for none."""
+    """The salt that keeps a client's prefix cache apart from others'; empty if the client asks for none."""
     return hashlib.sha256(text.encode()).digest()[:16] if text else b""
 
 

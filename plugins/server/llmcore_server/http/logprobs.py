@@ -20,7 +20,7 @@ from llmcore.api.protocols import Tokenizer
 from llmcore.text.stream import Choice
 
 LOWEST = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+"""The number for minus infinity, which JSON does not have."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class UnshownTokens:
 
 class Released(NamedTuple):
     """A text and the token that released it. `token`: None where the end of the choice released it. `logprob` is 0.0,
-    and `best` is empty, where nobody asked for them. `ends`: nothing of the choice comes after it.
+    and `best` is empty, if the request did not ask for them. `ends`: it is the last one of the choice.
     """
 
     text: str
@@ -189,7 +189,7 @@ class Released(NamedTuple):
 
 
 def released_by_token(choice: Choice, event: ChoiceEvent, texts: Sequence[str]) -> Iterator[Released]:
-    """What `Writer.write` was given, token by token. The end of a choice always has a text, perhaps an empty one."""
+    """The arguments of `Writer.write`, token by token. The end of a choice always has a text, perhaps an empty one."""
     ended = choice.text.finish is not Finish.RUNNING
     if ended and not texts:
         texts = ("",)  # the end came without a token

@@ -21,7 +21,7 @@ MOST = 10_000
 """Records that may wait for a plugin that takes long; further ones are dropped and counted."""
 
 LAST_SECONDS = 1.0
-"""How long what waits has when the worker ends."""
+"""The seconds that waiting records have when the worker ends."""
 
 _HOOK = "on_request_finished"
 
@@ -38,7 +38,7 @@ class Observers:
             self._thread.start()
 
     def __call__(self, record: RequestRecord) -> None:
-        """Have them told, soon."""
+        """Queue the record for the plugins."""
         if not self._plugins:
             return
         try:
@@ -48,7 +48,7 @@ class Observers:
                 TALLIES.count("plugin_failures", plugin, _HOOK)
 
     def close(self) -> None:
-        """Let what waits be told, for a moment."""
+        """Wait a moment for the records that are queued."""
         if not self._plugins:
             return
         try:

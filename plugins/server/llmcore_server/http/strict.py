@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 from llmcore.api.counters import TALLIES
@@ -23,7 +22,7 @@ from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.deadlines import NO_KEY
 
 TINY_CHUNKS = 4096
-"""So many chunks may be of any size; after that they must hold TINY_BYTES each on average."""
+"""This number of chunks may be of any size; after that they must hold TINY_BYTES each on average."""
 
 TINY_BYTES = 64
 
@@ -34,7 +33,7 @@ _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Most of everything that a request may hold, in bytes unless it says otherwise."""
+    """The limits on the parts of a request, in bytes unless the name says otherwise."""
 
     head: int = 32 << 10
     fields: int = 100
@@ -158,20 +157,11 @@ def too_many_bodies() -> RequestError:
     return RequestError("The server is reading too many bodies; try again.", code="server_overloaded", status=503)
 
 
-class Body(Protocol):
-    """Reads a body. It keeps the bytes if it has a loan for them; else it only looks for the end."""
-
-    data: bytes | bytearray
-    size: int
-    """Bytes that have come."""
-    done: bool
-
-    def feed(self, data: bytes) -> int:
-        """Take what belongs to the body; how many bytes of `data` that is. RequestError where it is malformed."""
-
-
 class SizedBody:
-    """A body of known length."""
+    """A body of known length. It keeps the bytes if it has a loan for them; else it only looks for the end.
+
+    `size`: the bytes that have come.
+    """
 
     def __init__(self, length: int, loan: Loan | None) -> None:
         self.data: bytes | bytearray = b""
@@ -181,7 +171,7 @@ class SizedBody:
         self._loan = loan
 
     def feed(self, data: bytes) -> int:
-        """See Body."""
+        """Take the bytes that belong to the body. Returns their number. Raises RequestError if it is malformed."""
         n = min(len(data), self._length - self.size)
         if self._loan is not None:
             self._loan.take(n)
@@ -197,7 +187,7 @@ class SizedBody:
 
 
 class ChunkedBody:
-    """A body in chunks. Extensions and trailers are checked for form and dropped, as HTTP allows."""
+    """A body in chunks, otherwise like SizedBody. Extensions and trailers are checked for form and dropped."""
 
     def __init__(self, bounds: Bounds, loan: Loan | None) -> None:
         self.data: bytes | bytearray = bytearray()
@@ -211,7 +201,7 @@ class ChunkedBody:
         self._trailer: int | None = None  # bytes of it so far, once the last chunk has come
 
     def feed(self, data: bytes) -> int:
-        """See Body."""
+        """Take the bytes that belong to the body. Returns their number. Raises RequestError if it is malformed."""
         held = len(self._held)
         if held:
             data, self._held = self._held + data, b""
@@ -284,12 +274,12 @@ class ChunkedBody:
 
 
 def bad(message: str, status: int = 400) -> RequestError:
-    """What is malformed."""
+    """The error for a malformed request."""
     return RequestError(message, status=status)
 
 
 def too_large(message: str, status: int = 413) -> RequestError:
-    """What passes a bound."""
+    """The error for a request beyond a bound."""
     return RequestError(message, code="request_too_large", status=status)
 
 
@@ -343,7 +333,7 @@ class Head(Line):
 
 
 def parse_line(text: str) -> Line:
-    """The first line, without its end. RequestError where it is none. Nobody changes it: most are the same few."""
+    """The first line, without its end. Raises RequestError. Callers share the result and do not change it."""
     return _known_line(text) if len(text) < _SHORT else _parse_line(text)
 
 
@@ -363,7 +353,7 @@ _known_line = lru_cache(maxsize=256)(_parse_line)
 
 
 def guess_line(data: bytes | bytearray) -> Line:
-    """What `data` was meant to ask for, though it begins with no such line: how the refusal is to be written."""
+    """The best guess of the first line of `data`, which does not begin with a valid one: the refusal needs it."""
     text, ended, _ = bytes(data[:_GUESSED]).lstrip(b"\r\n").partition(b"\r\n")
     method, _, rest = text.decode("latin-1").partition(" ")
     target, _, version = rest.partition(" ")
@@ -389,7 +379,7 @@ def parse_head(line: Line, data: bytes | bytearray, bounds: Bounds) -> Head:
     if line.authority:
         headers["HOST"] = line.authority  # as HTTP asks: the URL counts, so that no two readers see two hosts
     _frame(head)
-    if "," in headers.get("CONNECTION", ""):  # "TE, close" closes too; whoever asks later compares the whole value
+    if "," in headers.get("CONNECTION", ""):  # "TE, close" closes too; later code compares the whole value
         options = {option.strip() for option in headers["CONNECTION"].lower().split(",")}
         headers["CONNECTION"] = next((option for option in ("close", "keep-alive") if option in options), "")
     expect = headers.get("EXPECT")
@@ -439,12 +429,12 @@ def _headers(lines: list[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=512)
 def _key(name: str) -> str:
-    """CGI's name of a header, or "" where `name` is no name."""
+    """CGI's name of a header, or "" if `name` is not a header name."""
     return name.upper().replace("-", "_") if _NAME.fullmatch(name.replace("_", "-")) else ""
 
 
 def _frame(head: Head) -> None:
-    """How long the body is."""
+    """Set the length of the body."""
     coding = head.headers.pop("TRANSFER_ENCODING", None)
     length = head.headers.get("CONTENT_LENGTH")
     if coding is not None:
@@ -502,7 +492,7 @@ class RequestReader:
         self._pool = pool
         self._judge = judge
         self._begun = bytearray()
-        self._body: Body | None = None
+        self._body: SizedBody | ChunkedBody | None = None
         self._loan: Loan | None = None
         self._sender = sender
         self._yield_up = yield_up
@@ -519,11 +509,11 @@ class RequestReader:
 
     @property
     def body(self) -> bytes | bytearray:
-        """What of the body has come."""
+        """The part of the body that has come."""
         return self._body.data if self._body is not None else b""
 
     def feed(self, data: bytes) -> int:
-        """Take what belongs to this request; how many bytes of `data` that is. With an error, all of it."""
+        """Take the bytes that belong to this request. Returns their number; with an error, all of `data`."""
         taken = 0
         try:
             if self.head is None:
@@ -568,9 +558,9 @@ class RequestReader:
         return end + 4 - before
 
     def _read_line(self, text: bytes | bytearray, start: int) -> Line | None:
-        """The first line, if it is there. What will never be one is refused at once, whatever follows.
+        """The first line, or None while it is incomplete. Data that cannot become one is refused at once.
 
-        One longer than a header may be is never there, in however few pieces it came: its end decides nothing.
+        A line longer than a header may be never counts as complete, in however few pieces it came.
         """
         end = text.find(b"\r\n", start, self._bounds.head)
         if end >= 0:

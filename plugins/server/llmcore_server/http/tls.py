@@ -41,8 +41,8 @@ CHUNK = 1 << 16
 class Terminator:
     """Carries connections between the listening socket and the workers'.
 
-    `most`: at a time; so many as the workers answer, if only by a 503. `per_address`: most of one address, which the
-    workers cannot see; 0 for any number. Who comes beyond that is answered here.
+    `most`: the limit at a time; it is the number that the workers answer, if only by a 503. `per_address`: the limit
+    per address, which the workers cannot see; 0 for any number. Connections beyond a limit are refused here.
     """
 
     def __init__(self, workers: str, *, most: int, per_address: int) -> None:
@@ -83,9 +83,9 @@ class Terminator:
             asyncio.ensure_future(_carry(back_reader, writer)),
         ]
         try:
-            # Whoever ends first ends both: TLS has no half-closed connections, and a client that left is to be
-            # noticed at once. But a worker that refuses a request still takes what the client sends, so that the
-            # client can read why.
+            # The first end ends both: TLS has no half-closed connections, and a client disconnect is to be noticed at
+            # once. But a worker that refuses a request still takes the client's bytes, so that the client can read
+            # why.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if not ways[0].done() and _still_reads(back_writer):
                 await asyncio.wait(ways[:1], timeout=Limits.longest_linger_seconds)
@@ -146,8 +146,8 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 def most_connections(config: Config) -> int:
-    """As many as all workers answer, or as many as this process may have files for, two each: as many as one worker
-    answers at least (ConfigError)."""
+    """The number that all workers answer, or that this process has files for, two each. Raises ConfigError if that is
+    less than one worker answers."""
     answered = connections(config) + REFUSALS
     spare = REFUSALS + SPARE_FILES
     files = raise_open_files(2 * answered + spare, 2 * answered * config.section(Server).httpserver_workers + spare)

@@ -27,7 +27,7 @@ from llmcore_server.settings import Push
 logger = logging.getLogger(__name__)
 
 PUSH_SECONDS = 5.0
-"""How long one push may take."""
+"""The most seconds that one push may take."""
 
 
 class Pusher:
@@ -116,7 +116,7 @@ NO_PAGE = ("text/plain; charset=utf-8", b"")
 
 
 class Sinks:
-    """Every plugin's metric sink; one that raises is named in the log and nobody else suffers.
+    """Every plugin's metric sink. One that raises is named in the log and does not disturb the others.
 
     `newest`: the newest page. `ended`: requests by their `finish`. `first_tokens`: times to the first token, counted
     by bucket of `counters.GAP_SECONDS`. Raises PluginError for a sink that cannot be made.
@@ -150,7 +150,7 @@ class Sinks:
         self._sum.heard(process, ServerFigures(counts(body.counts), body.gaps, body.gap_seconds))
 
     def figures(self) -> ServerFigures:
-        """What all processes have counted, this one included."""
+        """The totals of all processes, this one included."""
         self._sum.heard("supervisor", TALLIES.figures())
         return self._sum.figures()
 

@@ -1,4 +1,4 @@
-"""What the supervisor hears from its children, and who is to know of it."""
+"""The mailbox of the supervisor, and the receivers of its messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GONE = EngineGone("the engine has stopped")
 
 @dataclass(frozen=True)
 class Notices:
-    """What the command line wants to hear of.
+    """The events that the command line shows.
 
     `progress(stage, done, total)` while the engine starts; `ready(url, facts)` once, when requests are accepted.
     """

@@ -23,11 +23,11 @@ _LOCK = "lock"
 
 
 class RunDirectory:
-    """A directory with mode 0700 and a name nobody can guess, under /tmp or, where it holds no sockets, the system's
-    temporary one; gone after `remove`.
+    """A directory with mode 0700 and an unpredictable name, under /tmp or, if it holds no sockets, the system's
+    temporary folder. `remove` deletes it.
 
-    What a killed server left behind is removed when the next one starts: its lock is free then, whatever process
-    namespace it lived in. Raises ConfigError where no directory can be had.
+    The next server removes the directory of a killed one, whose lock is free then, whatever its process namespace was.
+    Raises ConfigError if no directory can be made.
     """
 
     def __init__(self, zmq_mode: str) -> None:
@@ -50,7 +50,7 @@ class RunDirectory:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody has deleted it, or what is in it: who comes now would not find the supervisor's socket."""
+        """True if it or its content was deleted: a new child would not find the supervisor's socket."""
         return not self._tcp and not self._control.is_socket()
 
     def address(self, name: str) -> str:
@@ -61,7 +61,7 @@ class RunDirectory:
             return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
     def log(self, child: str) -> Path:
-        """Where a child writes its tracebacks and stacks."""
+        """The file for a child's tracebacks and stacks."""
         return self.path / f"{child}.log"
 
     def keep_log(self, child: str) -> Path | None:
@@ -105,7 +105,7 @@ def remove_stale(root: Path) -> None:
                 continue
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            continue  # it went away, or belongs to somebody else
+            continue  # it went away, or belongs to another user
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.parent, ignore_errors=True)
@@ -116,7 +116,7 @@ def remove_stale(root: Path) -> None:
 
 
 def _locked(directory: Path) -> int:
-    """The descriptor of the directory's lock, which is held before anybody can see it."""
+    """The descriptor of the directory's lock, which is held before others can see it."""
     hidden = directory / f"{_LOCK}.new"
     descriptor = os.open(hidden, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What of a model the supervisor reads, before its workers do: the tokenizer, chat templates, output parsers."""
+"""The parts of a model that the supervisor reads before its workers: tokenizer, chat templates, output parsers."""
 
 from __future__ import annotations
 

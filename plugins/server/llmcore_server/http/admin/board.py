@@ -50,7 +50,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class History:
-    """Samples made of what the supervisor says. For one writer; readers get copies."""
+    """Samples, made from the supervisor's messages. For one writer; readers get copies."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=KEPT)
@@ -100,9 +100,9 @@ def _quantiles(new: Sequence[int], old: Sequence[int]) -> tuple[float | None, fl
 
 
 def quantile(counts: Sequence[int], q: float) -> float | None:
-    """The `q`-quantile of what was counted by bucket of GAP_SECONDS, between a bucket's ends by share; None of none.
+    """The `q`-quantile of values that were counted by bucket of GAP_SECONDS, by share within a bucket; None of none.
 
-    What lies beyond the last end counts as that.
+    Values beyond the last end count as the last end.
     """
     rank = q * sum(counts)
     if not rank:
@@ -117,10 +117,10 @@ def quantile(counts: Sequence[int], q: float) -> float | None:
 
 
 SILENCE_SECONDS = 10.0
-"""A supervisor that said nothing for this long is not alive, once it has spoken."""
+"""A supervisor that has spoken and then says nothing for this time is not alive."""
 
 PROBE_SECONDS = 2.0
-"""How long `/ready` waits for the step that it had an idle engine do."""
+"""The most seconds that `/ready` waits for the step that an idle engine was asked to do."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class Verdict:
 
     @property
     def status(self) -> int:
-        """Of the answer."""
+        """The status of the answer."""
         return 200 if self.ready else 503
 
     @property
     def body(self) -> bytes:
-        """Of the answer."""
+        """The body of the answer."""
         said: dict[str, object] = {"status": "ok"} if self.ready else {"status": "error", "reason": self.reason}
         return orjson.dumps({**said, "last_step_seconds": None if self.age is None else round(self.age, 3)})
 
@@ -158,13 +158,13 @@ class Board:
         self.history = History()
 
     def heard(self, overview: Overview) -> None:
-        """The supervisor spoke."""
+        """Take the supervisor's newest message."""
         now = time.monotonic()
         self.overview, self._heard = overview, now
         self.history.add(overview, now, time.time())
 
     def tick(self) -> None:
-        """Answer those whose step has come, or who have waited for too long."""
+        """Answer the requests whose step has finished, or that have waited too long."""
         if not self._waiting:
             return
         verdict, now = self.verdict(), time.monotonic()
@@ -176,16 +176,16 @@ class Board:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for a step."""
+        """True if a request waits for a step."""
         return bool(self._waiting)
 
     @property
     def silent(self) -> bool:
-        """Whether the supervisor should have been heard of long since."""
+        """True if the supervisor has been silent for too long."""
         return self.overview is not None and time.monotonic() - self._heard > SILENCE_SECONDS
 
     def verdict(self) -> Verdict:
-        """Whether requests can be served: a step has finished lately and nothing else speaks against it."""
+        """The verdict on readiness: a step has finished lately, and no other reason forbids it."""
         overview = self.overview
         if overview is None:
             return Verdict(False, "the server is starting")
@@ -201,7 +201,7 @@ class Board:
         return Verdict(False, f"a step was tried, and has not finished within {PROBE_SECONDS:g} s", age, idle=True)
 
     def await_step(self, reply: Reply) -> None:
-        """Answer `reply` when the engine has done a step, or has failed to."""
+        """Answer `reply` when the engine has done a step, or has failed to do one."""
         with self._lock:
             self._waiting.append((reply, time.monotonic() + PROBE_SECONDS))
         self._probe()

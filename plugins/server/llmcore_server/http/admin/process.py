@@ -38,7 +38,7 @@ from llmcore_server.settings import Access, Server
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/", "/live", "/ready", "/dashboard"})
-"""What is answered without a key: whoever restarts servers has none, and the page holds no figure by itself."""
+"""Paths that need no key. Programs that restart servers have none, and the page itself holds no figures."""
 
 PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 """Content-Security-Policy of the dashboard: it loads nothing, and talks to this listener only."""
@@ -67,7 +67,7 @@ class Ready:
         self._board = board
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """An engine that has been idle for long does a step first."""
+        """An engine that has long been idle does a step first."""
         verdict = self._board.verdict()
         resp.set_header("Cache-Control", "no-store")
         if verdict.idle:
@@ -123,7 +123,7 @@ class Dashboard:
 
 
 class Home:
-    """To the dashboard."""
+    """The way to the dashboard."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """302."""
@@ -179,7 +179,7 @@ def admin_app(config: Config, board: Board) -> App:
 
 CONNECTIONS = 256
 TICK_SECONDS = 0.02
-"""How often who waits for a step is looked after; without any, a tenth of that is enough."""
+"""Seconds between two checks for requests that wait for a step; ten times as long while there are none."""
 
 
 class Hub:
@@ -228,14 +228,14 @@ def main() -> int:
         )
         threading.Thread(target=_run_hub, args=(hub, server, deaf), name="hub", daemon=True).start()
         server.run()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the operator gets one line and a log file
+    except BaseException as error:  # noqa: BLE001 - for any error the operator gets one line and a log file
         child.report_failure(launch, error)
         return 1
     return 1 if deaf.is_set() else 0
 
 
 def _run_hub(hub: Hub, server: HttpServer, deaf: threading.Event) -> None:
-    """Without it the listener would answer from what was true once: it ends, and the supervisor starts another."""
+    """Without its hub the listener would answer from old news, so it ends, and the supervisor starts another."""
     try:
         hub.run()
     except BaseException:  # an exit would end this thread without a word

@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable
 
 MOST = 16
-"""So many are kept before they are sent: more are hardly cheaper, and all but the last wait for the others."""
+"""The most pieces that are kept before they are sent. More are hardly cheaper, and all but the last wait."""
 
 
 class SendBatch:
-    """Keeps what is posted while somebody has it open (`with`), until there are `MOST` or one of them closes it;
-    otherwise sends it at once.
+    """Keeps posted pieces while a thread has it open (`with`), until there are `MOST` or a thread closes it; otherwise
+    sends them at once.
 
-    Who reads many answers in one process, as a proxy on this machine does, is woken by the first of several that come
-    together and is still awake for the others; to be woken for each would take a third of the sender's time. For any
-    thread. What is given as `send` must neither raise nor come back here.
+    A process that reads many answers, such as a proxy on this machine, wakes up at the first of several that come
+    together, and is still awake for the others. Waking it up for each would take a third of the sender's time. For any
+    thread. `send` must neither raise nor call this object.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SendBatch:
             self._send()
 
     def post(self, send: Callable[[bytes], None], data: bytes) -> None:
-        """Call `send` with `data`, now or soon, after what was posted before."""
+        """Call `send` with `data`, now or soon, after all that was posted before."""
         with self._lock:
             if self._open:
                 self._kept.append((send, data))
@@ -48,7 +48,7 @@ class SendBatch:
         send(data)
 
     def flush(self) -> None:
-        """Send what is kept: something that was not posted is to follow it."""
+        """Send the kept pieces, before data that is not posted."""
         with self._lock:
             self._send()
 
@@ -64,7 +64,7 @@ GONE = select.EPOLLHUP | select.EPOLLERR
 """Reported for every descriptor, whatever is asked for: nothing can be read or sent any more, or there is an error."""
 
 Handler = Callable[[int], None]
-"""What to do when a descriptor is ready, given the events; it must not raise."""
+"""Called with the events when a descriptor is ready; it must not raise."""
 
 
 class Loop:
@@ -97,7 +97,7 @@ class Loop:
             self._epoll.unregister(descriptor)
 
     def later(self, function: Callable[[], None]) -> None:
-        """Call `function` after what is ready now."""
+        """Call `function` after the handlers of this turn."""
         self._calls.append(function)
 
     def call(self, function: Callable[[], None]) -> None:
@@ -108,7 +108,7 @@ class Loop:
             os.eventfd_write(self._bell, 1)
 
     def turn(self, seconds: float) -> None:
-        """Handle what is ready, after waiting at most that long for it, and what was to be called."""
+        """Wait at most `seconds`, call the handlers of ready descriptors, then the functions of `later` and `call`."""
         handlers = self._handlers
         ready = self._epoll.poll(seconds)
         with self._send_batch:
@@ -120,13 +120,13 @@ class Loop:
             self._calls.popleft()()
 
     def close(self) -> None:
-        """Nothing is watched any more, and threads that still call are not heard."""
+        """Stop watching. Calls of other threads have no effect from now on."""
         self._rung = True
         self._handlers.clear()
         self._epoll.close()
         os.close(self._bell)
 
     def _heard(self, events: int) -> None:
-        """Whoever calls from now on rings again; what was asked before that is done in this turn."""
+        """Later calls ring again; the calls before this are made in this turn."""
         os.eventfd_read(self._bell)
         self._rung = False

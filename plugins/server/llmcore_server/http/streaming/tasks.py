@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import falcon
 from llmcore.api.errors import RequestError, reraise_if_stopping
@@ -25,23 +25,9 @@ from llmcore_server.http.strict import Judge, Line, Pool, RequestReader, request
 logger = logging.getLogger(__name__)
 
 
-class Refused(Protocol):
-    """What is read of a request."""
-
-    command: str
-    version: str
-    headers: Mapping[str, str]
-    entry: Entry
-    error: RequestError | None
-
-    @property
-    def encode_error(self) -> EncodeError:
-        """How the dialect that was asked writes errors."""
-
-
 @dataclass
 class Unread:
-    """What was refused before a request was read."""
+    """A connection that was refused before a request was read."""
 
     error: RequestError | None
     command: str = ""
@@ -51,7 +37,7 @@ class Unread:
     encode_error: EncodeError = openai_error
 
 
-def refusal(request: Refused, *, close: bool) -> tuple[bytes, bool]:
+def refusal(request: StreamRequest | Unread, *, close: bool) -> tuple[bytes, bool]:
     """A whole answer in our error shape, and whether the connection closes after it: it does if `close` says so, or
     the client does."""
     error = request.error
@@ -68,8 +54,8 @@ def refusal(request: Refused, *, close: bool) -> tuple[bytes, bool]:
     return head if request.command == "HEAD" else head + body, close
 
 
-def _encoded(request: Refused, error: RequestError) -> bytes:
-    """As the dialect writes it, or else as we do: the main loop asks too, and must outlive a dialect that fails."""
+def _encoded(request: StreamRequest | Unread, error: RequestError) -> bytes:
+    """The dialect's body, or else ours: the main loop calls this too, and must outlive a dialect that fails."""
     try:
         return request.encode_error(error)
     except BaseException as failure:
@@ -142,17 +128,17 @@ class StreamRequest(RequestReader):
 
     @property
     def encode_error(self) -> EncodeError:
-        """How the dialect that was asked writes errors."""
+        """The error encoder of the dialect that was asked."""
         return self._encoder(self.path)
 
     @property
     def completed(self) -> bool:
-        """Whether it is read to its end, or has an error."""
+        """True if it is read to its end, or has an error."""
         return self.done
 
     @property
     def headers_finished(self) -> bool:
-        """Whether the header is read."""
+        """True if the header is read."""
         return self.head is not None
 
     def received(self, data: bytes) -> int:
@@ -182,7 +168,7 @@ class StreamRequest(RequestReader):
             self._file.close()
 
     def show(self, line: Line) -> None:
-        """Be the request that begins so."""
+        """Become the request that begins with `line`."""
         self.line = line
         self.command, self.path, self.query = line.method, line.path, line.query
         self.request_uri, self.version = line.target, line.version
@@ -212,7 +198,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
     def service(self) -> None:
         """Run the application; a reply that was not detached after all is closed.
 
-        What leads back to this task is let go, so that it is freed with its last user.
+        References that lead back to this task are let go, so that it is freed with its last user.
         """
         detached = False
         try:
@@ -260,7 +246,7 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         self.channel.feed(self, chain((head,), framed, last))
 
     def send_probe(self) -> None:
-        """Send what a client ignores that has only stopped sending. From one that has left a reset comes back.
+        """Send bytes that a client ignores if it has only stopped sending. One that has left answers with a reset.
 
         In a stream of events that is a comment, in one of JSON a space.
         """
@@ -277,8 +263,8 @@ class StreamTask(WSGITask):  # type: ignore[misc]
         return header
 
     def finish(self) -> None:
-        """Send what waitress has not sent. Falcon does not iterate the body of an answer to HEAD, so a reply that was
-        detached detaches here."""
+        """Send the bytes that waitress has not sent. Falcon does not iterate the body of an answer to HEAD, so a
+        detached reply detaches here."""
         if self._is_head and self.reply is not None and self.content_length is None:
             raise Detach(self.reply)
         super().finish()

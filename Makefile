@@ -19,7 +19,7 @@ BOTH_CORES := -n 2 --dist worksteal
 SERVE := $(BIN)/llmcore serve --model_dir $(MODEL) --model_name SmolLM2-135M-Instruct --data_type f32 --port $(PORT)
 
 .PHONY: serve test setup lint type test-unit test-engine test-interpreter test-families test-http test-docs test-wheels \
-	faults clients compatcanary dashboard-shot docs clean
+	faults clients compatcanary dashboard-shot mutants docs clean
 
 # The server takes make's place, so that SIGTERM to `make serve` ends it with the server's exit code (see become.c).
 # A make that cannot load the function runs it as a child: signals still reach it, but make's own exit code is 143.
@@ -98,6 +98,10 @@ build/tox/bin/tox:
 # The dashboard in a headless Chromium, which comes from the system's packages; not part of `make test`.
 dashboard-shot: setup
 	@$(TIMED) dashboard-shot $(BIN)/python scripts/dashboard_shot.py
+
+# Small changes to sched and kv that their tests must notice; not part of `make test`. ONLY=kv/slots.py takes one file.
+mutants: setup
+	@$(TIMED) mutants scripts/mutants.sh $(VENV) "$(ONLY)"
 
 docs: setup
 	@$(BIN)/python scripts/generate_docs.py

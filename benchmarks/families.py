@@ -39,8 +39,7 @@ from llmcore.engine.dry_model import fallbacks
 from llmcore.engine.model import pick_device
 from llmcore.layers.moe import MoE
 from llmcore.ops import moe, moe_route
-from llmcore_devtools.family import oracle, small_model, where_they_part
-from llmcore_devtools.layer_states import our_states, their_states
+from llmcore_devtools.family import oracle, our_states, small_model, their_states, where_they_part
 from llmcore_devtools.loaded_model import LoadedModel, Row, registry_for_tests
 from oracle import decoded_logits, relative, their_logits
 

@@ -25,9 +25,9 @@ from llmcore.api.specs import OutputParserSpec, TokenizerSpec
 from llmcore.api.text import Event, ParserContext, RequestParsing, StopMatcher, StopStrings, TextRules, detokenizer
 from llmcore.config import Config, Model
 from llmcore.registry.loader import build_registry
-from llmcore.text.parsing import OutputParsers, open_parser
+from llmcore.text.request_parsing import OutputParsers, open_parser
 from llmcore.text.source import open_tokenizer, prepare
-from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, fake_front
+from llmcore_devtools.dialect import FakeBridge, FakeFront, fake_front
 from llmcore_openai.chat import ChatShape
 from llmcore_openai.writers import StreamWriter
 from llmcore_server.api import Choice, Generation, Request, TokenNames, intake

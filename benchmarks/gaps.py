@@ -26,8 +26,8 @@ from llmcore.builtin.radix import NoCache
 from llmcore.kv.group import KVGroup
 from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.scheduler import Scheduler
+from llmcore_devtools.bench.figures import percentile
 from llmcore_devtools.bench.load import departures
-from llmcore_devtools.bench.stats import percentile
 from llmcore_devtools.bench.workloads import Lengths, read_lengths
 
 LENGTHS = Path(__file__).resolve().parent / "lengths" / "sharegpt_qwen3.csv"

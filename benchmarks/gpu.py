@@ -31,8 +31,7 @@ from llmcore.config import Config, resolve_config, with_plugins
 from llmcore.engine.graphs import CAPTURED_AT
 from llmcore.registry.loader import build_registry, discover
 from llmcore_devtools.bench.engine_runs import BenchEngine, measure_latency
-from llmcore_devtools.bench.machine import machine, versions
-from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.figures import Spread, machine, versions
 from llmcore_devtools.bench.workloads import Lengths, chat
 from torch.nn import functional as F
 

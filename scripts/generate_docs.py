@@ -55,7 +55,7 @@ def _options() -> Iterator[str]:
         yield "| Option | Values | Default | Meaning |"
         yield "| --- | --- | --- | --- |"
         for setting in among:
-            yield f"| {_names(setting)} | {_values(setting)} | {_default(setting)} | {_cell(setting.help)} |"
+            yield f"| {_names(setting)} | {_values(setting)} | {_default(setting)} | {_cell(setting.summary)} |"
     yield ""
     yield f"## {ALWAYS_ON}"
     yield ""
@@ -80,7 +80,7 @@ def _names(setting: Setting) -> str:
 def _values(setting: Setting) -> str:
     if setting.choices:
         return ", ".join(f"`{choice}`" for choice in setting.choices)
-    kind = setting.unit or {int: "number", float: "number", bool: "flag", str: "text"}[setting.kind]
+    kind = setting.unit or {int: "number", float: "number", bool: "flag", str: "text"}[setting.type]
     return f"{kind}, several" if setting.multiple else kind
 
 

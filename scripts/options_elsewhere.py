@@ -11,9 +11,8 @@ from typing import Any
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import ModeSpec, OptionSpec
 from llmcore.config import RETIRED, Setting, make_config, plugin_settings, settings
-from llmcore.config.elsewhere import Elsewhere
-from llmcore.config.foreign import FOREIGN
-from llmcore.config.setting import Absent, absent_settings, canonical, names
+from llmcore.config.foreign import FOREIGN, Absent, absent_settings
+from llmcore.config.setting import canonical, names
 from llmcore.registry.loader import build_registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,12 +92,12 @@ def _here(name: str, default: Any) -> tuple[str, str]:
     known = (*settings(), *brought())
     setting = names(known).get(name) or names(absent_settings(known))[name]
     if isinstance(setting, Absent):
-        return _absent(setting.option), ""
+        return _absent(setting), ""
     same = "" if setting.name == name else f"`--{setting.name}`: "
-    return f"{same}{setting.help}".replace("|", "\\|"), _default(setting, default)
+    return f"{same}{setting.summary}".replace("|", "\\|"), _default(setting, default)
 
 
-def _absent(option: Elsewhere) -> str:
+def _absent(option: Absent) -> str:
     text = f"An error: {option.why}."
     if None in option.idle:
         return f"A warning: {option.idle[None]}."

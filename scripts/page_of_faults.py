@@ -12,21 +12,21 @@ _HEAD = """# Faults
 
 <!-- Written by scripts/generate_docs.py from scripts/page_of_faults.py and the tests; `make docs` writes it again. -->
 
-What clients, networks, models, plugins and processes do wrong, and what becomes of it. `make faults` does all of it to
-running servers (`llmcore testserver`: everything is real but the model, whose answers are known beforehand), in
-minutes and without a GPU; some rows have their tests beside the code they are about, in `make test-unit` and
-`make test-http`.
+The table lists faults of clients, networks, models, plugins and processes, and the server's answer to each. `make
+faults` causes them on running servers, in minutes and without a GPU. The servers are `llmcore testserver`: only the
+model is a fake, with known answers. Some rows have their tests beside the code, in `make test-unit` and `make
+test-http`.
 
-After every row the same must hold: nothing runs, waits or holds KV; threads, descriptors, shared memory and temporary
-files of the server's processes are back where they were; it is ready; its log has no prompt and no key; and the next
-request gets the same bytes as ever. In rows marked *N* a neighbour streams meanwhile: its answer is to the byte what
-it gets alone, and 99 of 100 events come within 200 ms of the one before.
+The same must hold after every row. No request runs, waits or holds KV. Threads, descriptors, shared memory and
+temporary files of the server's processes are as before. The server is ready, and its log has no prompt and no key. The
+next request gets the same bytes as before. In rows marked *N* another request streams meanwhile. Its answer has the
+same bytes as alone, and 99 of 100 events come within 200 ms of the one before.
 
-Row 38 asks for 600 schemas; `pytest tests/faults/test_grammars.py -k many_schemas -s --schemas 10000` asks for as many
-as it says, in minutes, and prints what the server's memory grew by after the first 300.
+Row 38 asks for 600 schemas. `pytest tests/faults/test_grammars.py -k many_schemas -s --schemas 10000` asks for 10,000
+in some minutes, and prints by how much the server's memory grew after the first 300.
 
-An error is `{"error": {"message", "type", "param", "code"}}`, or the dialect's own shape. Where the answer has begun
-it is one event of the stream, and `[DONE]` does not follow.
+An error is `{"error": {"message", "type", "param", "code"}}`, or the dialect's own shape. If the answer has begun, the
+error is one event of the stream, and `[DONE]` does not follow.
 
 | # | What goes wrong | Answer | N | Tests |
 | --- | --- | --- | --- | --- |"""
@@ -45,7 +45,7 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     11: ("a body that drips; `Expect: 100-continue`, then silence", "408 at the deadline", False),
     12: ("a TLS hello, an HTTP/2 preface, a method in lower case", "400 and closed", False),
     13: ("more connections than may be", "503 for those beyond", False),
-    14: ("JSON that is cut, empty, no UTF-8, begins with a mark, is no object", "400", False),
+    14: ("JSON that is cut, empty, not UTF-8 or not an object, or begins with a mark", "400", False),
     15: ("JSON 100,000 deep, an integer of 5,000 digits, 1e999, NaN", "400", False),
     16: ("half a surrogate pair in any text", "400", False),
     17: ("every field with wrong types and ranges", "400, `param` names the field; unknown ones are ignored", False),
@@ -70,7 +70,7 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     28: ("n and best_of out of range", "400", False),
     29: ("max_tokens and min_tokens out of range", "400", False),
     30: ("temperature, filters, penalties out of range; and at its edge", "400; 200 at the edge", True),
-    31: ("log-probabilities beyond what there is; of long prompts and answers", "400; bounded memory", False),
+    31: ("too many log-probabilities; of long prompts and answers", "400; bounded memory", False),
     32: ("stops that are empty, too many, too long; stops across tokens", "400; the right cut", False),
     33: ("100,000 biases, keys that are not ids, values out of range", "400", True),
     34: ("ids beyond the vocabulary wherever a request names ids", "400", True),
@@ -114,14 +114,22 @@ ROWS: Mapping[int, tuple[str, str, bool]] = {
     60: ("a process hangs; all stand still", "killed, its stacks in a file, and others serve; none is killed", False),
     61: ("SIGTERM idle, in 100 streams, twice, to all; SIGKILL", "drained, code 0; nothing is left behind", False),
     62: ("strangers on the inner sockets", "dropped and counted", False),
-    64: ("a full disk, few descriptors, clocks that jump, a log that is not read", "degraded, and said so", False),
+    64: (
+        "a full disk, few descriptors, clocks that jump, a log that is not read",
+        "degraded, and the log says so",
+        False,
+    ),
     67: (
         "33 bodies without a key, each a byte short of 32 MB; bodies of preflights and probes",
         "401; none is kept",
         True,
     ),
     68: ("33 bodies of one key, of one address, of many addresses", "503 beyond a share; others are served", False),
-    69: ("web pages elsewhere, or of a name that becomes this machine's, where no key is wanted", "403; 415", False),
+    69: (
+        "pages of other origins, or of a name that an attacker points at this machine, without keys",
+        "403; 415",
+        False,
+    ),
 }
 """Row -> the fault, the answer, and whether another request streams meanwhile."""
 
@@ -141,9 +149,9 @@ Not here, and why:
 PARTS = (
     "| 22, 46 | the parts about adapters: there are none |",
     "| 31 | the memory of a GPU: `benchmarks/` measures it there |",
-    "| 36, 37 | what the grammar compiler takes at once is served, not refused: `(a+)+b` is an automaton to it |",
-    "| 23 | whether a conversation needs a user's message is the chat template's to say |",
-    "| 49 | while an image is fetched, or KV moves: nothing of the kind happens |",
+    "| 36, 37 | expressions that compile at once are served, not refused: `(a+)+b` is an automaton to it |",
+    "| 23 | the chat template decides whether a conversation needs a user's message |",
+    "| 49 | while an image is fetched, or KV moves: the server does neither |",
     "| 58 | shown with the error that a device raises; a real shortage needs a GPU |",
     "| 59, 60 | ranks of tensor parallelism and processes for images: there are none |",
 )

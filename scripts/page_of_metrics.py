@@ -12,14 +12,14 @@ _HEAD = """# Metrics
 <!-- Written by scripts/generate_docs.py from llmcore_server.prometheus.tables and llmcore.api.counters;
 `make docs` writes it again. -->
 
-`/metrics`, on the admin listener and on the server itself, is Prometheus' text format, at most about a second old.
-[operators.md](operators.md#health) says how to scrape it. Of a histogram `name` there are `name_bucket`, `name_sum`
-and `name_count`. Lengths and times are observed when a request ends, those of failed ones not at all; gaps between
-tokens and everything that is a gauge are there while requests run. A step that `/ready` had an idle engine do counts
-as one of its steps, with one prompt token and one generated one.
+The admin listener and the server answer `/metrics` in Prometheus' text format. The figures are at most about a second
+old. [operators.md](operators.md#health) has a scrape configuration. A histogram `name` has the series `name_bucket`,
+`name_sum` and `name_count`. Lengths and times are observed when a request ends, and not for failed requests. Gauges,
+and gaps between tokens, are also observed while requests run. If `/ready` makes an idle engine run a step, the step
+counts, with one prompt token and one generated token.
 
-`plugins/server/llmcore_server/prometheus/grafana.json` is a Grafana dashboard of them. The admin listener serves it as
-`/grafana.json`: import it, and choose the Prometheus that scrapes this server.
+`plugins/server/llmcore_server/prometheus/grafana.json` is a Grafana dashboard of these metrics. The admin listener
+serves it as `/grafana.json`. Import it, and choose the Prometheus that scrapes this server.
 """
 
 
@@ -30,7 +30,7 @@ def metrics_page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
-    yield "| Name | Kind | Labels | Is |"
+    yield "| Name | Kind | Labels | Meaning |"
     yield "| --- | --- | --- | --- |"
     for metric in metrics():
         labels = ", ".join(f"`{label}`" for label in metric.labels)

@@ -116,8 +116,8 @@ TASKS = (
     Task(
         "storage",
         "A KV layout, a checkpoint format, a quantization method or a tokenizer",
-        "How KV and weights are stored ([layout](../authors/kv-layout.md), [checkpoint](../authors/checkpoint.md), "
-        "[quantization](../authors/quant.md)).",
+        "Objects that store KV and weights ([layout](../authors/kv-layout.md), "
+        "[checkpoint](../authors/checkpoint.md), [quantization](../authors/quant.md)).",
         (
             ("KV layouts", "llmcore.layers", "Layout zeros token_slots"),
             ("Checkpoints and tokenizers", "llmcore.api", "Checkpoint Tokenizer"),
@@ -189,7 +189,7 @@ TASKS = (
                 "HTTP",
                 "llmcore_server.api",
                 "Front Route Request Generation Writer Reply Choice Usage ModelFacts State ErrorAnswer ErrorMembers "
-                "openai_error as_request_error retry_headers check clamped",
+                "openai_error as_request_error refusal retry_headers check clamped",
             ),
             (
                 "Conversations and tools",
@@ -218,7 +218,7 @@ TASKS = (
     Task(
         "observer",
         "An observer",
-        "What hooks and metric sinks are told ([how to write one](../authors/observe.md), "
+        "The reports that hooks and metric sinks receive ([how to write one](../authors/observe.md), "
         "[metric sink](../authors/metric-sink.md)).",
         (("Reports", "llmcore.api", "LayerInfo ModelReport RequestRecord MetricSink ServerFigures"),),
     ),

@@ -23,9 +23,9 @@ INTRODUCTION = """# Hooks
 
 <!-- Written by scripts/generate_docs.py from the hookspecs and docs/examples; `make docs` writes it again. -->
 
-A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs, frozen values that name
-code by import string; what gets used is decided by name or by `llmcore.registry.resolve`, never by the order in which
-plugins are loaded. `build_layer` runs while a model is built, `on_*` hooks observe. No hook runs inside a step.
+A plugin is a module with functions marked `@hookimpl`. `register_*` hooks contribute specs: frozen values that name
+code by import string. A name or `llmcore.registry.resolve` chooses among them; the order of loading never matters.
+`build_layer` runs while a model is built, and `on_*` hooks observe. No hook runs inside a step.
 
 Every example below is a whole plugin: `llmcore plugins --plugins ./docs/examples/register_modes.py` loads it. Give
 your own to pip with an entry point:
@@ -35,8 +35,8 @@ your own to pip with an entry point:
 my-plugin = "my_plugin"
 ```
 
-Keep torch out of the hook module: `llmcore plugins` imports it, and so does every HTTP worker. To see whether what you
-contribute keeps its contract, call its conformance check in a test:
+Keep torch out of the hook module: `llmcore plugins` imports it, and so does every HTTP worker. A conformance check
+tests your contributions against their contracts:
 
 ```py
 from llmcore_devtools import check_plugin, registry_of
@@ -46,11 +46,10 @@ def test_my_plugin_keeps_the_contracts():
     check_plugin(registry_of("my-plugin"), "my-plugin")
 ```
 
-A plugin that fails to import, misspells a hook or returns something else than it should takes no part, and
-`llmcore plugins` says why, and so does the log of a server; named with `--plugins`, it ends the start.
+If a plugin fails to import, misspells a hook or returns a wrong value, it is not used. `llmcore plugins` and the log
+of a server give the reason. If `--plugins` names it, the start ends.
 
-What the functions you name are handed and give back (contexts, views, protocols, layers) is in
-[objects.md](objects.md)."""
+[objects.md](objects.md) has the arguments and results of your functions: contexts, views, protocols, layers."""
 
 
 def hooks_page() -> str:
@@ -105,7 +104,8 @@ def official_plugins() -> str:
         kinds[parser.kind] = [*kinds.get(parser.kind, ()), *(m for m in marks if m not in kinds.get(parser.kind, ()))]
     for kind, key in ((LogitsProcessorSpec, "processors"), (OptionSpec, "options"), (CommandSpec, "commands")):
         for spec, plugin in registry.specs(kind):
-            has(plugin)[key] += (spec.name, *getattr(spec, "aliases", ()))
+            if getattr(spec, "option", None) is None:  # else its option names the plugin
+                has(plugin)[key] += (spec.name, *getattr(spec, "aliases", ()))
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
 

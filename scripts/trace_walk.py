@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Section:
-    """Stops of one thread, in the order in which they are reached. `thread`: how its name begins."""
+    """Stops of one thread, in the order in which they are reached. `thread`: a pattern for its name."""
 
     title: str
     text: str
@@ -103,7 +104,6 @@ STOPS = (
             Stop("StreamRequest.received"),
             Stop("parse_head", "line data"),
             Stop("Doorman.admit"),
-            Stop("SizedBody.feed"),
             Stop("StreamChannel._enqueue"),
         ),
     ),
@@ -111,7 +111,7 @@ STOPS = (
         "The dialect: a request becomes token ids",
         "Process: HTTP worker. Thread: one of waitress's pool. It returns there when the request has left.",
         "worker",
-        "waitress-",
+        "waitress-*",
         (
             Stop("StreamTask.service", leaves="Arrivals.process_resource(req)"),
             Stop("Arrivals.process_resource", "req resource", "Gate.check(client)"),
@@ -146,8 +146,13 @@ STOPS = (
             Stop("BatchPacker.pack"),
             Stop("Tables.apply"),
             Stop("ModelRunner._forward"),
+            Stop("Decoder.forward", "step"),
             Stop("Block.forward"),
+            Stop("Attention.forward"),
+            Stop("TokenLayout.write"),
+            Stop("Prefill.run"),
             Stop("RowSampler.draw"),
+            Stop("sample"),
             Stop("ModelRunner.read"),
             Stop("Results.take", leaves="_events(accepted)"),
             Stop("RequestTable.accept"),
@@ -175,8 +180,9 @@ STOPS = (
     ),
 )
 
-LOOPS = ("HttpServer._channels", "WireBridge._tell_totals", "Workers.heard", "Processors.tend", "log_request")
-"""Functions of the loops in the background. The trace waits for them."""
+LOOPS = ("HttpServer._channels", "Workers.heard", "Processors.tend", "log_request")
+"""Functions of the loops in the background, for which a recording waits: the worker's sweep, its heartbeat, which the
+engine hears, the engine's look at processors, and the log of requests."""
 
 
 @dataclass
@@ -199,7 +205,7 @@ class Call:
 
 
 class Trace:
-    """What ran in one recording. `functions`: of each file, with the threads that ran them."""
+    """One recording. `functions`: file -> function -> the threads that ran it, in the order of their first lines."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         self.functions: dict[str, dict[str, set[str]]] = {}
@@ -221,19 +227,19 @@ class Trace:
         return [file for file in self.functions if file.startswith(MODEL_FILES) == of_the_model]
 
     def find(self, function: str, process: str, thread: str, after: float) -> Call:
-        """Returns the first call that began `after` a time, in a thread whose name begins with `thread`.
+        """Returns the first call that began `after` a time, in a thread whose name matches `thread`.
 
         Raises LookupError if there is none, or if two files have a function of this name.
         """
         calls = [call for call in self._calls if call.function == function and call.process == process]
-        calls = [call for call in calls if call.thread.startswith(thread)]
+        calls = [call for call in calls if fnmatch(call.thread, thread)]
         if len({call.file for call in calls}) > 1:
             raise LookupError(f"{function} is a function of several files: {sorted({call.file for call in calls})}")
         for call in calls:
             if call.at >= after:
                 return call
         when = "after the stop before it" if calls else "at all"
-        raise LookupError(f"the chat does not reach {function} {when} (process {process}, thread {thread}*)")
+        raise LookupError(f"the chat does not reach {function} {when} (process {process}, thread {thread})")
 
 
 def trace() -> Trace:
@@ -286,11 +292,11 @@ def chat(server: RunningServer, text: str) -> http.client.HTTPConnection:
     return connection
 
 
-def recorded(folder: Path, number: int) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one recording, of both processes, without a line that is just being written."""
+def recorded(folder: Path, number: int, having: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the lines of one recording that contain a text, without a line that is just being written."""
     for module, process in MODULES.items():
         whole, _, _ = (folder / f"{module}.jsonl").read_text().rpartition("\n")
-        for line in map(json.loads, whole.splitlines()):
+        for line in map(json.loads, (text for text in whole.splitlines() if having in text)):
             if line["round"] == number:
                 yield {"process": process, **line}
 
@@ -303,7 +309,7 @@ def settle(folder: Path, number: int) -> None:
         if time.monotonic() > deadline:
             raise LookupError(f"the recording does not end; functions that did not run: {sorted(missing)}")
         time.sleep(0.2)
-        lines = [line for line in recorded(folder, number) if line["event"] == "run"]
+        lines = list(recorded(folder, number, having='"run"'))
         missing = set(LOOPS) - {line["function"] for line in lines}
         if len(lines) > known:
             known, since = len(lines), time.monotonic()
@@ -398,8 +404,10 @@ def sentence(call: Call) -> str:
     """Returns the first sentence of the docstring of a stop; an `__init__` may leave it to its class."""
     texts = docstrings(call.file)
     text = texts[call.function] or texts[call.function.removesuffix(".__init__")]
-    if not text:
-        raise LookupError(f"{call.file}: {call.function} is a stop of docs/walk.md and needs a docstring")
+    if not text or text.startswith("See "):
+        raise LookupError(
+            f"{call.file}: {call.function} is a stop of docs/walk.md, and its docstring does not describe it"
+        )
     return first_sentence(text)
 
 

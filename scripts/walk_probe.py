@@ -1,9 +1,9 @@
 """A plugin that records which functions of llmcore run in an HTTP worker and in the engine; see `trace_walk.py`.
 
 `--walk_dir` names a folder. The first byte of its file `round` is the number of the recording, or OFF. Its file
-`watched` lists functions. Each process appends lines of JSON to `<module>.jsonl`: one for every function that a thread
-runs for the first time in a recording, and one for every call of a watched function, with the names and types of its
-arguments, and for every return from it.
+`watched` lists functions. Each process appends lines of JSON to `<module>.jsonl`. A line is a function that a thread
+runs for the first time in a recording, a call of a watched function with the names and types of its arguments, or a
+return from a watched function.
 """
 
 from __future__ import annotations

@@ -14,10 +14,9 @@ from source import MODULES, PACKAGES, PLUGINS, ROOT, parsed, top
 pytestmark = pytest.mark.usefixtures("forgotten")
 
 RANKS = (
-    ("api.specs", "api.models"),
-    tuple(f"api.{name}" for name in ("errors", "bridge", "protocols", "processors", "counters")),
-    ("api.subscribers", "api.decode_struct"),
-    ("api.hookspecs", "config", "weights.map", "weights.dtypes"),
+    ("api.specs",),
+    tuple(f"api.{name}" for name in ("errors", "models", "bridge", "protocols", "processors", "counters")),
+    ("api.hookspecs", "config", "weights.map"),
     ("registry",),
     ("ops",),
     ("layers",),
@@ -40,7 +39,7 @@ HOST = ("layers", "text", "cli.options", "cli.display", "weights.source")
 
 DIALECTS = ("openai", "lightllm", "tgi")
 
-TORCH_FREE = ("api", "config", "registry", "weights.map", "weights.dtypes", "sched", "text", "cli", "engine.budget")
+TORCH_FREE = ("api", "config", "registry", "weights.map", "sched", "text", "cli", "engine.budget")
 """`api.engine` alone brings torch."""
 
 SERVER_TORCH_FREE = ("http", "supervisor", "api", "messages", "serve", "plugin", "prometheus", "status")

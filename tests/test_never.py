@@ -136,7 +136,6 @@ STAMPS = {
     "plugins/server/llmcore_server/http/streaming/tasks.py": "the Date of an answer",
     "plugins/server/llmcore_server/supervisor/processes.py": "when the server was started, for people",
     "core/llmcore/engine/engine.py": "when figures were taken, for people",
-    "plugins/devtools/llmcore_devtools/clock_engine.py": "the same",
     "plugins/devtools/llmcore_devtools/fake_engine.py": "the same",
 }
 

@@ -11,7 +11,8 @@ import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.api.specs import OptionSpec
 from llmcore.config import RETIRED, make_config, plugin_settings, settings
-from llmcore.config.setting import absent_settings, canonical, names
+from llmcore.config.foreign import absent_settings
+from llmcore.config.setting import canonical, names
 from llmcore.registry.loader import build_registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,8 +35,8 @@ def test_it_is_a_setting_or_says_why_not(name: str, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("name", sorted(ABSENT))
 def test_what_is_absent_is_an_error_or_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    value: Any = True if ABSENT[name].kind is bool else "something"
-    if None in ABSENT[name].option.idle:
+    value: Any = True if ABSENT[name].type is bool else "something"
+    if None in ABSENT[name].idle:
         make_config(**{name: value})
         assert f"--{name} has no effect: " in caplog.text
     else:
@@ -43,7 +44,7 @@ def test_what_is_absent_is_an_error_or_a_warning(name: str, caplog: pytest.LogCa
             make_config(**{name: value})
 
 
-@pytest.mark.parametrize("name", sorted(name for name in ABSENT if ABSENT[name].kind is bool))
+@pytest.mark.parametrize("name", sorted(name for name in ABSENT if ABSENT[name].type is bool))
 def test_an_absent_flag_may_be_false(name: str, caplog: pytest.LogCaptureFixture) -> None:
     make_config(**{name: False})
     assert not caplog.records

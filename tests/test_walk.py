@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from trace_walk import PAGE, Section, Stop, Trace, calls_of, docstrings, first_sentence, leaves, page, trace
 
-MOST_FILES = 84
+MOST_FILES = 78
 """Files that a streamed chat enters in worker and engine, beside the model's own."""
 
 
@@ -89,7 +89,7 @@ def test_a_stop_that_is_not_reached_is_an_error(stops: tuple[Stop, ...], says: s
 
 def test_an_argument_that_is_not_there_is_an_error() -> None:
     with pytest.raises(LookupError, match="a takes no argument z"):
-        TWICE.find("a", "engine", "Main", 0.0).argument("z")
+        TWICE.find("a", "engine", "Main*", 0.0).argument("z")
 
 
 def test_a_name_that_two_files_have_is_an_error() -> None:
@@ -102,6 +102,6 @@ def test_a_name_that_two_files_have_is_an_error() -> None:
 
 
 def test_docstrings_are_read_from_the_source() -> None:
-    found = docstrings("core/llmcore/child.py")
-    assert found["die_with_parent"].startswith("Ask the kernel")
+    found = docstrings("scripts/trace_walk.py")
+    assert found["Trace.files"].startswith("Returns the files")
     assert first_sentence("Cut a text.\nMore of it.") == "Cut a text."

@@ -13,7 +13,7 @@ log = logging.getLogger("my_plugin")
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What is told of the layers while a model is built."""
+    """Options for reports about layers while a model is built."""
 
     probe_layers: int = option(0, "Layers to probe.", low=0)
     probe_format: str = option("csv", "How to write probes.", choices=("csv", "json"))

@@ -12,8 +12,7 @@ import orjson
 import pytest
 from llmcore.api.bridge import MOST_LOGPROBS_AT_ONCE
 from llmcore.text.tokenizer import FastTokenizer
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import FakeTransport, dialect_client
+from llmcore_devtools.dialect import FakeTransport, Side, dialect_client
 from llmcore_server.http.logprobs import WHOLE_ANSWER, Places
 from llmcore_server.http.pieces import PIECE
 from llmcore_tgi.routes import routes as tgi_routes
@@ -208,7 +207,7 @@ def test_an_answer_takes_columns_while_it_is_made_and_one_piece_while_it_is_sent
     limit = {"max_new_tokens": tokens} if "parameters" in body else {"max_tokens": tokens}
     asked = {**body, "parameters": {**body["parameters"], **limit}} if "parameters" in body else {**body, **limit}
     side = {"lightllm": lightllm, "tgi": tgi}.get(name, openai)([100] * tokens, FACTS, wait=True)
-    monkeypatch.setattr("llmcore_devtools.fake_bridge.FakeTransport", Held)
+    monkeypatch.setattr("llmcore_devtools.dialect.FakeTransport", Held)
     side.post(path, **asked)
     side.bridge.step()
     gc.collect()

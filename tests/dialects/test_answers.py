@@ -10,8 +10,7 @@ import msgspec
 import orjson
 import pytest
 from llmcore.text.tokenizer import FastTokenizer
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import dialect_client
+from llmcore_devtools.dialect import Side, dialect_client
 from llmcore_lightllm.routes import routes as lightllm_routes
 from llmcore_openai.routes import routes as openai_routes
 from llmcore_server.http.errors import ErrorAnswer

@@ -12,9 +12,9 @@ from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import EOS
 from llmcore_lightllm.requests import REFUSED as LIGHTLLM_REFUSED
 from llmcore_lightllm.requests import GenerateRequest, Parameters, ScoreRequest, TokensRequest
-from llmcore_openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
+from llmcore_openai.embeddings import CompareRequest, EmbeddingRequest, RerankRequest
+from llmcore_openai.models import DetokenizeRequest, TokenizeRequest
 from llmcore_openai.requests import REFUSED, ChatRequest, CompletionRequest, Message, StreamOptions
-from llmcore_openai.token_routes import DetokenizeRequest, TokenizeRequest
 
 MakeSide = Callable[..., Side]
 

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from llmcore.api.errors import RequestError
-from llmcore.config import Config, Requests
+from llmcore.config import Config
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_server.http import intake
@@ -72,7 +72,7 @@ def test_long_texts_are_refused_unread(
     openai: MakeSide, lightllm: MakeSide, monkeypatch: pytest.MonkeyPatch, mode: str | None
 ) -> None:
     untokenized(monkeypatch)
-    facts = {**FACTS, "config": Config(requests=Requests(long_truncation_mode=mode))}
+    facts = {**FACTS, "config": Config(plugin_options={"long_truncation_mode": mode})}
     for make, cases in ((openai, OPENAI), (lightllm, LIGHTLLM)):
         for path, body, param in cases:
             refused(make(facts=facts), path, body, param)

@@ -12,7 +12,7 @@ import pytest
 from llmcore.config import make_config
 from llmcore.registry.loader import build_registry
 from llmcore.text.tokenizer import load_tokenizer
-from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+from llmcore_devtools.dialect import FakeBridge, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http import openapi
 from llmcore_server.http.app import build_app

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmcore.config import Config, Requests
+from llmcore.config import Config
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_server.http.intake import truncated
@@ -34,7 +34,7 @@ def test_what_is_kept(mode: str, most: int, kept: list[int]) -> None:
 
 
 def facts(mode: str | None, **more: Any) -> dict[str, Any]:
-    return {"config": Config(requests=Requests(long_truncation_mode=mode)), "max_total_len": 20, **more}
+    return {"config": Config(plugin_options={"long_truncation_mode": mode}), "max_total_len": 20, **more}
 
 
 def prompts(side: Side) -> list[list[int]]:
@@ -67,7 +67,7 @@ def test_native_and_openai(
 def test_chat_and_tgi(openai: MakeSide, tokenizer: FastTokenizer) -> None:
     side = openai("ok", facts=facts("head", max_input_len=19))
     side.ok("/v1/chat/completions", messages=[{"role": "user", "content": "word " * 30}], max_completion_tokens=4)
-    config = Config(requests=Requests(long_truncation_mode="head"), plugin_options={"use_tgi_api": True})
+    config = Config(plugin_options={"long_truncation_mode": "head", "use_tgi_api": True})
     tgi = Side.of(tgi_routes, tokenizer, "ok", facts={"config": config, "max_total_len": 20, "max_input_len": 19})
     tgi.ok("/generate", inputs="abcdefghij" * 4, parameters={"max_new_tokens": 4})
     assert [len(prompt) for prompt in (*prompts(side), *prompts(tgi))] == [16, 16]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llmcore.config.tree import DATA_TYPES
+from llmcore.api.models import DATA_TYPES
 from llmcore.engine.llm import LLM
 from llmcore_devtools.family import small_model
 from llmcore_devtools.tokenizer import write_tokenizer

@@ -7,7 +7,7 @@ import json
 import pytest
 from harness import GAP_SECONDS, SECRET, House, expected, percentile, until
 from llmcore_devtools import sockets
-from llmcore_devtools.fault_names import fault
+from llmcore_devtools.faults import fault
 
 
 def test_a_quiet_neighbour(house: House) -> None:

@@ -13,7 +13,7 @@ import pytest
 from conftest import MakeHouse
 from harness import PATIENCE, House, expected, until
 from llmcore_devtools import sockets
-from llmcore_devtools.fault_names import HOOK_REQUEST_ID, fault, later
+from llmcore_devtools.faults import HOOK_REQUEST_ID, fault, later
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]

@@ -14,8 +14,8 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from llmcore.api.errors import ConfigError
 from llmcore_devtools.family import assert_same, oracle, small_model
 from llmcore_devtools.loaded_model import LoadedModel
-from llmcore_gguf.architectures import ARCHITECTURES
 from llmcore_gguf.checkpoint import GGUFCheckpoint
+from llmcore_gguf.config import ARCHITECTURES
 
 ENUMS = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 

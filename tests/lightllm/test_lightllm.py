@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from llmcore.api import ConfigError, LengthDecay
 from llmcore.text.tokenizer import FastTokenizer
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, dialect_client, fake_front
+from llmcore_devtools.dialect import FakeBridge, FakeFront, Side, dialect_client, fake_front
 from llmcore_devtools.tokenizer import EOS
 from llmcore_lightllm.routes import routes
 

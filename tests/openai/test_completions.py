@@ -9,7 +9,7 @@ import pytest
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
 from llmcore_devtools.dialect import Side
 from llmcore_devtools.tokenizer import write_tokenizer
-from llmcore_openai import prompt_logprobs
+from llmcore_openai import logprobs
 from llmcore_openai.routes import routes as openai_routes
 
 PATH = "/v1/completions"
@@ -248,8 +248,8 @@ def test_prompts_of_which_too_much_is_asked(openai: Callable[..., Side], monkeyp
     side = openai("a", facts={"max_total_len": 200_000, "max_input_len": 200_000})
     for scale in (100, 1):  # what fits takes seconds to be told at its real size
         if scale == 1:
-            monkeypatch.setattr(prompt_logprobs, "MOST_LOGPROBS_AT_ONCE", 1_310)
-            monkeypatch.setattr(prompt_logprobs, "MOST_SHOWN", 4 * 1_310)
+            monkeypatch.setattr(logprobs, "MOST_LOGPROBS_AT_ONCE", 1_310)
+            monkeypatch.setattr(logprobs, "MOST_SHOWN", 4 * 1_310)
         short, long = [99] * 62 * scale, [99] * 63 * scale
         for more in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}):
             for body in ({"prompt": long}, {"prompt": [short] * 5}, {"prompt": short, "n": 5}):

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.text.tokenizer import FastTokenizer
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import dialect_client
-from llmcore_openai.pooling import Pooling, read_pooling
+from llmcore_devtools.dialect import Side, dialect_client
+from llmcore_openai.embeddings import Pooling, read_pooling
 from llmcore_openai.routes import routes
 
 MakeSide = Callable[..., Side]

@@ -16,15 +16,14 @@ from llmcore.api.text import ChatTemplate, OutputParser, ParserContext, ToolCall
 from llmcore.config import Model
 from llmcore.registry.loader import load
 from llmcore.text.chosen_template import Templated, choose_template, named_templates
-from llmcore.text.parser_choice import ParserChoice, choose_parsers
-from llmcore.text.parsing import Chained, open_parsers
+from llmcore.text.request_parsing import Chained
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import registry_of
 from llmcore_devtools.conformance_parsing import parsed
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import dialect_client
+from llmcore_devtools.dialect import Side, dialect_client
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_openai.routes import routes
+from llmcore_server.chat.parser_choice import ParserChoice, choose_parsers, open_parsers
 
 HERE = Path(__file__).parent / "chat_templates"
 LLAMA = """\

@@ -18,7 +18,7 @@ from llmcore.api.text import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.parsing import Chained
+from llmcore.text.request_parsing import Chained
 from llmcore_devtools.conformance_parsing import parsed
 from llmcore_parsers.brackets import Brackets
 from llmcore_parsers.qwen import QwenToolParser

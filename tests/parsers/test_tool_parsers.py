@@ -19,7 +19,7 @@ from llmcore.api.text import (
     ToolCallDelta,
     ToolCallEnded,
 )
-from llmcore.text.parsing import Chained
+from llmcore.text.request_parsing import Chained
 from llmcore_devtools.conformance_parsing import parsed
 from llmcore_parsers.deepseek_v3 import CALL, CALL_END, CALLS, CALLS_END, SEPARATOR, DeepSeekV3ToolParser
 from llmcore_parsers.deepseek_v31 import DeepSeekV31ToolParser

@@ -11,9 +11,9 @@ import pytest
 
 PROGRAM = """
 import logging, sys
-from llmcore.config import Reports
+from llmcore_server.settings import Logging
 from llmcore_server.logs import fields, log_to_stderr
-log_to_stderr(Reports(log_format=sys.argv[1], log_level="INFO"), "worker-3")
+log_to_stderr(Logging(log_format=sys.argv[1], log_level="INFO"), "worker-3")
 logger = logging.getLogger("llmcore.test")
 """
 

@@ -53,6 +53,7 @@ def test_errors_name_the_fix(values: dict[str, Any], message: str) -> None:
         ({"allow_headers": ["x"]}, "--allow_headers has no effect: allow_origins"),
         ({"ssl_keyfile": "key.pem"}, "--ssl_keyfile has no effect: ssl is not set"),
         ({"push_interval": 5}, "--push_interval has no effect: metric_gateway"),
+        ({"max_log_len": 5}, "--max_log_len has no effect: prompts are logged with log_level DEBUG only"),
     ],
 )
 def test_what_has_no_effect_or_is_a_risk_is_a_warning(
@@ -100,7 +101,7 @@ def test_the_servers_plugin_brings_every_section() -> None:
 
 @pytest.mark.parametrize("setting", plugin_settings(OPTIONS), ids=lambda setting: setting.name)
 def test_every_setting_is_described_and_reads_its_own_default(setting: Any) -> None:
-    assert setting.help.endswith(".") and setting.serving
+    assert setting.summary.endswith(".") and setting.serving
     assert setting.parse(setting.default, "here") == setting.default
 
 

@@ -10,8 +10,7 @@ import pytest
 from llmcore.api.errors import RequestError
 from llmcore.config import Config
 from llmcore.text.tokenizer import FastTokenizer
-from llmcore_devtools.dialect import Side
-from llmcore_devtools.fake_bridge import FakeBridge, dialect_client, fake_front
+from llmcore_devtools.dialect import FakeBridge, Side, dialect_client, fake_front
 from llmcore_devtools.tokenizer import EOS
 from llmcore_lightllm.routes import routes as lightllm_routes
 from llmcore_tgi.requests import REFUSED, GenerateRequest, Parameters

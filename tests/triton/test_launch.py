@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from llmcore_triton import entry, launch
+from llmcore_triton import launch
 from triton.backends.nvidia.driver import wrap_handle_tensordesc
 
 
@@ -148,11 +148,11 @@ def test_any_other_launcher_is_called_as_triton_does(
 
 def test_a_descriptor_that_is_kept_is_encoded_once(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(entry, "make_tensordesc_arg", lambda box, how: made.append((box, how)) or ["map", len(made)])
+    monkeypatch.setattr(launch, "make_tensordesc_arg", lambda box, how: made.append((box, how)) or ["map", len(made)])
     bound, kernel.run = launch.Bound(kernel, BLOCK=64), InC([{"swizzle": 3}], 4)
     weight, x = torch.zeros(8, 8), torch.zeros(8, 8)
-    kept = entry.Box(weight, [8, 8], [8, 1], [8, 8])
-    for box in (kept, kept, kept, entry.Box(x, [8, 8], [8, 1], [8, 8])):
+    kept = launch.Box(weight, [8, 8], [8, 1], [8, 8])
+    for box in (kept, kept, kept, launch.Box(x, [8, 8], [8, 1], [8, 8])):
         bound((1,), box, 5, 8)
     assert [(box.base is weight, how) for box, how in made] == [(True, {"swizzle": 3}), (False, {"swizzle": 3})]
     assert [seen[4 + len(HEAD) :] for seen in kernel.run.entered] == [("map", n, 5, 8, 64) for n in (1, 1, 2)]

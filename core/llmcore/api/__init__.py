@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures
     from llmcore.api.errors import ConfigError, LlmcoreError, PluginError, RequestError, ResolveError
     from llmcore.api.hookspecs import hookimpl
-    from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec
+    from llmcore.api.models import AttnSpec, KVGroupSpec, LayerInfo, ModelConfig, ModelReport, RouteSpec, read_dtype
     from llmcore.api.processors import (
         BiasProcessor,
         DeviceProcessor,
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
         bucket_of,
     )
     from llmcore.config import Config, Origins, option, options_of, without_effect
-    from llmcore.weights.dtypes import read_dtype
     from llmcore.weights.map import Placement, Shard, WeightMap
 
 __all__ = [
@@ -155,7 +154,7 @@ __all__ = [
 _HOMES = (
     *("llmcore.api.specs", "llmcore.api.hookspecs", "llmcore.api.protocols", "llmcore.api.models"),
     *("llmcore.api.processors", "llmcore.api.bridge", "llmcore.api.counters", "llmcore.api.errors"),
-    *("llmcore.config", "llmcore.weights.map", "llmcore.weights.dtypes"),
+    *("llmcore.config", "llmcore.weights.map"),
 )
 """Modules that define the names above."""
 

@@ -214,10 +214,11 @@ def register_options() -> Iterable[OptionSpec]:  # type: ignore[empty-body]
     """Options of `llmcore serve` that a plugin brings.
 
     Called: once per process at start-up, before options are parsed.
-    Returns: OptionSpecs with names nobody else uses. `options_of` makes them from the fields of a frozen dataclass.
+    Returns: OptionSpecs with names that no other plugin uses. `options_of` makes them from the fields of a frozen
+    dataclass.
     Chosen by: the operator. `on_startup`, a dialect's `front` and `LLM` have the config. Values are in its
-    `plugin_options`, and those of a dataclass in `config.section(Dataclass)`. What gets no config reads what
-    `on_startup` kept in its module, in the same process.
+    `plugin_options`, and those of a dataclass in `config.section(Dataclass)`. A function that gets no config
+    reads the values that `on_startup` kept in its module, in the same process.
     """
 
 

@@ -1,11 +1,37 @@
-"""Core's view of a model: its config, its KV groups, and the attention and routing of its layers."""
+"""Core's view of a model: its config and data type, its KV groups, and the attention and routing of its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from llmcore.api.errors import ConfigError
 from llmcore.api.specs import DType
+
+DATA_TYPES: Mapping[str, DType] = {
+    "bf16": "bf16",
+    "f16": "f16",
+    "f32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "fp16": "f16",
+    "float32": "f32",
+    "fp32": "f32",
+}
+"""Values of `--data_type` -> the type: our names first, as specs have them, then those of torch and other servers."""
+
+
+def data_type(name: str) -> DType:
+    """The type called `name`. Raises ConfigError that lists the known names."""
+    if name not in DATA_TYPES:
+        raise ConfigError(f"data type {name!r} is not known; use one of {', '.join(DATA_TYPES)}")
+    return DATA_TYPES[name]
+
+
+def read_dtype(hf: Mapping[str, Any]) -> DType:
+    """The type that a Hugging Face config names as `dtype` or, if it is older, as `torch_dtype`; f32 by default."""
+    return data_type(str(hf.get("dtype") or hf.get("torch_dtype") or "float32").removeprefix("torch."))
 
 
 @dataclass(frozen=True, kw_only=True)

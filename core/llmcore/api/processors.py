@@ -40,9 +40,15 @@ class LogitsProcessorSpec(Spec):
     """The processor's protocol: MaskProcessor, BiasProcessor or DeviceProcessor."""
     example: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that `make` accepts."""
+    option: str | None = None
+    """The flag of a plugin without which the engine does not have the processor."""
     warm: ImportString | None = None
     """(ProcessorContext) -> None. The engine calls it once at build, on a thread of its own, to prepare the work that
     all requests need."""
+
+    def enabled(self, options: Mapping[str, Any]) -> bool:
+        """True unless the processor needs an option that is not set. `options`: `config.plugin_options`."""
+        return self.option is None or bool(options.get(self.option))
 
 
 def _unheard(names: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """The text interface for authors of dialects, tokenizers and parsers. No torch."""
 
-from llmcore.text.call_grammar import CallGrammar, lark_string
 from llmcore.text.chosen_template import ChosenTemplate
 from llmcore.text.companions import Companions, read_companions
 from llmcore.text.detokenizer import Detokenizer, detokenizer
@@ -13,10 +12,18 @@ from llmcore.text.events import (
     ToolCallEnded,
     joined,
 )
-from llmcore.text.parsing import OutputParser, OutputParsers, ParserContext, ParserSample, RequestParsing
+from llmcore.text.parsing import (
+    CallGrammar,
+    OutputParser,
+    ParserContext,
+    ParserSample,
+    before_tag,
+    held_back,
+    lark_string,
+)
+from llmcore.text.request_parsing import OutputParsers, RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
 from llmcore.text.stream import ChoiceText, TextRules
-from llmcore.text.tags import before_tag, held_back
 from llmcore.text.templates import RESERVED as RESERVED_TEMPLATE_VARIABLES
 from llmcore.text.templates import ChatTemplate
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer

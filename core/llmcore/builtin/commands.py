@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from llmcore.api import CommandSpec, hookimpl
 
 _RUN = {
-    "chat": "Talk to a model, or to a server.",
     "generate": "Answer a file of prompts, offline.",
 }
 _LOOK = {

@@ -10,6 +10,6 @@ def register_kv_layouts() -> Iterable[KVLayoutSpec]:
     """`token`, one slot per token in the model's dtype."""
     yield KVLayoutSpec(
         name="token",
-        make="llmcore.builtin.token_layout:TokenLayout",
+        make="llmcore.layers.layout:TokenLayout",
         summary="one slot per token, in the model's dtype",
     )

@@ -11,6 +11,6 @@ def register_weight_loaders() -> Iterable[WeightLoaderSpec]:
     yield WeightLoaderSpec(
         name="safetensors",
         sniff="llmcore.weights.safetensors:sniff",
-        open="llmcore.weights.safetensors:open_checkpoint",
+        open="llmcore.weights.safetensors:SafetensorsCheckpoint",
         summary="config.json and *.safetensors, sharded or not",
     )

@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _report(error: Exception) -> int:
-    from llmcore.cli.failure import show_failure
+    from llmcore.cli.display import show_failure
     from llmcore.config.process import shortage_of
 
     if not isinstance(error, LlmcoreError) or isinstance(error, PluginError):

@@ -12,8 +12,7 @@ import click
 
 from llmcore.api.errors import ConfigError
 from llmcore.cli.display import Stages
-from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.cli.sampling import given, sampling_options
+from llmcore.cli.options import Resolved, SettingsCommand, given, sampling_options, with_model
 
 if TYPE_CHECKING:
     from llmcore.engine.llm import LLM, Generated

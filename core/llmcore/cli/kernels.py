@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from llmcore.api.models import data_type
 from llmcore.api.specs import OpSpec
 from llmcore.cli.group import loaded
 from llmcore.cli.tables import listing, registry_for, show_failures, show_json, show_table
@@ -15,7 +16,6 @@ from llmcore.config import resolve_model
 from llmcore.registry.inspect import ChoiceRow, choice_rows, choices_for_specs, find_device, kernel_rows
 from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
-from llmcore.weights.dtypes import data_type
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Commands that take settings: click options for the tree and for the options of plugins."""
+"""Options of commands: those of settings, from the tree and from plugins, and those of sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -23,11 +23,13 @@ from llmcore.config import (
     settings,
     with_plugins,
 )
-from llmcore.config.foreign import SHORT, foreign
-from llmcore.config.setting import ELSEWHERE, GROUPS, absent_settings, canonical, names
+from llmcore.config.foreign import ELSEWHERE, SHORT, absent_settings, foreign
+from llmcore.config.setting import GROUPS, LOOSE, canonical, names
 from llmcore.registry.loader import build_registry, collect
 from llmcore.registry.official import missing_option
 from llmcore.registry.registry import Registry
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _METAVARS = {int: "N", float: "X", bool: "", str: "TEXT"}
 
@@ -137,7 +139,7 @@ class SettingsCommand(click.Command):
         if self.groups is None:
             return [*known, *absent_settings(known)]
         own = [setting for setting in settings() if setting.group in self.groups]
-        if "plugin_options" in self.groups:
+        if LOOSE in self.groups:
             own += [setting for setting in brought if not setting.serving]
         return own
 
@@ -162,7 +164,7 @@ def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
             continue
         if equals:
             values = [value]
-        elif setting.kind is bool:
+        elif setting.type is bool:
             values = ["true"]
         elif setting.multiple and not setting.one_word:
             values = []
@@ -178,9 +180,9 @@ def joined(args: Sequence[str], among: Sequence[Setting]) -> Iterator[str]:
 def help_row(setting: Setting) -> tuple[str, str]:
     """The row of one setting in `--help`: its names with the choices, and its help with the default."""
     flags = ", ".join(f"--{name}" for name in (setting.name, *setting.aliases))
-    metavar = "|".join(setting.choices) or _METAVARS[setting.kind] + ("..." if setting.multiple else "")
+    metavar = "|".join(setting.choices) or _METAVARS[setting.type] + ("..." if setting.multiple else "")
     shown = setting.default not in (None, (), False, "")
-    return f"{flags} {metavar}".rstrip(), f"{setting.help} [{setting.default}]" if shown else setting.help
+    return f"{flags} {metavar}".rstrip(), f"{setting.summary} [{setting.default}]" if shown else setting.summary
 
 
 def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
@@ -192,14 +194,13 @@ def grouped(among: Iterable[Setting]) -> Iterator[tuple[str, list[Setting]]]:
     for setting in among:
         groups.setdefault(setting.group, []).append(setting)
     first, *others = GROUPS
-    order = (first, *(group for group in groups if group not in (*GROUPS, _LOOSE)), *others, _LOOSE)
+    order = (first, *(group for group in groups if group not in (*GROUPS, LOOSE)), *others, LOOSE)
     for group in order:
         if group in groups:
-            section = GROUPS.get(group) or groups[group][0].section
+            section = groups[group][0].section
             yield ((section.__doc__ or group).partition("\n")[0].rstrip(".") if section else _TITLE), groups[group]
 
 
-_LOOSE = "plugin_options"
 _TITLE = "Options of plugins"
 
 
@@ -264,3 +265,31 @@ def with_model(config: Config, argument: str | None) -> Config:
     if given is not None and given != argument:
         raise ConfigError(f"MODEL is another path than --model_dir {given}; give one of them.")
     return replace(config, model=replace(config.model, model_dir=argument))
+
+
+def sampling_options(function: F) -> F:
+    """`--max_new_tokens`, `--temperature`, `--top_p`, `--top_k`, `--typical_p`, `--seed`, `--stop`.
+
+    Absent ones are None or ().
+    """
+    options = (
+        click.option(
+            "--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer, in tokens."
+        ),
+        click.option("--temperature", type=click.FloatRange(min=0), help="0: always the likeliest token."),
+        click.option("--top_p", "--top-p", type=click.FloatRange(0, 1), help="Nucleus to draw from (0: greedy)."),
+        click.option("--top_k", "--top-k", type=click.IntRange(min=0), help="Draw from the k likeliest (0: all)."),
+        click.option(
+            "--typical_p", "--typical-p", type=click.FloatRange(0, 1, min_open=True), help="Draw what is typical."
+        ),
+        click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same answer."),
+        click.option("--stop", multiple=True, help="End an answer at this text; may be repeated."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value not in (None, ())}

@@ -24,8 +24,7 @@ from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.map import Target
 from llmcore.weights.quant import find_quantization, unquantized
-from llmcore.weights.source import open_checkpoint
-from llmcore.weights.stretch import read_model_as_set
+from llmcore.weights.source import open_checkpoint, read_model_as_set
 
 ACCELERATOR_STEP_TOKENS = 8192
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -148,11 +147,6 @@ def _kv_bytes(registry: Registry, group: Any, layout: str, model: ModelConfig) -
     return size
 
 
-def _with_doubled(plan: Plan) -> str:
-    """The prediction's assumption about a head besides a tied embedding."""
-    return f", with {plan.doubled[0]} (less if it is equal to the embedding)" if plan.doubled else ""
-
-
 def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "architecture": plan.model.architecture,
@@ -168,11 +162,12 @@ def _show(plan: Plan) -> None:
     budget = plan.budget
     stored = ", ".join(f"{count} {dtype}" for dtype, count in sorted(plan.stored.items()))
     typical = min(2048, budget.longest)
+    doubled = f", with {plan.doubled[0]} (less if it is equal to the embedding)" if plan.doubled else ""
     rows = [
         ("model", f"{plan.model.architecture}, {budget.parameters / 1e6:,.1f} M parameters, runs as {budget.dtype}"),
         ("stored", f"{stored} tensors"),
         ("device", f"{plan.machine.info.name or plan.machine.info.type}, {show_bytes(budget.memory)}"),
-        ("weights", show_bytes(budget.weights) + _with_doubled(plan)),
+        ("weights", show_bytes(budget.weights) + doubled),
         ("a step", f"{show_bytes(budget.activations)} for intermediate results (estimated)"),
         ("tables", show_bytes(budget.tables)),
         ("graphs", show_bytes(budget.graphs)),

@@ -12,26 +12,24 @@ from llmcore.config.load import (
     gateway_login,
     make_config,
     resolve_config,
+    shown_settings,
+    shown_value,
+    value_of,
     with_plugins,
 )
-from llmcore.config.setting import RETIRED, Setting, find_setting, options_of, plugin_settings, settings, without_login
-from llmcore.config.shown import shown_settings, shown_value, value_of
+from llmcore.config.setting import RETIRED, Setting, options_of, plugin_settings, settings, without_login
 from llmcore.config.tree import (
-    DATA_TYPES,
     Config,
     Kernels,
     Memory,
     Model,
     Plugins,
-    Reports,
-    Requests,
     Scheduling,
     option,
 )
 from llmcore.config.yaml_file import YamlSettings, read_yaml
 
 __all__ = [
-    "DATA_TYPES",
     "RETIRED",
     "Config",
     "Kernels",
@@ -39,8 +37,6 @@ __all__ = [
     "Model",
     "Origins",
     "Plugins",
-    "Reports",
-    "Requests",
     "Scheduling",
     "Setting",
     "YamlSettings",
@@ -48,7 +44,6 @@ __all__ = [
     "child_environment",
     "debug_requested",
     "environment",
-    "find_setting",
     "gateway_login",
     "make_config",
     "option",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llmcore.api.errors import ConfigError
-from llmcore.config.tree import Config
+from llmcore.config.tree import Config, Memory, Scheduling
 
 Origins = Mapping[str, str]
 
@@ -20,10 +20,8 @@ def check_config(config: Config, origins: Origins, sections: Iterable[type]) -> 
     `sections`: the dataclasses of plugins' settings. One that has a method `check(config, origins)` is asked too; it
     returns such sentences, or None.
     """
-    for problem in _PROBLEMS:
-        text = problem(config, origins)
-        if text:
-            raise ConfigError(text)
+    for contradiction in _contradictions(config, origins):
+        raise ConfigError(contradiction)
     warnings = [text for names, why in _idle(config) for text in without_effect(origins, names, why)]
     for kind in sections:
         section: Any = config.section(kind)
@@ -76,91 +74,59 @@ def _given(origins: Origins, name: str) -> bool:
 # --- contradictions --------------------------------------------------------------------------------------------
 
 
-def _deepspeed(config: Config, origins: Origins) -> str | None:
-    if config.model.load_way != "DS":
-        return None
-    return (
-        "--load_way DS: DeepSpeed checkpoints are not read. Convert it once with the zero_to_fp32.py that stands in "
-        "the checkpoint: python zero_to_fp32.py CHECKPOINT OUT --safe_serialization, copy config.json and the "
-        "tokenizer files to OUT, then serve OUT with --load_way HF."
-    )
+def _contradictions(config: Config, origins: Origins) -> Iterator[str]:
+    if config.model.load_way == "DS":
+        yield (
+            "--load_way DS: DeepSpeed checkpoints are not read. Convert it once with the zero_to_fp32.py that stands "
+            "in the checkpoint: python zero_to_fp32.py CHECKPOINT OUT --safe_serialization, copy config.json and the "
+            "tokenizer files to OUT, then serve OUT with --load_way HF."
+        )
+    yield from _lengths(config.memory)
+    yield from _steps(config.scheduling, origins)
+    for pin in config.kernels.kernel:
+        parse_pin(pin)
+    share = config.memory.cache_max_entry_count
+    if share == 0:
+        yield (
+            "--cache_max_entry_count is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.8."
+        )
+    if share is not None and _given(origins, "mem_fraction"):
+        yield "--cache_max_entry_count and --mem_fraction both say how much memory KV gets; leave one out."
 
 
-def _memory(config: Config, origins: Origins) -> str | None:
-    memory = config.memory
+def _lengths(memory: Memory) -> Iterator[str]:
     if memory.mem_fraction == 0:
-        return "--mem_fraction is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.9."
+        yield "--mem_fraction is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.9."
     longest, prompt, slots = memory.max_req_total_len, memory.max_req_input_len, memory.max_total_token_num
     if longest is not None and prompt is not None and prompt >= longest:
-        return (
+        yield (
             f"--max_req_input_len {prompt} leaves no room for an answer within --max_req_total_len {longest}; "
             f"lower it to {longest - 1} or less."
         )
     if longest is not None and slots is not None and slots < longest:
-        return (
+        yield (
             f"--max_total_token_num {slots} cannot hold one request of --max_req_total_len {longest} tokens; "
             "raise the first or lower the second."
         )
-    return None
 
 
-def _steps(config: Config, origins: Origins) -> str | None:
-    scheduling = config.scheduling
-    chunk, batch = scheduling.chunked_prefill_size, scheduling.batch_max_tokens
+def _steps(scheduling: Scheduling, origins: Origins) -> Iterator[str]:
+    chunk, batch, manager = scheduling.chunked_prefill_size, scheduling.batch_max_tokens, scheduling.kv_manager
     if chunk is not None and scheduling.disable_chunked_prefill:
-        return "--chunked_prefill_size and --disable_chunked_prefill contradict each other; leave one out."
+        yield "--chunked_prefill_size and --disable_chunked_prefill contradict each other; leave one out."
     if chunk is not None and batch is not None and chunk > batch:
-        return (
+        yield (
             f"--chunked_prefill_size {chunk} is above --batch_max_tokens {batch}, the tokens of a whole step; "
             "lower the first or raise the second."
         )
-    return None
-
-
-def _prefix_cache(config: Config, origins: Origins) -> str | None:
-    scheduling = config.scheduling
-    off, manager = scheduling.disable_dynamic_prompt_cache, scheduling.kv_manager
-    if off and _given(origins, "kv_manager") and manager != "none":
-        return f"--disable_dynamic_prompt_cache and --kv_manager {manager} contradict each other; leave one out."
-    return None
-
-
-def _estimator(config: Config, origins: Origins) -> str | None:
-    ratio, name = config.scheduling.router_token_ratio, config.scheduling.length_estimator
-    implied = config.scheduling.estimator
-    if name in (None, implied):
-        return None
-    return f"--router_token_ratio {ratio} stands for --length_estimator {implied}, but {name} is given; leave one out."
-
-
-def _pins(config: Config, origins: Origins) -> str | None:
-    for pin in config.kernels.kernel:
-        parse_pin(pin)
-    return None
-
-
-def _kv_share(config: Config, origins: Origins) -> str | None:
-    share = config.memory.cache_max_entry_count
-    if share is None:
-        return None
-    if share == 0:
-        return (
-            "--cache_max_entry_count is 0, which leaves no memory; give a share above 0 and up to 1, for instance 0.8."
+    if scheduling.disable_dynamic_prompt_cache and _given(origins, "kv_manager") and manager != "none":
+        yield f"--disable_dynamic_prompt_cache and --kv_manager {manager} contradict each other; leave one out."
+    name, implied = scheduling.length_estimator, scheduling.estimator
+    if name not in (None, implied):
+        yield (
+            f"--router_token_ratio {scheduling.router_token_ratio} stands for --length_estimator {implied}, but "
+            f"{name} is given; leave one out."
         )
-    if _given(origins, "mem_fraction"):
-        return "--cache_max_entry_count and --mem_fraction both say how much memory KV gets; leave one out."
-    return None
-
-
-_PROBLEMS: tuple[Callable[[Config, Origins], str | None], ...] = (
-    _deepspeed,
-    _memory,
-    _steps,
-    _prefix_cache,
-    _estimator,
-    _pins,
-    _kv_share,
-)
 
 
 # --- without effect --------------------------------------------------------------------------------------------
@@ -177,8 +143,6 @@ def _idle(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     memory, scheduling = config.memory, config.scheduling
     if memory.max_total_token_num is not None:
         yield ("mem_fraction", "cache_max_entry_count"), "max_total_token_num already says how many tokens fit"
-    if config.reports.log_level not in ("DEBUG", "NOTSET"):
-        yield ("max_log_len",), "prompts are logged with log_level DEBUG only"
     if scheduling.length_estimator == "conservative" or scheduling.router_token_ratio == 0:
         yield ("router_max_new_token_len",), "nothing is capped when the full max_new_tokens is foreseen"
     if config.kernels.disable_cudagraph:

@@ -1,306 +1,550 @@
-"""Options of vLLM and SGLang, each with its name here or the reason why llmcore has no such option.
+"""Options of other servers that are not settings here.
 
-An option that means exactly the same under the same name (`--host`, `--port`, `--dtype`) is a setting and not in this
-table. All others are an error on the command line, in the file and in the environment. A value that fits there may be
-wrong here, and a server that ignores it is not what the operator asked for. A plugin may bring an option with such a
-name; then the name means the plugin's option.
+The options of LightLLM and LMDeploy have llmcore's own names, so every source of settings accepts them: the error
+gives the reason and does not guess at a misspelt name. A value that asks for what happens anyway is no error.
+
+The options of vLLM and SGLang are an error on the command line, in the file and in the environment, whatever their
+values are: a value that fits there may be wrong here, and a server that ignores it is not what the operator asked for.
+An option that means exactly the same under the same name (`--host`, `--port`, `--dtype`) is a setting.
+
+A plugin may bring an option with such a name; then the name means the plugin's option.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-_ONE_DEVICE = "leave it out: a model runs on one device"
-_TP = "give --tp, of which there is only 1 in this version: a model runs on one device"
-_DP = "give --dp, of which there is only 1 in this version: a model runs on one device"
-_GRAPHS = "give --graph_max_batch_size, or --disable_cudagraph for none"
-_LENGTH = "give --max_req_total_len"
-_BATCH = "give --batch_max_tokens, the tokens of one step"
-_RUNNING = "give --running_max_req_size"
-_NAME = "give --model_name"
-_MODEL = "give --model_dir, the path of a directory or a GGUF file"
-_KEYS = "give --api_keys, or better the variable LLMCORE_API_KEYS"
-_KERNELS = "give --kernel op=name; `llmcore kernels --explain` lists what there is"
-_WEIGHTS = "leave it out: the checkpoint's config says how its weights are quantized"
-_KV = "leave it out: KV has the type of the weights (--data_type)"
-_ALWAYS_CHUNKED = "leave it out: chunked prefill is always on, and --disable_chunked_prefill turns it off"
-_ALWAYS_CACHED = "leave it out: the prefix cache is always on, and --disable_dynamic_prompt_cache turns it off"
-_NO_LORA = "leave it out: LoRA adapters are not applied; merge them into the weights"
-_NO_DRAFT = "leave it out: there is no speculative decoding"
-_NO_MEDIA = "leave it out: requests hold text only"
-_NO_OFFLOAD = "leave it out: neither weights nor KV move to the host's memory or to a disk"
-_NO_SPLIT = "leave it out: prefill and decode are not split over servers"
-_LOCAL = "leave it out: models are directories of this machine, and nothing is downloaded"
-_BESIDE = "leave it out: the tokenizer is the one beside the model"
-_GUIDED = "install plugin-guided: it needs no option to choose a backend"
-_PARSER = "give --tool_call_parser; `auto` asks the chat template"
-_REASONING = "give --reasoning_parser; `auto` asks the chat template"
-_PER_REQUEST = "leave it out: a request brings its own seed"
-_POLICY = "give --scheduler; `llmcore plugins` lists the policies"
-_METRICS = "leave it out: metrics are always on, at /metrics"
-_PROMPTS = "give --log_level DEBUG, which logs prompts, and --max_log_len"
-_QUIET = "leave it out: requests are logged at --log_level DEBUG only"
-_ALONE = "leave it out: one server process starts all others"
-_GENERATION = "give --generation_config, with a file of sampling defaults"
+from llmcore.api.errors import ConfigError
+from llmcore.config.setting import FALSE, Setting, names, without_login
 
-_BOTH: Mapping[str, str] = {
-    "model": _MODEL,
-    "served_model_name": _NAME,
-    "tokenizer": _BESIDE,
-    "skip_tokenizer_init": "leave it out: /v1/completions takes token ids beside text",
-    "tensor_parallel_size": _TP,
-    "pipeline_parallel_size": _ONE_DEVICE,
-    "data_parallel_size": _DP,
-    "enable_expert_parallel": _ONE_DEVICE,
-    "disable_custom_all_reduce": _ONE_DEVICE,
-    "quantization": _WEIGHTS,
-    "quantization_param_path": _WEIGHTS,
-    "kv_cache_dtype": _KV,
-    "api_key": _KEYS,
-    "enable_lora": _NO_LORA,
-    "max_lora_rank": _NO_LORA,
-    "model_impl": "leave it out: an installed plugin runs each family; `llmcore models` lists them",
-    "model_loader_extra_config": "leave it out: safetensors and GGUF files are read as they are",
-    "limit_mm_per_prompt": _NO_MEDIA,
-    "mm_processor_kwargs": _NO_MEDIA,
-    "max_logprobs": "leave it out: the API says how many log-probabilities a request may ask for",
-    "enable_metrics": _METRICS,
-    "attention_backend": _KERNELS,
-    "enable_torch_compile": _KERNELS,
-    "stream_interval": "leave it out: every token is sent as soon as it is there",
+log = logging.getLogger("llmcore.config")
+
+ELSEWHERE = "elsewhere"
+"""The group of options that are not settings. A Config does not hold them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(Setting):
+    """An option of LightLLM or LMDeploy that this version does not have, or that changes nothing here."""
+
+    why: str
+    """The end of the sentence "... is not available in this version: "."""
+    accepts: tuple[str, ...] = ()
+    """Values that ask for the behaviour that this server has anyway."""
+    idle: Mapping[str | None, str] = field(default_factory=dict)
+    """Value that gets only a warning -> the reason in it; None stands for any value."""
+
+    def parse(self, raw: object, where: str) -> None:
+        """Returns None, after a warning if the value has no effect. Raises ConfigError for an unavailable value."""
+        items = raw if isinstance(raw, (list, tuple)) else [raw]
+        for item in items:
+            text = str(item).strip()
+            if text in self.accepts or (self.type is bool and text.lower() in FALSE):
+                continue
+            idle = self.idle.get(text, self.idle.get(None))
+            if idle is None:
+                given = where if self.type is bool or "\n" in text else f"{where} {without_login(text, text)}"
+                raise ConfigError(f"{given} is not available in this version: {self.why}.")
+            log.warning("%s has no effect: %s.", where if None in self.idle else f"{where} {text}", idle)
+
+
+def absent_settings(among: Iterable[Setting]) -> tuple[Absent, ...]:
+    """The options of ABSENT whose names are not in `among`."""
+    taken = names(among)
+    return tuple(option for option in ABSENT if option.name not in taken)
+
+
+def _absent(name: str, why: str, *, flag: bool = False, **more: Any) -> Absent:
+    return Absent(
+        name=name,
+        group=ELSEWHERE,
+        type=bool if flag else str,
+        summary=f"Not available in this version: {why}.",
+        default=None,
+        why=why,
+        **more,
+    )
+
+
+_ONE_GPU = "a model runs on one device"
+_ONE_HOST = "a server runs on one host"
+_NOT_SPLIT = "prefill and decode are not split over servers"
+_TEXT_ONLY = "requests hold text only"
+_LOCAL = "models are directories of this machine and nothing is downloaded"
+_NO_GROUP: Mapping[str | None, str] = {None: "a model runs on one device, so processes form no group"}
+
+ABSENT: tuple[Absent, ...] = (
+    _absent("tp", _ONE_GPU, accepts=("1",)),
+    _absent("dp", _ONE_GPU, accepts=("1",)),
+    _absent("nnodes", _ONE_HOST, accepts=("1",)),
+    _absent("node_rank", _ONE_HOST, accepts=("0",)),
+    _absent("nccl_host", _ONE_GPU, idle=_NO_GROUP),
+    _absent("nccl_port", _ONE_GPU, idle=_NO_GROUP),
+    _absent("multinode_httpmanager_port", _ONE_HOST),
+    _absent("multinode_router_gloo_port", _ONE_HOST),
+    _absent("use_config_server_to_init_nccl", _ONE_HOST, flag=True),
+    _absent("run_mode", _NOT_SPLIT, accepts=("normal",)),
+    _absent("pd_master_ip", _NOT_SPLIT),
+    _absent("pd_master_port", _NOT_SPLIT),
+    _absent("pd_decode_rpyc_port", _NOT_SPLIT),
+    _absent("config_server_host", _NOT_SPLIT),
+    _absent("config_server_port", _NOT_SPLIT),
+    _absent("enable_multimodal", _TEXT_ONLY, flag=True),
+    _absent("cache_capacity", _TEXT_ONLY),
+    _absent("cache_reserved_ratio", _TEXT_ONLY),
+    _absent("vision_max_batch_size", _TEXT_ONLY),
+    _absent("proxy_url", "a server registers nowhere; put a reverse proxy in front of it"),
+    _absent("revision", _LOCAL),
+    _absent("download_dir", _LOCAL),
+    _absent("adapters", "LoRA adapters are not applied; merge them into the weights", multiple=True),
+    _absent("quant_policy", "KV has the type of the weights", accepts=("0", "none")),
+    _absent("model_format", "only checkpoints in Hugging Face's layout and GGUF files are read", accepts=("hf",)),
+    _absent("max_prefill_iters", "--chunked_prefill_size says how a long prompt is cut into steps", accepts=("1",)),
+    _absent(
+        "backend",
+        "there is one engine",
+        accepts=("pytorch",),
+        idle={"turbomind": "there is one engine, which runs on torch"},
+    ),
+    _absent(
+        "cache_chunk_size",
+        "it was never an option but a field of LMDeploy's engine config, by which its KV grew; KV is allocated once",
+    ),
+)
+"""The options of LightLLM and LMDeploy that are not settings, in the order of docs/options.md."""
+
+_BOTH, _VLLM, _SGLANG = "vLLM and SGLang", "vLLM", "SGLang"
+
+_INSTEAD: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "give --model_dir, the path of a directory or a GGUF file": {
+        _BOTH: ("model",),
+        _SGLANG: ("model_path",),
+    },
+    "give --model_name": {
+        _BOTH: ("served_model_name",),
+    },
+    "leave it out: the tokenizer is the one beside the model": {
+        _BOTH: ("tokenizer",),
+        _SGLANG: ("tokenizer_path",),
+    },
+    "leave it out: /v1/completions takes token ids beside text": {
+        _BOTH: ("skip_tokenizer_init",),
+    },
+    "give --tp, of which there is only 1 in this version: a model runs on one device": {
+        _BOTH: ("tensor_parallel_size",),
+        _SGLANG: ("tp_size",),
+    },
+    "leave it out: a model runs on one device": {
+        _BOTH: ("pipeline_parallel_size", "enable_expert_parallel", "disable_custom_all_reduce"),
+        _VLLM: (
+            "distributed_executor_backend",
+            "data_parallel_backend",
+            "data_parallel_size_local",
+            "data_parallel_address",
+            "data_parallel_rpc_port",
+            "data_parallel_rank",
+            "decode_context_parallel_size",
+            "enable_eplb",
+            "eplb_config",
+            "headless",
+        ),
+        _SGLANG: (
+            "pp_size",
+            "ep_size",
+            "ep",
+            "expert_parallel_size",
+            "enable_dp_attention",
+            "enable_p2p_check",
+            "enable_nccl_nvls",
+            "load_balance_method",
+            "moe_a2a_backend",
+        ),
+    },
+    "give --dp, of which there is only 1 in this version: a model runs on one device": {
+        _BOTH: ("data_parallel_size",),
+        _SGLANG: ("dp_size",),
+    },
+    "leave it out: the checkpoint's config says how its weights are quantized": {
+        _BOTH: ("quantization", "quantization_param_path"),
+        _SGLANG: ("torchao_config", "modelopt_quant"),
+    },
+    "leave it out: KV has the type of the weights (--data_type)": {
+        _BOTH: ("kv_cache_dtype",),
+        _VLLM: ("calculate_kv_scales",),
+    },
+    "give --api_keys, or better the variable LLMCORE_API_KEYS": {
+        _BOTH: ("api_key",),
+        _SGLANG: ("admin_api_key",),
+    },
+    "leave it out: LoRA adapters are not applied; merge them into the weights": {
+        _BOTH: ("enable_lora", "max_lora_rank"),
+        _VLLM: (
+            "lora_modules",
+            "max_loras",
+            "max_cpu_loras",
+            "lora_dtype",
+            "fully_sharded_loras",
+            "enable_prompt_adapter",
+        ),
+        _SGLANG: ("lora_paths", "max_loras_per_batch", "lora_target_modules", "lora_backend"),
+    },
+    "leave it out: an installed plugin runs each family; `llmcore models` lists them": {
+        _BOTH: ("model_impl",),
+    },
+    "leave it out: safetensors and GGUF files are read as they are": {
+        _BOTH: ("model_loader_extra_config",),
+    },
+    "leave it out: requests hold text only": {
+        _BOTH: ("limit_mm_per_prompt", "mm_processor_kwargs"),
+        _VLLM: (
+            "allowed_local_media_path",
+            "allowed_media_domains",
+            "disable_mm_preprocessor_cache",
+            "mm_processor_cache_gb",
+            "skip_mm_profiling",
+            "language_model_only",
+        ),
+        _SGLANG: ("mm_attention_backend",),
+    },
+    "leave it out: the API says how many log-probabilities a request may ask for": {
+        _BOTH: ("max_logprobs",),
+    },
+    "leave it out: metrics are always on, at /metrics": {
+        _BOTH: ("enable_metrics",),
+        _VLLM: ("enable_server_load_tracking", "show_hidden_metrics_for_version"),
+        _SGLANG: (
+            "show_time_cost",
+            "bucket_time_to_first_token",
+            "bucket_inter_token_latency",
+            "enable_request_time_stats_logging",
+        ),
+    },
+    "give --kernel op=name; `llmcore kernels --explain` lists what there is": {
+        _BOTH: ("attention_backend", "enable_torch_compile"),
+        _VLLM: ("disable_cascade_attn",),
+        _SGLANG: (
+            "sampling_backend",
+            "decode_attention_backend",
+            "prefill_attention_backend",
+            "moe_runner_backend",
+            "triton_attention_num_kv_splits",
+            "torch_compile_max_bs",
+            "enable_torch_compile_debug_mode",
+        ),
+    },
+    "leave it out: every token is sent as soon as it is there": {
+        _BOTH: ("stream_interval",),
+    },
+    "give --max_req_total_len": {
+        _VLLM: ("max_model_len",),
+        _SGLANG: ("context_length",),
+    },
+    "give --graph_max_batch_size, or --disable_cudagraph for none": {
+        _VLLM: (
+            "max_seq_len_to_capture",
+            "max_context_len_to_capture",
+            "cuda_graph_sizes",
+            "cudagraph_capture_sizes",
+            "max_cudagraph_capture_size",
+            "compilation_config",
+        ),
+        _SGLANG: ("disable_cuda_graph_padding",),
+    },
+    "give --disable_cudagraph": {
+        _VLLM: ("enforce_eager",),
+        _SGLANG: ("disable_cuda_graph",),
+    },
+    "give --mem_fraction": {
+        _VLLM: ("gpu_memory_utilization",),
+        _SGLANG: ("mem_fraction_static",),
+    },
+    "give --max_total_token_num, in tokens": {
+        _VLLM: ("kv_cache_memory_bytes", "num_gpu_blocks_override"),
+    },
+    "give --cache_block_seq_len": {
+        _VLLM: ("block_size",),
+        _SGLANG: ("page_size",),
+    },
+    "leave it out: neither weights nor KV move to the host's memory or to a disk": {
+        _VLLM: ("swap_space", "cpu_offload_gb", "kv_offloading_size"),
+        _SGLANG: ("enable_hierarchical_cache", "hicache_ratio", "hicache_size", "hicache_storage_backend"),
+    },
+    "leave it out: prefill and decode are not split over servers": {
+        _VLLM: ("kv_transfer_config", "kv_events_config"),
+        _SGLANG: (
+            "disaggregation_mode",
+            "disaggregation_transfer_backend",
+            "disaggregation_bootstrap_port",
+            "disaggregation_ib_device",
+        ),
+    },
+    "give --running_max_req_size": {
+        _VLLM: ("max_num_seqs",),
+        _SGLANG: ("max_running_requests",),
+    },
+    "give --batch_max_tokens, the tokens of one step": {
+        _VLLM: ("max_num_batched_tokens",),
+        _SGLANG: ("max_prefill_tokens", "prefill_max_requests", "prefill_only_one_req"),
+    },
+    "give --chunked_prefill_size": {
+        _VLLM: ("max_num_partial_prefills",),
+    },
+    "give --chunked_prefill_size, the most prompt tokens of one request in a step": {
+        _VLLM: ("long_prefill_token_threshold",),
+    },
+    "leave it out: chunked prefill is always on, and --disable_chunked_prefill turns it off": {
+        _VLLM: ("enable_chunked_prefill",),
+        _SGLANG: ("enable_mixed_chunk",),
+    },
+    "give --disable_chunked_prefill": {
+        _VLLM: ("no_enable_chunked_prefill",),
+    },
+    "give --disable_dynamic_prompt_cache": {
+        _VLLM: ("no_enable_prefix_caching",),
+        _SGLANG: ("disable_radix_cache", "disable_chunked_prefix_cache"),
+    },
+    "leave it out: the prefix cache is always on, and --disable_dynamic_prompt_cache turns it off": {
+        _VLLM: ("prefix_caching_hash_algo", "use_v2_block_manager"),
+    },
+    "give --scheduler; `llmcore plugins` lists the policies": {
+        _VLLM: ("scheduling_policy", "scheduler_cls"),
+        _SGLANG: ("schedule_policy", "enable_priority_scheduling", "schedule_low_priority_values_first"),
+    },
+    "leave it out: the next step is always planned while one runs": {
+        _VLLM: ("async_scheduling", "num_scheduler_steps"),
+        _SGLANG: ("disable_overlap_schedule",),
+    },
+    "give --router_max_wait_tokens": {
+        _VLLM: ("scheduler_delay_factor",),
+    },
+    "leave it out: preempted requests are computed again": {
+        _VLLM: ("preemption_mode",),
+    },
+    "leave it out: a request brings its own seed": {
+        _VLLM: ("seed",),
+        _SGLANG: ("random_seed",),
+    },
+    "leave it out: models are directories of this machine, and nothing is downloaded": {
+        _VLLM: ("tokenizer_revision", "code_revision", "hf_token", "hf_config_path"),
+    },
+    "change config.json in the model's directory": {
+        _VLLM: ("hf_overrides", "rope_theta"),
+        _SGLANG: ("json_model_override_args",),
+    },
+    "give --generation_config, with a file of sampling defaults": {
+        _VLLM: ("override_generation_config",),
+        _SGLANG: ("preferred_sampling_params",),
+    },
+    "leave it out: config.json and GGUF headers are read": {
+        _VLLM: ("config_format",),
+    },
+    "leave it out: the model's architecture says what it serves": {
+        _VLLM: ("task", "runner", "convert"),
+        _SGLANG: ("is_embedding",),
+    },
+    "change config.json in the model's directory, or give --rope_scaling_factor": {
+        _VLLM: ("rope_scaling",),
+    },
+    "give --httpserver_workers": {
+        _VLLM: ("api_server_count",),
+        _SGLANG: ("tokenizer_worker_num",),
+    },
+    "write a plugin; `llmcore hooks` lists what it can change": {
+        _VLLM: ("worker_cls", "worker_extension_cls"),
+    },
+    "write a plugin; `llmcore hooks register_logits_processors` says how": {
+        _VLLM: ("logits_processors", "logits_processor_pattern"),
+        _SGLANG: ("enable_custom_logit_processor",),
+    },
+    "put a reverse proxy in front of the server": {
+        _VLLM: ("middleware", "root_path"),
+        _SGLANG: ("fastapi_root_path",),
+    },
+    "leave it out: there is no speculative decoding": {
+        _VLLM: ("speculative_config", "speculative_model", "num_speculative_tokens"),
+        _SGLANG: (
+            "speculative_algorithm",
+            "speculative_draft_model_path",
+            "speculative_num_steps",
+            "speculative_eagle_topk",
+            "speculative_num_draft_tokens",
+        ),
+    },
+    "leave it out: tools are read wherever --tool_call_parser names a parser or finds one": {
+        _VLLM: ("enable_auto_tool_choice",),
+    },
+    "write a plugin, and name its parser with --tool_call_parser": {
+        _VLLM: ("tool_parser_plugin",),
+    },
+    "write a plugin, and name its parser with --reasoning_parser": {
+        _VLLM: ("reasoning_parser_plugin",),
+    },
+    "give --reasoning_parser; `auto` asks the chat template": {
+        _VLLM: ("enable_reasoning",),
+    },
+    "leave it out: the model does not see tools it may not call": {
+        _VLLM: ("exclude_tools_when_tool_choice_none",),
+    },
+    "install plugin-guided: it needs no option to choose a backend": {
+        _VLLM: ("guided_decoding_backend", "structured_outputs_config"),
+        _SGLANG: ("grammar_backend",),
+    },
+    "leave it out: a request says so, with whitespace_pattern": {
+        _VLLM: ("guided_decoding_disable_any_whitespace",),
+        _SGLANG: ("constrained_json_whitespace_pattern", "constrained_json_disable_any_whitespace"),
+    },
+    "leave it out: the chat template says what it reads": {
+        _VLLM: ("chat_template_content_format",),
+    },
+    "leave it out: a request cannot bring a chat template": {
+        _VLLM: ("trust_request_chat_template",),
+    },
+    "leave it out: answers have the role assistant": {
+        _VLLM: ("response_role",),
+    },
+    "give it in the request": {
+        _VLLM: ("return_tokens_as_token_ids",),
+    },
+    "give --allow_origins": {
+        _VLLM: ("allowed_origins",),
+    },
+    "give --allow_methods": {
+        _VLLM: ("allowed_methods",),
+    },
+    "give --allow_headers": {
+        _VLLM: ("allowed_headers",),
+    },
+    "give --log_level": {
+        _VLLM: ("uvicorn_log_level",),
+        _SGLANG: ("log_level_http",),
+    },
+    "leave it out: requests are logged at --log_level DEBUG only": {
+        _VLLM: ("disable_uvicorn_access_log", "disable_log_requests", "no_enable_log_requests"),
+    },
+    "give --log_level DEBUG, which logs prompts, and --max_log_len": {
+        _VLLM: ("enable_log_requests", "enable_log_outputs"),
+        _SGLANG: ("log_requests", "log_requests_level"),
+    },
+    "leave it out: one server process starts all others": {
+        _VLLM: ("disable_frontend_multiprocessing",),
+    },
+    "leave it out: every answer has a header X-Request-Id": {
+        _VLLM: ("enable_request_id_headers",),
+    },
+    "leave it out: usage always has prompt_tokens_details": {
+        _VLLM: ("enable_prompt_tokens_details",),
+    },
+    "set stream_options.include_usage in the request": {
+        _VLLM: ("enable_force_include_usage",),
+    },
+    "leave it out: there is no such route": {
+        _VLLM: ("enable_tokenizer_info_endpoint",),
+    },
+    "leave it out: there are no traces; /metrics has the figures": {
+        _VLLM: ("otlp_traces_endpoint", "collect_detailed_traces"),
+    },
+    "give --host and --port, and put a reverse proxy in front of the server": {
+        _VLLM: ("uds",),
+    },
+    "put a reverse proxy that asks for certificates in front of the server": {
+        _VLLM: ("ssl_ca_certs", "ssl_cert_reqs"),
+    },
+    "start the server again after a certificate has changed": {
+        _VLLM: ("enable_ssl_refresh",),
+    },
+    "leave it out: a server keeps its weights loaded": {
+        _VLLM: ("enable_sleep_mode",),
+        _SGLANG: ("enable_memory_saver",),
+    },
+    "leave it out: a terminal shows how far loading is": {
+        _VLLM: ("use_tqdm_on_load",),
+    },
+    "leave it out: the model's config says how far its attention reaches": {
+        _VLLM: ("disable_sliding_window",),
+    },
+    "leave it out: each group of layers has a pool of its own": {
+        _VLLM: ("disable_hybrid_kv_cache_manager",),
+    },
+    "write a plugin that brings its own options": {
+        _VLLM: ("additional_config",),
+    },
+    "give --long_truncation_mode": {
+        _SGLANG: ("allow_auto_truncate",),
+    },
+    "give --max_total_token_num": {
+        _SGLANG: ("max_total_tokens",),
+    },
+    "give --max_waiting_requests": {
+        _SGLANG: ("max_queued_requests",),
+    },
+    "give --length_estimator, or --router_token_ratio": {
+        _SGLANG: ("schedule_conservativeness",),
+    },
+    "give --kv_manager; `llmcore plugins` lists the policies": {
+        _SGLANG: ("radix_eviction_policy",),
+    },
+    "give --graph_max_batch_size": {
+        _SGLANG: ("cuda_graph_max_bs", "cuda_graph_bs"),
+    },
+    "leave it out: a server runs on one host": {
+        _SGLANG: ("dist_init_addr", "nccl_init_addr", "dist_timeout"),
+    },
+    "choose the GPU with the variable CUDA_VISIBLE_DEVICES": {
+        _SGLANG: ("base_gpu_id", "gpu_id_step"),
+    },
+    "give --deterministic": {
+        _SGLANG: ("enable_deterministic_inference",),
+    },
+    "give --watchdog_timeout": {
+        _SGLANG: ("soft_watchdog_timeout",),
+    },
+    "give --log_stats_interval, in seconds": {
+        _SGLANG: ("decode_log_interval",),
+    },
+    "leave it out: usage always has cached_tokens": {
+        _SGLANG: ("enable_cache_report",),
+    },
+    "leave it out: there are no batches of files; `llmcore generate` answers a file of prompts": {
+        _SGLANG: ("file_storage_path",),
+    },
+    "give --generation_config auto or none": {
+        _SGLANG: ("sampling_defaults",),
+    },
+    "leave it out: clients call tools themselves": {
+        _SGLANG: ("tool_server",),
+    },
+    "put the text around the prompt in the request": {
+        _SGLANG: ("completion_template",),
+    },
+    "give --chat_template": {
+        _SGLANG: ("hf_chat_template_name",),
+    },
+    "leave it out: the server speaks HTTP": {
+        _SGLANG: ("grpc_mode",),
+    },
+    "leave it out: the server is ready when its start ends": {
+        _SGLANG: ("skip_server_warmup", "warmups"),
+    },
+    "leave it out: an idle server waits without using a core": {
+        _SGLANG: ("sleep_on_idle",),
+    },
+    "take the password off the key: openssl pkey -in KEY -out NEW": {
+        _SGLANG: ("ssl_keyfile_password",),
+    },
 }
+"""What to do -> the server -> its options for which that is the answer."""
 
-_VLLM: Mapping[str, str] = {
-    "max_model_len": _LENGTH,
-    "max_seq_len_to_capture": _GRAPHS,
-    "max_context_len_to_capture": _GRAPHS,
-    "cuda_graph_sizes": _GRAPHS,
-    "cudagraph_capture_sizes": _GRAPHS,
-    "max_cudagraph_capture_size": _GRAPHS,
-    "compilation_config": _GRAPHS,
-    "enforce_eager": "give --disable_cudagraph",
-    "gpu_memory_utilization": "give --mem_fraction",
-    "kv_cache_memory_bytes": "give --max_total_token_num, in tokens",
-    "num_gpu_blocks_override": "give --max_total_token_num, in tokens",
-    "block_size": "give --cache_block_seq_len",
-    "swap_space": _NO_OFFLOAD,
-    "cpu_offload_gb": _NO_OFFLOAD,
-    "kv_offloading_size": _NO_OFFLOAD,
-    "kv_transfer_config": _NO_SPLIT,
-    "kv_events_config": _NO_SPLIT,
-    "max_num_seqs": _RUNNING,
-    "max_num_batched_tokens": _BATCH,
-    "max_num_partial_prefills": "give --chunked_prefill_size",
-    "long_prefill_token_threshold": "give --chunked_prefill_size, the most prompt tokens of one request in a step",
-    "enable_chunked_prefill": _ALWAYS_CHUNKED,
-    "no_enable_chunked_prefill": "give --disable_chunked_prefill",
-    "no_enable_prefix_caching": "give --disable_dynamic_prompt_cache",
-    "prefix_caching_hash_algo": _ALWAYS_CACHED,
-    "scheduling_policy": _POLICY,
-    "scheduler_cls": _POLICY,
-    "async_scheduling": "leave it out: the next step is always planned while one runs",
-    "num_scheduler_steps": "leave it out: the next step is always planned while one runs",
-    "scheduler_delay_factor": "give --router_max_wait_tokens",
-    "preemption_mode": "leave it out: preempted requests are computed again",
-    "seed": _PER_REQUEST,
-    "tokenizer_revision": _LOCAL,
-    "code_revision": _LOCAL,
-    "hf_token": _LOCAL,
-    "hf_config_path": _LOCAL,
-    "hf_overrides": "change config.json in the model's directory",
-    "override_generation_config": _GENERATION,
-    "config_format": "leave it out: config.json and GGUF headers are read",
-    "task": "leave it out: the model's architecture says what it serves",
-    "runner": "leave it out: the model's architecture says what it serves",
-    "convert": "leave it out: the model's architecture says what it serves",
-    "rope_scaling": "change config.json in the model's directory, or give --rope_scaling_factor",
-    "rope_theta": "change config.json in the model's directory",
-    "calculate_kv_scales": _KV,
-    "distributed_executor_backend": _ONE_DEVICE,
-    "data_parallel_backend": _ONE_DEVICE,
-    "data_parallel_size_local": _ONE_DEVICE,
-    "data_parallel_address": _ONE_DEVICE,
-    "data_parallel_rpc_port": _ONE_DEVICE,
-    "data_parallel_rank": _ONE_DEVICE,
-    "decode_context_parallel_size": _ONE_DEVICE,
-    "enable_eplb": _ONE_DEVICE,
-    "eplb_config": _ONE_DEVICE,
-    "headless": _ONE_DEVICE,
-    "api_server_count": "give --httpserver_workers",
-    "worker_cls": "write a plugin; `llmcore hooks` lists what it can change",
-    "worker_extension_cls": "write a plugin; `llmcore hooks` lists what it can change",
-    "logits_processors": "write a plugin; `llmcore hooks register_logits_processors` says how",
-    "logits_processor_pattern": "write a plugin; `llmcore hooks register_logits_processors` says how",
-    "middleware": "put a reverse proxy in front of the server",
-    "root_path": "put a reverse proxy in front of the server",
-    "speculative_config": _NO_DRAFT,
-    "speculative_model": _NO_DRAFT,
-    "num_speculative_tokens": _NO_DRAFT,
-    "lora_modules": _NO_LORA,
-    "max_loras": _NO_LORA,
-    "max_cpu_loras": _NO_LORA,
-    "lora_dtype": _NO_LORA,
-    "fully_sharded_loras": _NO_LORA,
-    "enable_prompt_adapter": _NO_LORA,
-    "allowed_local_media_path": _NO_MEDIA,
-    "allowed_media_domains": _NO_MEDIA,
-    "disable_mm_preprocessor_cache": _NO_MEDIA,
-    "mm_processor_cache_gb": _NO_MEDIA,
-    "skip_mm_profiling": _NO_MEDIA,
-    "language_model_only": _NO_MEDIA,
-    "enable_auto_tool_choice": "leave it out: tools are read wherever --tool_call_parser names a parser or finds one",
-    "tool_parser_plugin": "write a plugin, and name its parser with --tool_call_parser",
-    "reasoning_parser_plugin": "write a plugin, and name its parser with --reasoning_parser",
-    "enable_reasoning": _REASONING,
-    "exclude_tools_when_tool_choice_none": "leave it out: the model does not see tools it may not call",
-    "guided_decoding_backend": _GUIDED,
-    "guided_decoding_disable_any_whitespace": "leave it out: a request says so, with whitespace_pattern",
-    "structured_outputs_config": _GUIDED,
-    "chat_template_content_format": "leave it out: the chat template says what it reads",
-    "trust_request_chat_template": "leave it out: a request cannot bring a chat template",
-    "response_role": "leave it out: answers have the role assistant",
-    "return_tokens_as_token_ids": "give it in the request",
-    "allowed_origins": "give --allow_origins",
-    "allowed_methods": "give --allow_methods",
-    "allowed_headers": "give --allow_headers",
-    "uvicorn_log_level": "give --log_level",
-    "disable_uvicorn_access_log": _QUIET,
-    "disable_log_requests": _QUIET,
-    "no_enable_log_requests": _QUIET,
-    "enable_log_requests": _PROMPTS,
-    "enable_log_outputs": _PROMPTS,
-    "disable_frontend_multiprocessing": _ALONE,
-    "enable_request_id_headers": "leave it out: every answer has a header X-Request-Id",
-    "enable_server_load_tracking": _METRICS,
-    "enable_prompt_tokens_details": "leave it out: usage always has prompt_tokens_details",
-    "enable_force_include_usage": "set stream_options.include_usage in the request",
-    "enable_tokenizer_info_endpoint": "leave it out: there is no such route",
-    "otlp_traces_endpoint": "leave it out: there are no traces; /metrics has the figures",
-    "collect_detailed_traces": "leave it out: there are no traces; /metrics has the figures",
-    "show_hidden_metrics_for_version": _METRICS,
-    "uds": "give --host and --port, and put a reverse proxy in front of the server",
-    "ssl_ca_certs": "put a reverse proxy that asks for certificates in front of the server",
-    "ssl_cert_reqs": "put a reverse proxy that asks for certificates in front of the server",
-    "enable_ssl_refresh": "start the server again after a certificate has changed",
-    "enable_sleep_mode": "leave it out: a server keeps its weights loaded",
-    "use_tqdm_on_load": "leave it out: a terminal shows how far loading is",
-    "disable_sliding_window": "leave it out: the model's config says how far its attention reaches",
-    "disable_cascade_attn": _KERNELS,
-    "disable_hybrid_kv_cache_manager": "leave it out: each group of layers has a pool of its own",
-    "additional_config": "write a plugin that brings its own options",
-    "use_v2_block_manager": _ALWAYS_CACHED,
-}
-
-_SGLANG: Mapping[str, str] = {
-    "model_path": _MODEL,
-    "tokenizer_path": _BESIDE,
-    "context_length": _LENGTH,
-    "allow_auto_truncate": "give --long_truncation_mode",
-    "mem_fraction_static": "give --mem_fraction",
-    "max_total_tokens": "give --max_total_token_num",
-    "max_running_requests": _RUNNING,
-    "max_queued_requests": "give --max_waiting_requests",
-    "max_prefill_tokens": _BATCH,
-    "prefill_max_requests": _BATCH,
-    "page_size": "give --cache_block_seq_len",
-    "schedule_policy": _POLICY,
-    "enable_priority_scheduling": _POLICY,
-    "schedule_low_priority_values_first": _POLICY,
-    "schedule_conservativeness": "give --length_estimator, or --router_token_ratio",
-    "enable_mixed_chunk": _ALWAYS_CHUNKED,
-    "disable_radix_cache": "give --disable_dynamic_prompt_cache",
-    "disable_chunked_prefix_cache": "give --disable_dynamic_prompt_cache",
-    "radix_eviction_policy": "give --kv_manager; `llmcore plugins` lists the policies",
-    "enable_hierarchical_cache": _NO_OFFLOAD,
-    "hicache_ratio": _NO_OFFLOAD,
-    "hicache_size": _NO_OFFLOAD,
-    "hicache_storage_backend": _NO_OFFLOAD,
-    "disable_cuda_graph": "give --disable_cudagraph",
-    "disable_cuda_graph_padding": _GRAPHS,
-    "cuda_graph_max_bs": "give --graph_max_batch_size",
-    "cuda_graph_bs": "give --graph_max_batch_size",
-    "disable_overlap_schedule": "leave it out: the next step is always planned while one runs",
-    "tp_size": _TP,
-    "pp_size": _ONE_DEVICE,
-    "dp_size": _DP,
-    "ep_size": _ONE_DEVICE,
-    "ep": _ONE_DEVICE,
-    "expert_parallel_size": _ONE_DEVICE,
-    "enable_dp_attention": _ONE_DEVICE,
-    "enable_p2p_check": _ONE_DEVICE,
-    "enable_nccl_nvls": _ONE_DEVICE,
-    "dist_init_addr": "leave it out: a server runs on one host",
-    "nccl_init_addr": "leave it out: a server runs on one host",
-    "dist_timeout": "leave it out: a server runs on one host",
-    "base_gpu_id": "choose the GPU with the variable CUDA_VISIBLE_DEVICES",
-    "gpu_id_step": "choose the GPU with the variable CUDA_VISIBLE_DEVICES",
-    "load_balance_method": _ONE_DEVICE,
-    "random_seed": _PER_REQUEST,
-    "enable_deterministic_inference": "give --deterministic",
-    "soft_watchdog_timeout": "give --watchdog_timeout",
-    "tokenizer_worker_num": "give --httpserver_workers",
-    "log_level_http": "give --log_level",
-    "log_requests": _PROMPTS,
-    "log_requests_level": _PROMPTS,
-    "show_time_cost": _METRICS,
-    "decode_log_interval": "give --log_stats_interval, in seconds",
-    "prefill_only_one_req": _BATCH,
-    "bucket_time_to_first_token": _METRICS,
-    "bucket_inter_token_latency": _METRICS,
-    "enable_request_time_stats_logging": _METRICS,
-    "enable_cache_report": "leave it out: usage always has cached_tokens",
-    "file_storage_path": "leave it out: there are no batches of files; `llmcore generate` answers a file of prompts",
-    "admin_api_key": _KEYS,
-    "is_embedding": "leave it out: the model's architecture says what it serves",
-    "json_model_override_args": "change config.json in the model's directory",
-    "preferred_sampling_params": _GENERATION,
-    "sampling_defaults": "give --generation_config auto or none",
-    "sampling_backend": _KERNELS,
-    "decode_attention_backend": _KERNELS,
-    "prefill_attention_backend": _KERNELS,
-    "mm_attention_backend": _NO_MEDIA,
-    "moe_runner_backend": _KERNELS,
-    "moe_a2a_backend": _ONE_DEVICE,
-    "triton_attention_num_kv_splits": _KERNELS,
-    "torch_compile_max_bs": _KERNELS,
-    "enable_torch_compile_debug_mode": _KERNELS,
-    "torchao_config": _WEIGHTS,
-    "modelopt_quant": _WEIGHTS,
-    "grammar_backend": _GUIDED,
-    "constrained_json_whitespace_pattern": "leave it out: a request says so, with whitespace_pattern",
-    "constrained_json_disable_any_whitespace": "leave it out: a request says so, with whitespace_pattern",
-    "tool_server": "leave it out: clients call tools themselves",
-    "enable_custom_logit_processor": "write a plugin; `llmcore hooks register_logits_processors` says how",
-    "completion_template": "put the text around the prompt in the request",
-    "hf_chat_template_name": "give --chat_template",
-    "fastapi_root_path": "put a reverse proxy in front of the server",
-    "grpc_mode": "leave it out: the server speaks HTTP",
-    "skip_server_warmup": "leave it out: the server is ready when its start ends",
-    "warmups": "leave it out: the server is ready when its start ends",
-    "speculative_algorithm": _NO_DRAFT,
-    "speculative_draft_model_path": _NO_DRAFT,
-    "speculative_num_steps": _NO_DRAFT,
-    "speculative_eagle_topk": _NO_DRAFT,
-    "speculative_num_draft_tokens": _NO_DRAFT,
-    "lora_paths": _NO_LORA,
-    "max_loras_per_batch": _NO_LORA,
-    "lora_target_modules": _NO_LORA,
-    "lora_backend": _NO_LORA,
-    "disaggregation_mode": _NO_SPLIT,
-    "disaggregation_transfer_backend": _NO_SPLIT,
-    "disaggregation_bootstrap_port": _NO_SPLIT,
-    "disaggregation_ib_device": _NO_SPLIT,
-    "enable_memory_saver": "leave it out: a server keeps its weights loaded",
-    "sleep_on_idle": "leave it out: an idle server waits without using a core",
-    "ssl_keyfile_password": "take the password off the key: openssl pkey -in KEY -out NEW",
-}
 
 FOREIGN: Mapping[str, tuple[str, str]] = {
-    **{name: ("vLLM and SGLang", tail) for name, tail in _BOTH.items()},
-    **{name: ("vLLM", tail) for name, tail in _VLLM.items()},
-    **{name: ("SGLang", tail) for name, tail in _SGLANG.items()},
+    name: (whose, instead)
+    for instead, options in _INSTEAD.items()
+    for whose, named in options.items()
+    for name in named
 }
-"""Name -> (the server that has the option, the fix)."""
+"""Option of vLLM or SGLang -> (the server that has it, what to do)."""
 
 SHORT: Mapping[str, str] = {
     "-tp": "tensor_parallel_size",

@@ -12,15 +12,13 @@ from typing import Any
 from llmcore.api.errors import ConfigError, did_you_mean
 from llmcore.api.specs import OptionSpec, PluginInfo
 from llmcore.config.check import check_config
-from llmcore.config.foreign import FOREIGN, foreign
+from llmcore.config.foreign import ELSEWHERE, FOREIGN, absent_settings, foreign
 from llmcore.config.setting import (
-    ELSEWHERE,
     GROUPS,
+    HIDDEN,
     RETIRED,
     Setting,
-    absent_settings,
     canonical,
-    find_setting,
     names,
     plugin_settings,
     settings,
@@ -125,7 +123,7 @@ def resolve_config(
             origins[setting.name] = where
     config = _build(values, known)
     complete = {setting.name: origins.get(setting.name, "default") for setting in known if setting.group != ELSEWHERE}
-    sections = dict.fromkeys(setting.section for setting in known if setting.section is not None)
+    sections = dict.fromkeys(s.section for s in known if s.section is not None and s.group not in GROUPS)
     for warning in check_config(config, complete, sections):
         log.warning("%s", warning)
     return config, complete
@@ -158,10 +156,10 @@ def _collect(given: _Given, known: Sequence[Setting]) -> _Source:
             continue
         if told := foreign(canonical(name), by_name):
             raise ConfigError(f"{where} {told}")
-        try:
-            setting = find_setting(name, known)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error} {_ALL}") from error
+        setting = by_name.get(canonical(name))
+        if setting is None:
+            hint = did_you_mean(canonical(name), by_name)
+            raise ConfigError(f"{where}: there is no setting {name!r}.{hint} {_ALL}")
         if setting.name in found:
             raise ConfigError(f"{found[setting.name][2]} and {where} are the same setting; give one of them.")
         found[setting.name] = (setting, raw, where)
@@ -217,3 +215,23 @@ def _build(values: Mapping[str, Any], known: Sequence[Setting]) -> Config:
     }
     brought = {s.name: values.get(s.name, s.default) for s in known if s.group not in (*GROUPS, ELSEWHERE)}
     return Config(**sections, plugin_options=brought)
+
+
+def value_of(config: Config, setting: Setting) -> Any:
+    """A setting's value in a config."""
+    section = getattr(config, setting.group) if setting.group in GROUPS else None
+    return config.plugin_options[setting.name] if section is None else getattr(section, setting.name)
+
+
+def shown_value(config: Config, setting: Setting) -> Any:
+    """A setting's value in a config, without secrets."""
+    return setting.shown(value_of(config, setting))
+
+
+def shown_settings(config: Config, brought: Iterable[Setting]) -> dict[str, Any]:
+    """The settings of core, and those `brought` by plugins, by name.
+
+    Other settings of plugins appear without their values, because a config does not say which of them are secret.
+    """
+    known = (*settings(), *(setting for setting in brought if setting.name in config.plugin_options))
+    return dict.fromkeys(config.plugin_options, HIDDEN) | {s.name: shown_value(config, s) for s in known}

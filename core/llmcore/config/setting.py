@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 from llmcore.api.errors import ConfigError, did_you_mean
 from llmcore.api.specs import OptionSpec
-from llmcore.config import elsewhere
-from llmcore.config.tree import Kernels, Memory, Model, Plugins, Reports, Requests, Scheduling
-
-log = logging.getLogger("llmcore.config")
+from llmcore.config.tree import Kernels, Memory, Model, Plugins, Scheduling
 
 GROUPS: Mapping[str, type] = {
     "model": Model,
-    "requests": Requests,
-    "reports": Reports,
     "memory": Memory,
     "scheduling": Scheduling,
     "kernels": Kernels,
     "plugins": Plugins,
 }
+
+LOOSE = "plugin_options"
+"""The group of the options of plugins that have no section."""
 
 RETIRED: Mapping[str, str] = {
     "diverse_mode": "the answers of one request (n, best_of) always share the computation of their prompt",
@@ -38,7 +35,7 @@ RETIRED: Mapping[str, str] = {
 """Flags of LightLLM and LMDeploy for features that are always on here. Using one is a warning."""
 
 _TRUE = {"true", "1", "yes", "on"}
-_FALSE = {"false", "0", "no", "off"}
+FALSE = {"false", "0", "no", "off"}
 _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 """Plain decimal numbers. Python's int() and float() also take `1_0`, `nan` and the digits of any script."""
@@ -53,30 +50,11 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """A leaf of the tree, or an option that a plugin brings. `specs.OptionSpec` documents the fields of both."""
+class Setting(OptionSpec):
+    """An option of core or of a plugin, with its place in the config."""
 
-    name: str
     group: str
-    """The section of the tree. For an option of a plugin, the full name of its `section`, else "plugin_options"."""
-    kind: type
-    """int, float, bool or str."""
-    help: str
-    default: Any
-    multiple: bool = False
-    aliases: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    unit: str | None = None
-    low: float | None = None
-    high: float | None = None
-    first_page: bool = False
-    unset: str | None = None
-    one_word: bool = False
-    secret: bool = False
-    login: bool = False
-    variables: tuple[str, ...] = ()
-    section: type | None = None
-    serving: bool = False
+    """The section of the tree. For an option of a plugin, the full name of its `section`, else LOOSE."""
 
     def parse(self, raw: object, where: str) -> Any:
         """The value that `raw` (text or YAML) means. Raises ConfigError that names its origin, `where`."""
@@ -123,23 +101,22 @@ class Setting:
         return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
 
     def _convert(self, raw: object, where: str) -> Any:
-        wrong = ConfigError(f"{where}: {self.quoted(raw)} is not {_KINDS[self.kind]}; give {self._wanted()}.")
-        text = raw.strip() if isinstance(raw, str) else raw
-        if not isinstance(text, (bool, int, float, str)):
-            raise wrong
         try:
-            if isinstance(text, bool) or self.kind is bool:
-                return _boolean(text, self.kind)
-            if self.kind is str:
-                return str(text)
-            return _count(raw, self.unit) if self.kind is int else _number(raw)
+            if self.type is bool:
+                return _boolean(raw)
+            if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+                raise ValueError(raw)
+            if self.type is str:
+                return str(raw).strip()
+            return _count(raw, self.unit) if self.type is int else _number(raw)
         except (ValueError, OverflowError):
-            raise wrong from None
+            wrong = f"{where}: {self.quoted(raw)} is not {_KINDS[self.type]}; give {self._wanted()}."
+            raise ConfigError(wrong) from None
 
     def _wanted(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        kind = _KINDS[self.kind] + (" (32k and 32K are understood)" if self.unit else "")
+        kind = _KINDS[self.type] + (" (32k and 32K are understood)" if self.unit else "")
         match self.low, self.high:
             case None, None:
                 return kind
@@ -163,9 +140,9 @@ def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _boolean(raw: object, kind: type) -> bool:
-    word = str(raw).lower()
-    if kind is not bool or word not in _TRUE | _FALSE:
+def _boolean(raw: object) -> bool:
+    word = str(raw).strip().lower()
+    if word not in _TRUE | FALSE:
         raise ValueError(raw)
     return word in _TRUE
 
@@ -198,12 +175,11 @@ def _whole(number: float) -> int:
 @cache
 def settings() -> tuple[Setting, ...]:
     """Every setting of core, in the order of the tree."""
-    return tuple(
-        Setting(name=leaf.name, group=group, default=leaf.default, **_shape(hints[leaf.name]), **leaf.metadata)
-        for group, section in GROUPS.items()
-        for hints in [typing.get_type_hints(section)]
-        for leaf in fields(section)
-    )
+    return tuple(_placed(spec, group) for group, section in GROUPS.items() for spec in options_of(section))
+
+
+def _placed(spec: OptionSpec, group: str) -> Setting:
+    return Setting(group=group, **{leaf.name: getattr(spec, leaf.name) for leaf in fields(OptionSpec)})
 
 
 def options_of(section: type[Any], *, serving: bool = False) -> Iterator[OptionSpec]:
@@ -215,30 +191,19 @@ def options_of(section: type[Any], *, serving: bool = False) -> Iterator[OptionS
     """
     hints = typing.get_type_hints(section)
     for leaf in fields(section):
-        shape = _shape(hints[leaf.name])
-        more = {name: value for name, value in leaf.metadata.items() if name != "help"}
+        hint = hints[leaf.name]
+        if isinstance(hint, types.UnionType):
+            hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        multiple = typing.get_origin(hint) is tuple
         yield OptionSpec(
             name=leaf.name,
-            summary=leaf.metadata["help"],
-            type=shape["kind"],
-            multiple=shape["multiple"],
+            type=typing.get_args(hint)[0] if multiple else hint,
+            multiple=multiple,
             default=leaf.default,
             section=section,
             serving=serving,
-            **more,
+            **leaf.metadata,
         )
-
-
-def _shape(hint: Any) -> dict[str, Any]:
-    if isinstance(hint, types.UnionType):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if typing.get_origin(hint) is tuple:
-        return {"kind": typing.get_args(hint)[0], "multiple": True}
-    return {"kind": hint, "multiple": False}
-
-
-_SAME = {leaf.name for leaf in fields(Setting)} & {leaf.name for leaf in fields(OptionSpec)} - {"name", "default"}
-"""Fields that a Setting copies from an OptionSpec."""
 
 
 def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
@@ -253,64 +218,15 @@ def plugin_settings(specs: Iterable[OptionSpec]) -> tuple[Setting, ...]:
             if one in taken:
                 raise ConfigError(f"Option {one} exists already; the plugin that brings it must rename it.")
             taken.add(one)
-        found.append(
-            Setting(
-                name=name,
-                group="plugin_options" if spec.section is None else _group_of(spec.section),
-                kind=spec.type,
-                help=spec.summary,
-                default=tuple(spec.default or ()) if spec.multiple else spec.default,
-                **{same: getattr(spec, same) for same in _SAME},
-            )
-        )
+        default = tuple(spec.default or ()) if spec.multiple else spec.default
+        group = LOOSE if spec.section is None else _group_of(spec.section)
+        found.append(_placed(replace(spec, name=name, default=default), group))
     return tuple(found)
 
 
 def _group_of(section: type) -> str:
     """The name of a plugin's section. It has a dot in it, so it is never the name of a section of the tree."""
     return f"{section.__module__}.{section.__qualname__}"
-
-
-ELSEWHERE = "elsewhere"
-"""The group of options that are not settings (`config.elsewhere`). A Config does not hold them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Absent(Setting):
-    """An option of `config.elsewhere`."""
-
-    option: elsewhere.Elsewhere
-
-    def parse(self, raw: object, where: str) -> None:
-        """Returns None, after a warning if the value has no effect. Raises ConfigError for an unavailable value."""
-        items = raw if isinstance(raw, (list, tuple)) else [raw]
-        for item in items:
-            text = str(item).strip()
-            if text in self.option.accepts or (self.kind is bool and text.lower() in _FALSE):
-                continue
-            idle = self.option.idle.get(text, self.option.idle.get(None))
-            if idle is None:
-                given = where if self.kind is bool or "\n" in text else f"{where} {without_login(text, text)}"
-                raise ConfigError(f"{given} is not available in this version: {self.option.why}.")
-            log.warning("%s has no effect: %s.", where if None in self.option.idle else f"{where} {text}", idle)
-
-
-def absent_settings(among: Iterable[Setting]) -> tuple[Absent, ...]:
-    """The options of `config.elsewhere` whose names are not in `among`."""
-    taken = names(among)
-    return tuple(
-        Absent(
-            name=option.name,
-            group=ELSEWHERE,
-            kind=bool if option.flag else str,
-            help=f"Not available in this version: {option.why}.",
-            default=None,
-            multiple=option.multiple,
-            option=option,
-        )
-        for option in elsewhere.OPTIONS
-        if option.name not in taken
-    )
 
 
 def names(among: Iterable[Setting]) -> dict[str, Setting]:
@@ -321,12 +237,3 @@ def names(among: Iterable[Setting]) -> dict[str, Setting]:
 def canonical(name: str) -> str:
     """`--Server-Port` and `SERVER_PORT` as the tree spells them: `server_port`."""
     return name.strip().lstrip("-").replace("-", "_").lower()
-
-
-def find_setting(name: str, among: Iterable[Setting]) -> Setting:
-    """The setting with this name or alias, in any spelling. Raises ConfigError with the nearest names."""
-    known = names(among)
-    found = known.get(canonical(name))
-    if found is None:
-        raise ConfigError(f"there is no setting {name!r}.{did_you_mean(canonical(name), known)}")
-    return found

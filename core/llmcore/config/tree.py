@@ -11,24 +11,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmcore.api.specs import DType, PluginInfo
+from llmcore.api.models import DATA_TYPES
+from llmcore.api.specs import PluginInfo
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 S = TypeVar("S", bound="DataclassInstance")
-
-DATA_TYPES: Mapping[str, DType] = {
-    "bf16": "bf16",
-    "f16": "f16",
-    "f32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "fp16": "f16",
-    "float32": "f32",
-    "fp32": "f32",
-}
-"""Values of `--data_type` -> the type: our names first, as specs have them, then those of torch and other servers."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -37,40 +26,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
     These are `aliases`, `choices`, `unit`, `low`, `high`, `unset`, `one_word`, `secret`, `login`, `variables` and
     `first_page`. A setting with a unit is a count and may be written 32k (32,000) or 32K (32,768).
     """
-    return field(default=default, metadata={"help": help, **more})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reports:
-    """Logging."""
-
-    log_level: str = option(
-        "INFO",
-        "Lowest severity that is logged; DEBUG logs prompts too.",
-        choices=("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET"),
-    )
-    log_format: str = option(
-        "text", "Format of every process's log: lines of text, or one JSON object per line.", choices=("text", "json")
-    )
-    max_log_len: int | None = option(
-        None, "Most characters, and most token ids, of a prompt in the log (default: all).", low=0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requests:
-    """Changes to prompts before they reach the engine."""
-
-    token_healing_mode: bool = option(
-        False,
-        "Token healing: generate the last tokens of every prompt again, and do not show them in the answer.",
-    )
-    long_truncation_mode: str | None = option(
-        None,
-        "Cut a prompt that leaves too little room for its answer: head drops its beginning, center its middle.",
-        choices=("head", "center"),
-        unset="None",
-    )
+    return field(default=default, metadata={"summary": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +215,6 @@ class Config:
     """
 
     model: Model = Model()
-    requests: Requests = Requests()
-    reports: Reports = Reports()
     memory: Memory = Memory()
     scheduling: Scheduling = Scheduling()
     kernels: Kernels = Kernels()

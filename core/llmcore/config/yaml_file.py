@@ -46,7 +46,8 @@ def read_yaml(path: str | Path) -> YamlSettings:
     if len(text) > MOST_CHARACTERS:
         raise ConfigError(f"{where} has more than {MOST_CHARACTERS:,} characters; give a file of settings.")
     try:
-        root = _Loader(text).get_single_node()
+        _refuse_growth(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
         return YamlSettings() if root is None else _top_level(root)
     except _Refused as error:
         raise ConfigError(f"{where}{error}") from None
@@ -61,26 +62,17 @@ class _Refused(Exception):
         super().__init__(f", line {_line(node)}: {what}.")
 
 
-class _Loader(yaml.SafeLoader):
-    """Builds nodes, without values."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """One node. Refuses anchors, aliases and deep nesting: settings need none, and they could grow without end."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+def _refuse_growth(text: str) -> None:
+    """Refuse anchors, aliases and deep nesting: settings need none, and they could grow without end."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _Refused(
                 event, "anchors and aliases (& and *) are not read; write the value, in quotes if it is text"
             )
-        self._depth += 1
-        if self._depth > MOST_DEPTH:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
             raise _Refused(event, f"it is nested more than {MOST_DEPTH} levels deep; {_FORM}")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
 
 
 def _top_level(root: yaml.Node) -> YamlSettings:

@@ -120,8 +120,10 @@ class _Parts:
             ops,
             graph_rows=0 if kernels.disable_cudagraph else kernels.graph_max_batch_size,
             graph_bytes=graph_bytes,
-            steered=self.config.requests.token_healing_mode
-            or any(spec.kind != "device" for spec, _ in self.registry.specs(LogitsProcessorSpec)),
+            steered=any(
+                spec.kind != "device" and spec.enabled(self.config.plugin_options)
+                for spec, _ in self.registry.specs(LogitsProcessorSpec)
+            ),
         )
 
 

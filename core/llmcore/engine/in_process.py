@@ -8,9 +8,8 @@ import threading
 from collections import deque
 from queue import SimpleQueue
 
-from llmcore.api.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.api.bridge import Abort, FinishChoice, Load, Sink, StepEvents, Submit, Subscribers, explode
 from llmcore.api.errors import RequestError, text_of
-from llmcore.api.subscribers import Subscribers
 from llmcore.engine.engine import Engine, refusal
 from llmcore.engine.processors import EXIT_SECONDS
 

@@ -20,8 +20,7 @@ from llmcore.registry.modes import apply_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import stored_shapes
 from llmcore.weights.quant import find_quantization
-from llmcore.weights.source import open_checkpoint
-from llmcore.weights.stretch import read_model_as_set
+from llmcore.weights.source import open_checkpoint, read_model_as_set
 
 log = logging.getLogger(__name__)
 

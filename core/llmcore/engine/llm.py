@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, Load, SamplingParams, Submit
-from llmcore.api.decode_struct import convert
+from llmcore.api.bridge import BeamSearch, ChoiceEvent, Finish, Load, SamplingParams, Submit, convert
 from llmcore.api.errors import ConfigError, RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.api.specs import OptionSpec, OutputParserSpec, TokenizerSpec
@@ -422,7 +421,7 @@ class LLM:
 def _refuse_server_settings(given: Iterable[str], registry: Registry) -> None:
     """Raise ConfigError for a setting of the server: it would have no effect here."""
     brought = plugin_settings(spec for spec, _ in registry.specs(OptionSpec))
-    server = names(s for s in (*settings(), *brought) if s.serving or s.group in ("requests", "reports"))
+    server = names(s for s in (*settings(), *brought) if s.serving)
     if idle := [name for name in given if canonical(name) in server]:
         raise ConfigError(f"{idle[0]} is a setting of the server and has no effect on LLM; leave it out")
 

@@ -25,8 +25,7 @@ from llmcore.registry.modes import Pins, apply_modes
 from llmcore.registry.registry import Registry
 from llmcore.weights.load import dummy_weights, filled_shapes, load_weights, stored_shapes
 from llmcore.weights.quant import Quantized, find_quantization, linear_method_of, name_of, unquantized
-from llmcore.weights.source import open_checkpoint
-from llmcore.weights.stretch import read_model_as_set
+from llmcore.weights.source import open_checkpoint, read_model_as_set
 
 FILTERS = ("top_p", "top_k", "min_p", "typical_p")
 SAMPLING = ("temperature", *FILTERS, "repetition_penalty")

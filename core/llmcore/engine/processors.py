@@ -38,7 +38,6 @@ from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.sched.processors import ChoiceProcessors
 from llmcore.text.bad_words import PROCESSOR as BAD_WORDS
-from llmcore.text.healing import PROCESSOR as HEALING
 from llmcore.text.source import open_tokenizer, prepare
 
 logger = logging.getLogger(__name__)
@@ -187,10 +186,8 @@ def processors_of(config: Config, registry: Registry, model: ModelConfig) -> Pro
 
     converted = tempfile.TemporaryDirectory(prefix="llmcore-")
     context = ProcessorContext(model.vocab_size, model.eos_ids, tokenizer, options=config.plugin_options)
-    specs = {spec.name: spec for spec, _ in registry.specs(LogitsProcessorSpec)} | {BAD_WORDS.name: BAD_WORDS}
-    if config.requests.token_healing_mode:
-        specs[HEALING.name] = HEALING
-    processors = Processors(specs, context)
+    brought = (spec for spec, _ in registry.specs(LogitsProcessorSpec) if spec.enabled(config.plugin_options))
+    processors = Processors({spec.name: spec for spec in (*brought, BAD_WORDS)}, context)
     processors.warm()
     return processors
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcore.api.errors import ConfigError
-from llmcore.api.models import KVGroupSpec, ModelConfig
+from llmcore.api.models import KVGroupSpec, ModelConfig, read_dtype
 from llmcore.layers.rope import RopeConfig, read_rope
-from llmcore.weights.dtypes import read_dtype
 from llmcore.weights.map import WeightMap
 
 

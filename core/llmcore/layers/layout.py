@@ -1,4 +1,4 @@
-"""The base class of KV layouts. A layout stores the keys and values of one group of layers."""
+"""The base class of KV layouts, and the layout `token`. A layout stores keys and values of one group of layers."""
 
 from __future__ import annotations
 
@@ -76,3 +76,34 @@ class Layout(ABC):
     def tensors(self, granules: int, device: torch.device) -> Mapping[int, KV]:
         """The pools of all layers of the group, by layer index."""
         return {layer: self.layer_tensors(granules, device) for layer in self.group.layers}
+
+
+class TokenLayout(Layout):
+    """Layout `token`: one slot per token, in the model's dtype.
+
+    A layer has keys [slots, kv_heads, key_size] and values [slots, kv_heads, value_size].
+    """
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one granule over all layers."""
+        group = self.group
+        per_token = group.kv_heads * (group.key_size + group.value_size) * self.dtype.itemsize
+        return per_token * self.granule * len(group.layers)
+
+    def layer_tensors(self, granules: int, device: torch.device) -> KV:
+        """A pool of zeros for one layer."""
+        slots, heads = granules * self.granule, self.group.kv_heads
+        return (
+            zeros((slots, heads, self.group.key_size), self.dtype, device),
+            zeros((slots, heads, self.group.value_size), self.dtype, device),
+        )
+
+    def write(self, kv: KV, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store keys and values at `slots`."""
+        kv[0].index_copy_(0, slots, k)
+        kv[1].index_copy_(0, slots, v)
+
+    def gather(self, kv: KV, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values at `slots`."""
+        return kv[0].index_select(0, slots), kv[1].index_select(0, slots)

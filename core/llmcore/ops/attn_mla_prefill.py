@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from llmcore.api.protocols import AttentionKernel
 from llmcore.api.specs import OpContext
-from llmcore.ops import attention_cases, attention_long, mla
+from llmcore.ops import attention_cases, mla
 from llmcore.ops.attention import TOLERANCE, ReferenceAttention
 from llmcore.ops.attention_cases import AttnCase, reference
 from llmcore.ops.mla import LAYOUTS, SHAPES, cost
@@ -29,7 +29,7 @@ def samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
 
 def long_samples(context: OpContext) -> Iterator[tuple[AttnCase]]:
     """Contexts of real lengths."""
-    for case in attention_long.prefill_cases(mla.with_spec(context)):
+    for case in attention_cases.long_prefill_cases(mla.with_spec(context)):
         yield (case,)
 
 

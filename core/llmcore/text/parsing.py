@@ -1,25 +1,13 @@
-"""Output parsers: the parsers of a server, and their work on one choice's text.
-
-The reasoning parser reads first, and the tool parser reads the remaining text. Each choice has its own parsers, so
-they can keep state and never see another request.
-"""
+"""The interface of output parsers: contexts, samples, grammars of calls, tags in text that arrives in pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from llmcore.api.protocols import Tokenizer
-from llmcore.api.specs import OutputParserSpec
-from llmcore.config import Model
-from llmcore.registry.loader import load
-from llmcore.text.call_grammar import CallGrammar
-from llmcore.text.chosen_template import named_templates
-from llmcore.text.events import Event, TextDelta
-from llmcore.text.parser_choice import check_parsers
-from llmcore.text.resumed import Beginning, Resumed, begin
+from llmcore.text.events import Event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,119 +67,87 @@ class OutputParser(Protocol):
 MakeParser = Callable[[ParserContext], OutputParser]
 
 
-@dataclass(frozen=True)
-class ActiveParser:
-    """A parser of a running server. `special_ids`: the special tokens whose text it has to read."""
-
-    spec: OutputParserSpec
-    make: MakeParser
-    special_ids: frozenset[int]
-
-    def grammar(self, context: ParserContext) -> CallGrammar | None:
-        """The grammar for calls of the context's tools, or None if the parser does not have one."""
-        if self.spec.grammar is None:
-            return None
-        grammar: CallGrammar = load(self.spec.grammar)(context)
-        return grammar
+# --- tags ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RequestParsing:
-    """The parsers of one request. Call `make` for each choice."""
+def before_tag(text: str, tag: str) -> tuple[str, str | None]:
+    """(text before `tag`, text after it), or (text that cannot belong to the tag, None) if the tag is not complete.
 
-    parsers: tuple[ActiveParser, ...]
-    context: ParserContext
+    In the second case the longest end of `text` that begins the tag is in neither part. Keep `text[len(before):]` for
+    the next piece.
+    """
+    before, found, after = text.partition(tag)
+    if found:
+        return before, after
+    return text[: len(text) - held_back(text, tag)], None
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """The special tokens that must not be skipped: `TextRules.keep_special_ids`."""
-        return frozenset[int]().union(*(parser.special_ids for parser in self.parsers))
 
-    @property
-    def reasons(self) -> bool:
-        """True if one of the parsers reads reasoning."""
-        return any(parser.spec.kind == "reasoning" for parser in self.parsers)
+def held_back(text: str, tag: str) -> int:
+    """The number of characters at the end of `text` that may begin `tag`. `text` does not contain the whole tag."""
+    at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while at >= 0 and not tag.startswith(text[at:]):
+        at = text.find(tag[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
-    @cached_property
-    def beginning(self) -> Beginning | None:
-        """The parsers' result for the message that the answers continue; None if they continue none."""
-        begun = self.context.continued
-        return begin(self._make, begun, self.context.call_tags) if begun else None
 
-    def make(self) -> OutputParser:
-        """A new parser for one choice."""
-        return self._make() if self.beginning is None else Resumed(self._make(), self.beginning)
+# --- grammars of calls -----------------------------------------------------------------------------------------
 
-    def _make(self) -> OutputParser:
-        made = [parser.make(self._before) for parser in self.parsers]
-        return made[0] if len(made) == 1 else Chained(*made)
-
-    @cached_property
-    def _before(self) -> ParserContext:
-        """The context without the text of the message that the answers continue."""
-        # Templates trim messages, and some rewrite them.
-        begun, prompt = self.context.continued.strip(), self.context.prompt.rstrip()
-        prompt = prompt.removesuffix(begun) if prompt.endswith(begun) else ""
-        return replace(self.context, prompt=prompt, continued="")
+Tools = Mapping[str, Mapping[str, Any]]
+"""Name -> function, as the client describes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputParsers:
-    """The parsers of a server: those that `--tool_call_parser` and `--reasoning_parser` name, or None.
+class CallGrammar:
+    """A grammar of tool calls in llguidance's Lark."""
 
-    `tool_names`: all installed tool parsers. `template_names`: the tool parsers that bring a chat template.
+    rules: str
+    """Lark rules. Rule `one` is one call of a tool, as the model writes it after the tag `opener`; rule `many` is one
+    or more calls. Rules may use `args_0`, ... of `argument_schemas` and the names in `tags`."""
+    opener: str
+    """The name in `tags` of the tag that begins calls."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Rule name -> text of a tag."""
+    bare: bool = False
+    """True if an answer may begin with a call without the opener."""
+
+    def forced(self, tools: Tools, *, single: bool) -> dict[str, Any]:
+        """Arguments of `guided` for an answer that consists of calls of `tools`: one if `single`, else one or more."""
+        opener = f"{self.opener}?" if self.bare else self.opener
+        return self._whole(tools, f"start: {opener} {'one' if single else 'many'}")
+
+    def free(self, tools: Tools, *, single: bool) -> dict[str, Any]:
+        """Arguments of `guided` for text with or without calls. Text that begins like a call must be a valid call."""
+        called = f"before_{self.opener} one" if single else f"(before_{self.opener} many)+"
+        start = f"start: rest | {called}{'' if single else ' rest'}"
+        if self.bare:
+            start = f"start: {'one' if single else 'many'} | no_call (rest | {called}) | {self.opener} many |"
+            start += "\nno_call: /[^{ \\t\\r\\n]/"
+        return self._whole(tools, f"{start}\nrest: /(?s:.*)/")
+
+    def _whole(self, tools: Tools, start: str) -> dict[str, Any]:
+        return {
+            "lark": "\n".join([start, self.rules]),
+            "tags": dict(self.tags),
+            "schemas": argument_schemas(tools),
+        }
+
+
+def argument_schemas(tools: Tools) -> dict[str, dict[str, Any]]:
+    """`args_0`, `args_1`, ... -> the schema of each tool's arguments: a JSON object that fits its `parameters`.
+
+    A keyword that the grammar cannot enforce is an error for a tool with `strict`, else the grammar ignores it. A
+    schema is sent as text, because it may contain numbers that messages between processes cannot hold.
     """
-
-    tool: ActiveParser | None = None
-    reasoning: ActiveParser | None = None
-    tool_names: tuple[str, ...] = ()
-    template_names: tuple[str, ...] = ()
-
-    def bind(self, context: ParserContext) -> RequestParsing | None:
-        """The parsers for one request: for reasoning, and for calls if it has tools. None if it needs no parser."""
-        parsers = (self.reasoning, self.tool if context.tools else None)
-        active = tuple(parser for parser in parsers if parser is not None)
-        if context.tools and self.tool is not None:
-            context = replace(context, call_tags=self.tool.spec.call_tags)
-        return RequestParsing(active, context) if active else None
+    return {
+        f"args_{i}": {
+            "schema": json.dumps({"type": "object", **(tool.get("parameters") or {})}),
+            "strict": bool(tool.get("strict")),
+            "of": f"the parameters of {name[:100]!r}",
+        }
+        for i, (name, tool) in enumerate(tools.items())
+    }
 
 
-class Chained:
-    """Two parsers in a row: the second one reads the text that the first one leaves."""
-
-    def __init__(self, first: OutputParser, second: OutputParser):
-        self._first = first
-        self._second = second
-
-    def feed(self, text: str) -> Iterator[Event]:
-        """See OutputParser."""
-        yield from self._through(self._first.feed(text))
-
-    def finish(self) -> Iterator[Event]:
-        """See OutputParser."""
-        yield from self._through(self._first.finish())
-        yield from self._second.finish()
-
-    def _through(self, events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            if isinstance(event, TextDelta):
-                yield from self._second.feed(event.text)
-            else:
-                yield event
-
-
-def open_parsers(specs: Sequence[OutputParserSpec], config: Model, tokenizer: Tokenizer) -> OutputParsers:
-    """The parsers that `config` names, for a worker. The supervisor has chosen them (`ParserChoice.named`)."""
-    chosen = check_parsers(specs, config)
-    return OutputParsers(
-        tool_names=tuple(sorted(spec.name for spec in specs if spec.kind == "tool")),
-        template_names=tuple(sorted(named_templates(specs))),
-        **{kind: open_parser(spec, tokenizer) for kind, spec in chosen.items()},
-    )
-
-
-def open_parser(spec: OutputParserSpec, tokenizer: Tokenizer) -> ActiveParser:
-    """One parser, with the ids of the special tokens that it reads, as far as the tokenizer has them."""
-    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in spec.special_tokens)
-    ids = frozenset(ids[0] for ids in encoded if len(ids) == 1) & tokenizer.special_ids
-    return ActiveParser(spec, load(spec.make), ids)
+def lark_string(text: str) -> str:
+    """`text` as a quoted Lark string."""
+    return json.dumps(text, ensure_ascii=False)

@@ -79,7 +79,7 @@ class StopMatcher:
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """Cut the text at the first stop string. Returns what may be shown, with the stop string if it is kept."""
+        """Cut the text at the first stop string. Returns what may be shown now; `keep` includes the stop string."""
         stops, state = self._stops, self._state
         if not state and stops.first.isdisjoint(text):
             return text  # This is the usual case: no character begins a stop string.

@@ -17,8 +17,8 @@ from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.text.detokenizer import detokenizer
 from llmcore.text.events import Event, ReasoningTokens, ToolCallBegun, ToolCallEnded
-from llmcore.text.healing import Healing
-from llmcore.text.parsing import OutputParser, RequestParsing
+from llmcore.text.parsing import OutputParser
+from llmcore.text.request_parsing import RequestParsing
 from llmcore.text.stops import StopMatcher, StopStrings
 
 _RUNNING, _STOP = Finish.RUNNING, Finish.STOP
@@ -50,6 +50,18 @@ class TextRules:
     keep_special_ids: frozenset[int] = frozenset()
     space_special_tokens: bool = False
     min_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Healing:
+    """The end of a prompt that was removed, so that the model writes it again (token healing).
+
+    It has `tokens` tokens with `characters` of text. `most`: the client's max_new_tokens.
+    """
+
+    tokens: int
+    characters: int
+    most: int
 
 
 class ChoiceText:

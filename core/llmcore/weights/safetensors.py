@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 INDEX = "model.safetensors.index.json"
-LONGEST_HEADER = 100_000_000
-"""Most bytes of a file's header: the limit of safetensors itself."""
 
 Sizes = dict[str, tuple[tuple[int, ...], str]]
 
@@ -26,11 +24,6 @@ Sizes = dict[str, tuple[tuple[int, ...], str]]
 def sniff(path: Path) -> bool:
     """True if `path` is a directory with a config.json and safetensors files."""
     return (path / "config.json").is_file() and any(path.glob("*.safetensors*"))
-
-
-def open_checkpoint(path: Path) -> SafetensorsCheckpoint:
-    """Read and check every header. Raises ConfigError that names the broken file and says what to do."""
-    return SafetensorsCheckpoint(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -49,7 +42,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class SafetensorsCheckpoint:
-    """A protocols.Checkpoint. It maps tensors from their files, in the order in which the files store them."""
+    """A protocols.Checkpoint. It maps tensors from their files, in the order in which the files store them.
+
+    The constructor reads and checks every header. Raises ConfigError that names the broken file and says what to do.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,23 +83,12 @@ class SafetensorsCheckpoint:
 
 def read_header(path: Path) -> Sizes:
     """(shape, dtype) by name, in the order of the file's bytes. Raises ConfigError for a truncated or broken file."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LONGEST_HEADER):
-            raise ConfigError(f"{path} is cut short or no safetensors file ({size} bytes); download it again")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            spans: dict[str, list[int]] = {name: entry["data_offsets"] for name, entry in header.items()}
-            names = sorted(spans, key=lambda name: spans[name])
-            sizes = {name: (tuple(header[name]["shape"]), header[name]["dtype"]) for name in names}
-            end = max((last for _, last in spans.values()), default=0)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{path} has a broken header; download it again") from error
-    if 8 + length + end != size:
-        raise ConfigError(f"{path} should hold {8 + length + end} bytes and holds {size}; download it again")
-    return sizes
+    try:
+        with safe_open(path, framework="np") as file:
+            tensors = {name: file.get_slice(name) for name in file.offset_keys()}
+            return {name: (tuple(tensor.get_shape()), tensor.get_dtype()) for name, tensor in tensors.items()}
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is cut short or is not a safetensors file ({error}); download it again") from error
 
 
 def _files(path: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 import json
 
 from llmcore_devtools import fake_answer, sockets
-from llmcore_devtools.fault_names import fault
+from llmcore_devtools.faults import fault
 
 
 def test_others_do_not_notice(llmcore_server):

@@ -28,21 +28,20 @@ def register_commands() -> Iterable[CommandSpec]:
     yield CommandSpec(
         name="bench",
         summary="Measure latency and throughput, in process or over HTTP.",
-        command=f"{_CLI}.bench:command",
+        command=f"{_CLI}.bench:bench",
         heading="Run",
     )
     for name, summary in _BENCH.items():
-        command = f"{_CLI}.bench.{name}:command"
-        yield CommandSpec(name=f"bench {name}", summary=summary, command=command, heading="Commands")
+        yield CommandSpec(name=f"bench {name}", summary=summary, command=f"{_CLI}.bench:{name}", heading="Commands")
     yield CommandSpec(
         name="kernels --check",
         summary="Run every kernel that fits here, and compare it with its reference.",
-        command=f"{_CLI}.check_kernels:run",
+        command=f"{_CLI}.kernels:check",
     )
     yield CommandSpec(
         name="kernels --bench",
         summary="Time every kernel that fits here, beside its alternatives.",
-        command=f"{_CLI}.bench_kernels:run",
+        command=f"{_CLI}.kernels:bench",
     )
     yield CommandSpec(
         name="plugins new",

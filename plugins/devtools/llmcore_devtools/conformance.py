@@ -124,6 +124,19 @@ def contributed(registry: Registry, plugin: str, kind: type[S]) -> list[S]:
     return found
 
 
+def check_each(registry: Registry, plugin: str, kind: type[S], word: str, check: Callable[[S], object]) -> int:
+    """Run `check` on every contribution of one kind by `plugin`. Problems call a contribution by `word` and its name.
+
+    Returns the number that could be tried here: `check` returns False for one that could not. Raises Nonconformance.
+    """
+    tried = 0
+    with all_problems() as problems:
+        for spec in contributed(registry, plugin, kind):
+            with problems.of(f"{word} {spec.name}"):
+                tried += check(spec) is not False
+    return tried
+
+
 def loaded(target: str | None, what: str) -> Any:
     """The callable that an import string names. Raises AssertionError if it is missing or not callable."""
     assert target is not None, f"{what} is missing"

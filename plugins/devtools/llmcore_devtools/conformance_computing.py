@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +23,7 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, describe, why_not
 from llmcore.weights.source import open_checkpoint
 
-from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, contributed, loaded
+from llmcore_devtools.conformance import Nonconformance, Problems, all_problems, check_each, contributed, loaded
 from llmcore_devtools.conformance_contributions import check_checkpoint
 from llmcore_devtools.conformance_observing import CONFIG
 from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
@@ -40,12 +41,7 @@ HELD = 6
 
 def check_register_ops(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every op's module is complete, its `make` agrees with its `reference`, its cost is finite, its parts exist."""
-    ops = contributed(registry, plugin, OpSpec)
-    with all_problems() as problems:
-        for op in ops:
-            with problems.of(f"op {op.name}"):
-                _check_op(registry, op)
-    return len(ops)
+    return check_each(registry, plugin, OpSpec, "op", partial(_check_op, registry))
 
 
 def _check_op(registry: Registry, op: OpSpec) -> None:
@@ -124,15 +120,13 @@ Where = tuple[DeviceInfo, torch.device]
 
 
 def _check_kernels(registry: Registry, plugin: str, devices: Sequence[Where], dtypes: Sequence[DType]) -> int:
-    tried = 0
-    with all_problems() as problems:
-        for kernel in contributed(registry, plugin, KernelSpec):
-            here = [where for where in devices if kernel.when.device in (None, where[0].type)]
-            with problems.of(f"kernel {kernel.name}"):
-                assert kernel.name != REFERENCE, "this name is the reference's"
-                op = registry.find(OpSpec, kernel.op)
-                tried += _check_kernel(registry, kernel, _module(op), here, dtypes) if here else 0
-    return tried
+    def tried(kernel: KernelSpec) -> bool:
+        assert kernel.name != REFERENCE, "this name is the reference's"
+        module = _module(registry.find(OpSpec, kernel.op))
+        here = [where for where in devices if kernel.when.device in (None, where[0].type)]
+        return bool(here) and _check_kernel(registry, kernel, module, here, dtypes)
+
+    return check_each(registry, plugin, KernelSpec, "kernel", tried)
 
 
 def _devices(registry: Registry) -> Iterator[Device]:
@@ -184,16 +178,16 @@ def _contexts(kernel: KernelSpec, module: Any, device: DeviceInfo, dtype: DType,
 
 def check_register_kv_layouts(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """A layout gathers the values that it wrote; its copies take whole granules and change nothing else."""
-    layouts = contributed(registry, plugin, specs.KVLayoutSpec)
+    return check_each(registry, plugin, specs.KVLayoutSpec, "layout", _check_layout_spec)
+
+
+def _check_layout_spec(spec: specs.KVLayoutSpec) -> None:
+    make = loaded(spec.make, "make")
+    group = KVGroupSpec(name="kv", layers=(0, 1), kv_heads=2, key_size=16, value_size=16, layout=spec.name)
     with all_problems() as problems:
-        for spec in layouts:
-            for dtype, granule in itertools.product(DTYPES, (1, 4)):
-                with problems.of(f"layout {spec.name}, {dtype}, granule {granule}"):
-                    group = KVGroupSpec(
-                        name="kv", layers=(0, 1), kv_heads=2, key_size=16, value_size=16, layout=spec.name
-                    )
-                    _check_layout(loaded(spec.make, "make")(group, granule, dtype), spec.tolerance)
-    return len(layouts)
+        for dtype, granule in itertools.product(DTYPES, (1, 4)):
+            with problems.of(f"{dtype}, granule {granule}"):
+                _check_layout(make(group, granule, dtype), spec.tolerance)
 
 
 def _check_layout(layout: Layout, tolerance: float) -> None:
@@ -267,24 +261,24 @@ def check_register_models(registry: Registry, plugin: str, samples: Sequence[Pat
 
 def check_register_quant_methods(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every method can be chosen, reads no other method's config, and makes complete checkpoints of its samples."""
-    found = contributed(registry, plugin, specs.QuantMethodSpec)
-    checked = 0
-    with all_problems() as problems:
-        for spec in found:
-            with problems.of(f"method {spec.name}"):
-                make = loaded(spec.make, "make")
-                assert spec.reads is not None or spec.plain, "it reads nothing, plain weights neither"
-                reads = (lambda quantization: False) if spec.reads is None else loaded(spec.reads, "reads")
-                for other in ({"quant_method": "unknown"}, {"bits": 4}):
-                    assert not reads(other), f"it reads {other}, which is another method's config"
-                for sample in samples:
-                    checkpoint = open_checkpoint(registry, sample)
-                    quantization = checkpoint.config().get("quantization_config") or {}
-                    if reads(quantization) if quantization else spec.plain:
-                        checked += 1
-                        _check_quant_method(make(quantization, CONFIG), checkpoint)
-    assert checked or not samples, f"no method of plugin {plugin!r} reads {list(map(str, samples))}"
-    return len(found)
+    read: list[Path] = []
+
+    def check(spec: specs.QuantMethodSpec) -> None:
+        make = loaded(spec.make, "make")
+        assert spec.reads is not None or spec.plain, "it reads nothing, plain weights neither"
+        reads = (lambda quantization: False) if spec.reads is None else loaded(spec.reads, "reads")
+        for other in ({"quant_method": "unknown"}, {"bits": 4}):
+            assert not reads(other), f"it reads {other}, which is another method's config"
+        for sample in samples:
+            checkpoint = open_checkpoint(registry, sample)
+            quantization = checkpoint.config().get("quantization_config") or {}
+            if reads(quantization) if quantization else spec.plain:
+                read.append(sample)
+                _check_quant_method(make(quantization, CONFIG), checkpoint)
+
+    tried = check_each(registry, plugin, specs.QuantMethodSpec, "method", check)
+    assert read or not samples, f"no method of plugin {plugin!r} reads {list(map(str, samples))}"
+    return tried
 
 
 def _check_quant_method(method: QuantMethod, checkpoint: Checkpoint) -> None:

@@ -17,7 +17,7 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE
 from llmcore.text.detokenizer import detokenizer
 
-from llmcore_devtools.conformance import all_problems, contributed, loaded
+from llmcore_devtools.conformance import all_problems, check_each, contributed, loaded
 
 if TYPE_CHECKING:
     import falcon.testing
@@ -59,18 +59,7 @@ def check_register_modes(registry: Registry, plugin: str, samples: Sequence[Path
 
 def check_register_devices(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every device that is available here keeps `protocols.Device`; every other one gives a reason."""
-    tried = 0
-    with all_problems() as problems:
-        for spec in contributed(registry, plugin, specs.DeviceSpec):
-            with problems.of(f"device {spec.name}"):
-                reason = loaded(spec.available, "available")()
-                assert reason is None or isinstance(reason, str), "available() returns a reason or None"
-                if spec.named is not None:
-                    assert loaded(spec.named, "named")("no such device") is None, "named() claims every name"
-                if reason is None:
-                    _check_device(spec)
-                    tried += 1
-    return tried
+    return check_each(registry, plugin, specs.DeviceSpec, "device", _check_device)
 
 
 _OF_GRAPHS = frozenset({"capture", "forget_graphs", "graph_memory"})
@@ -83,9 +72,16 @@ def _members(protocol: type) -> list[str]:
     return sorted({name for name in names if not name.startswith("_")})
 
 
-def _check_device(spec: specs.DeviceSpec) -> None:
+def _check_device(spec: specs.DeviceSpec) -> bool:
+    """True if the device is available here."""
     import torch
 
+    reason = loaded(spec.available, "available")()
+    assert reason is None or isinstance(reason, str), "available() returns a reason or None"
+    if spec.named is not None:
+        assert loaded(spec.named, "named")("no such device") is None, "named() claims every name"
+    if reason is not None:
+        return False
     device = loaded(spec.make, "make")(0)
     wanted = [name for name in _members(Device) if name not in _OF_GRAPHS or getattr(device, "graphs", True)]
     lacks = [name for name in wanted if not hasattr(device, name)]
@@ -102,6 +98,7 @@ def _check_device(spec: specs.DeviceSpec) -> None:
     assert device.peak_memory() >= 0
     if device.graphs:
         _check_graphs(device, there)
+    return True
 
 
 def _check_graphs(device: Device, numbers: Any) -> None:
@@ -118,22 +115,20 @@ def _check_graphs(device: Device, numbers: Any) -> None:
 
 def check_register_commands(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every command is a click.Command with help."""
+    return check_each(registry, plugin, specs.CommandSpec, "command", _check_command)
+
+
+def _check_command(spec: specs.CommandSpec) -> None:
     import click
     from click.testing import CliRunner
 
-    commands = contributed(registry, plugin, specs.CommandSpec)
-    with all_problems() as problems:
-        for spec in commands:
-            with problems.of(f"command {spec.name}"):
-                command = loaded(spec.command, "command")
-                if " -" in spec.name:  # an option of another's command
-                    assert callable(command), f"it is a {type(command).__name__}, which cannot be called"
-                    continue
-                assert isinstance(command, click.Command), f"it is a {type(command).__name__}, not a click.Command"
-                result = CliRunner().invoke(command, ["--help"])
-                assert result.exit_code == 0, f"`llmcore {spec.name} --help` fails: {result.output}"
-                assert command.help or spec.summary, "it has neither help nor a summary"
-    return len(commands)
+    command = loaded(spec.command, "command")
+    if " -" in spec.name:  # an option of another's command, which is any callable
+        return
+    assert isinstance(command, click.Command), f"it is a {type(command).__name__}, not a click.Command"
+    result = CliRunner().invoke(command, ["--help"])
+    assert result.exit_code == 0, f"`llmcore {spec.name} --help` fails: {result.output}"
+    assert command.help or spec.summary, "it has neither help nor a summary"
 
 
 def check_register_options(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
@@ -161,45 +156,42 @@ def check_register_options(registry: Registry, plugin: str, samples: Sequence[Pa
 
 def check_register_metric_sinks(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every sink accepts records and snapshots, even with unknown figures and absent times."""
-    sinks = contributed(registry, plugin, specs.MetricSinkSpec)
-    unknown = {**Load(running=1, cache={"nodes": 2}).figures(), "an_unknown_figure": 3.0}
-    counts = ServerFigures({("plugin_failures", ("acme", "on_startup")): 1, ("an_unknown_count", ()): 2})
-    with all_problems() as problems:
-        for spec in sinks:
-            with problems.of(f"metric sink {spec.name}"):
-                sink = loaded(spec.make, "make")()
-                sink.request_finished(RECORD)
-                sink.request_finished(_unanswered())
-                sink.snapshot(unknown)
-                sink.server(ServerFigures())
-                sink.server(counts)
-                page = sink.page()
-                assert page is None or isinstance(page[1], bytes), "page() does not return (content type, bytes)"
-    return len(sinks)
+    return check_each(registry, plugin, specs.MetricSinkSpec, "metric sink", _check_sink)
 
 
-def _unanswered() -> RequestRecord:
-    import dataclasses
-
-    return dataclasses.replace(RECORD, finish="error", output_tokens=0, first_token=None)
+def _check_sink(spec: specs.MetricSinkSpec) -> None:
+    sink = loaded(spec.make, "make")()
+    sink.request_finished(RECORD)
+    sink.request_finished(replace(RECORD, finish="error", output_tokens=0, first_token=None))
+    sink.snapshot({**Load(running=1, cache={"nodes": 2}).figures(), "an_unknown_figure": 3.0})
+    sink.server(ServerFigures())
+    sink.server(ServerFigures({("plugin_failures", ("acme", "on_startup")): 1, ("an_unknown_count", ()): 2}))
+    page = sink.page()
+    assert page is None or isinstance(page[1], bytes), "page() does not return (content type, bytes)"
 
 
 def check_register_tokenizers(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every tokenizer that recognises a sample decodes its own ids; none recognises an empty folder."""
-    found = contributed(registry, plugin, specs.TokenizerSpec)
-    checked = 0
-    with all_problems() as problems, tempfile.TemporaryDirectory() as empty:
-        for spec in found:
-            with problems.of(f"tokenizer {spec.name}"):
-                sniff = loaded(spec.sniff, "sniff")
-                assert not sniff(Path(empty)), "it recognises an empty folder"
-                assert (spec.load is None) != (spec.convert is None), "it needs either load or convert"
-                for sample in samples:
-                    if spec.load is not None and sniff(sample):
-                        checked += 1
-                        _check_tokenizer(loaded(spec.load, "load")(sample))
-    assert checked or not samples, f"no tokenizer of plugin {plugin!r} recognises {list(map(str, samples))}"
-    return len(found)
+    recognised: list[Path] = []
+
+    def check(spec: specs.TokenizerSpec) -> None:
+        mine = _recognised(spec.sniff, samples)
+        assert (spec.load is None) != (spec.convert is None), "it needs either load or convert"
+        for sample in mine if spec.load is not None else ():
+            recognised.append(sample)
+            _check_tokenizer(loaded(spec.load, "load")(sample))
+
+    tried = check_each(registry, plugin, specs.TokenizerSpec, "tokenizer", check)
+    assert recognised or not samples, f"no tokenizer of plugin {plugin!r} recognises {list(map(str, samples))}"
+    return tried
+
+
+def _recognised(sniff: str, samples: Sequence[Path]) -> list[Path]:
+    """The samples that `sniff` recognises. It must not recognise an empty folder."""
+    recognises = loaded(sniff, "sniff")
+    with tempfile.TemporaryDirectory() as empty:
+        assert not recognises(Path(empty)), "it recognises an empty folder"
+    return [sample for sample in samples if recognises(sample)]
 
 
 def _check_tokenizer(tokenizer: Tokenizer) -> None:
@@ -234,19 +226,16 @@ def _check_text(tokenizer: Tokenizer, text: str) -> None:
 
 def check_register_weight_loaders(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:
     """Every format's headers agree with its tensors in samples that it recognises; none recognises an empty folder."""
-    found = contributed(registry, plugin, specs.WeightLoaderSpec)
-    checked = 0
-    with all_problems() as problems, tempfile.TemporaryDirectory() as empty:
-        for spec in found:
-            with problems.of(f"format {spec.name}"):
-                sniff = loaded(spec.sniff, "sniff")
-                assert not sniff(Path(empty)), "it recognises an empty folder"
-                for sample in samples:
-                    if sniff(sample):
-                        checked += 1
-                        check_checkpoint(loaded(spec.open, "open")(sample))
-    assert checked or not samples, f"no format of plugin {plugin!r} recognises {list(map(str, samples))}"
-    return len(found)
+    recognised: list[Path] = []
+
+    def check(spec: specs.WeightLoaderSpec) -> None:
+        for sample in _recognised(spec.sniff, samples):
+            recognised.append(sample)
+            check_checkpoint(loaded(spec.open, "open")(sample))
+
+    tried = check_each(registry, plugin, specs.WeightLoaderSpec, "format", check)
+    assert recognised or not samples, f"no format of plugin {plugin!r} recognises {list(map(str, samples))}"
+    return tried
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
@@ -277,25 +266,22 @@ def check_register_dialects(registry: Registry, plugin: str, samples: Sequence[P
     from llmcore.config import make_config
     from llmcore.text.tokenizer import load_tokenizer
 
-    from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+    from llmcore_devtools.dialect import FakeBridge, fake_front
     from llmcore_devtools.tokenizer import write_tokenizer
 
-    dialects = contributed(registry, plugin, specs.DialectSpec)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(write_tokenizer(Path(folder)))
     own = [spec for spec, owner in registry.specs(specs.OptionSpec) if owner.name == plugin]
     flags = {spec.name: True for spec in own if spec.type is bool}
     plain = make_config(own)
-    with all_problems() as problems:
-        for spec in dialects:
-            with problems.of(f"dialect {spec.name}"):
-                make = loaded(spec.make, "make")
-                fronts = (
-                    fake_front(FakeBridge(), tokenizer, config=config)
-                    for config in (plain, replace(plain, plugin_options={**plain.plugin_options, **flags}))
-                )
-                _check_routes(next(filter(None, (list(make(front)) for front in fronts)), []), spec.name)
-    return len(dialects)
+
+    def check(spec: specs.DialectSpec) -> None:
+        make = loaded(spec.make, "make")
+        configs = (plain, replace(plain, plugin_options={**plain.plugin_options, **flags}))
+        fronts = (fake_front(FakeBridge(), tokenizer, config=config) for config in configs)
+        _check_routes(next(filter(None, (list(make(front)) for front in fronts)), []), spec.name)
+
+    return check_each(registry, plugin, specs.DialectSpec, "dialect", check)
 
 
 def _check_routes(routes: Sequence[object], name: str) -> None:

@@ -39,8 +39,8 @@ SCENARIOS = (
     Scenario(seed=10, ahead=1, slots=128, arrivals=0.9, priorities=(-3, 0, 7)),
     Scenario(seed=11, ahead=1, drafts=4, loads=0.3),
 )
-"""Random traces: steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps,
-prompts that may not keep answers waiting, priorities, rows that give several tokens and KV that others write."""
+"""Random traces with steps ahead, clients that leave, two KV groups, little room, whole prompts, failing steps,
+priorities and drafts. In one, prompts may not keep answers waiting; in another, a source writes the KV of prompts."""
 
 
 def check_register_length_estimators(registry: Registry, plugin: str, samples: Sequence[Path] = ()) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import zmq
 from llmcore.api.bridge import Abort, Finish, FinishChoice, Load, ModelFacts, StepEvents, Submit
@@ -35,17 +35,96 @@ from llmcore_server.messages import (
     WorkerGone,
 )
 
-KV_TOKENS = 100_000
-
 FACTS = ModelFacts(
     architecture="Echo",
     vocab_size=1000,
     max_input_len=4000,
     max_total_len=4096,
-    kv_tokens=KV_TOKENS,
+    kv_tokens=100_000,
     max_running=1000,
     eos_ids=(257,),
 )
+
+
+class EngineWithoutModel:
+    """The process of an engine without a model: its mailboxes and its reports. A subclass makes the tokens.
+
+    `workers`: an outlet for the events of each HTTP worker. `report_due`: the time.monotonic() of the next report.
+    """
+
+    facts: ModelFacts
+
+    def __init__(self, launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.launch = launch
+        self.context = context
+        self.options = launch.config.plugin_options
+        self.workers: dict[int, Outlet] = {}
+        self.steps = self.aborts = self.prompt_tokens = self.output_tokens = 0
+        self.stopping = False
+        self.report_due = 0.0
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        control = Outlet(self.context, self.launch.control)
+        inbox: Mailbox[ToEngine] = Mailbox(self.context, self.launch.mailbox, ToEngine)
+        control.send(ToSupervisor(self.launch.name, Progress("weights", 1, 1)))
+        control.send(ToSupervisor(self.launch.name, EngineReady(self.facts)))
+        while not self.stopping:
+            inbox.wait(min(self.patience(), self.launch.report_seconds))
+            for message in inbox.drain():
+                self.handle(message)
+            self.advance()
+            if time.monotonic() >= self.report_due:
+                self.report_due = time.monotonic() + self.launch.report_seconds
+                control.send(ToSupervisor(self.launch.name, Snapshot(self.load())))
+        inbox.close()
+        for outlet in (control, *self.workers.values()):
+            outlet.close()
+
+    def handle(self, message: ToEngine) -> None:
+        """Handle one message of a worker or of the supervisor."""
+        match message.body:
+            case Hello():
+                self.workers[message.sender] = Outlet(self.context, message.body.mailbox)
+            case WorkerGone():
+                self.forget(message.body.worker)
+                if message.body.worker in self.workers:
+                    self.workers.pop(message.body.worker).close(0.0)
+            case Probe():
+                self.report_due = 0.0
+            case Shutdown():
+                self.stopping = True
+
+    def patience(self) -> float:
+        """The most seconds to wait for a message."""
+        raise NotImplementedError
+
+    def advance(self) -> None:
+        """Make the tokens that are due."""
+        raise NotImplementedError
+
+    def forget(self, worker: int) -> None:
+        """End the requests of a worker that died."""
+        raise NotImplementedError
+
+    def held(self) -> tuple[int, int]:
+        """The number of running requests, and the slots that they hold."""
+        raise NotImplementedError
+
+    def load(self) -> Load:
+        """The figures."""
+        running, live = self.held()
+        return Load(
+            running=running,
+            kv_live=live,
+            kv_free=self.facts.kv_tokens - live,
+            kv_total=self.facts.kv_tokens,
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            aborts=self.aborts,
+            taken=time.time(),
+        )
 
 
 @dataclass
@@ -62,49 +141,28 @@ class _Running:
         return len(self.prompt) + self.done * len(self.choices)
 
 
-@dataclass
-class FakeEngine:
-    """One engine process."""
+class FakeEngine(EngineWithoutModel):
+    """The engine that echoes prompts. Raises ConfigError as `fake_fail` demands."""
 
-    launch: EngineLaunch
-    context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
-    running: dict[tuple[int, int], _Running] = field(default_factory=dict)
-    workers: dict[int, Outlet] = field(default_factory=dict)
-    steps: int = 0
-    aborts: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    stopping: bool = False
-    probed: bool = False
+    facts = FACTS
 
-    def run(self) -> None:
-        """Serve until told to stop."""
-        options = self.launch.config.plugin_options
-        if message := options.get("fake_fail"):
+    def __init__(self, launch: EngineLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        super().__init__(launch, context)
+        if message := self.options.get("fake_fail"):
             raise ConfigError(message)
-        time.sleep(options.get("fake_load_seconds", 0))
-        self.hang_token = options.get("fake_hang_token")
-        step_seconds = options.get("fake_step_seconds", 0.005)
-        control = Outlet(self.context, self.launch.control)
-        inbox: Mailbox[ToEngine] = Mailbox(self.context, self.launch.mailbox, ToEngine)
-        control.send(ToSupervisor(self.launch.name, Progress("weights", 1, 1)))
-        control.send(ToSupervisor(self.launch.name, EngineReady(FACTS)))
-        due = 0.0
-        while not self.stopping:
-            inbox.wait(step_seconds if self.running else self.launch.report_seconds)
-            for message in inbox.drain():
-                self.handle(message)
-            if self.running:
-                self.step()
-                time.sleep(step_seconds)
-            if self.probed or time.monotonic() >= due:
-                self.probed = False
-                due = time.monotonic() + self.launch.report_seconds
-                control.send(ToSupervisor(self.launch.name, Snapshot(self.load())))
-        inbox.close()
-        for outlet in (control, *self.workers.values()):
-            outlet.close()
-        self.context.term()
+        time.sleep(self.options.get("fake_load_seconds", 0))
+        self.step_seconds = self.options.get("fake_step_seconds", 0.005)
+        self.running: dict[tuple[int, int], _Running] = {}
+
+    def patience(self) -> float:
+        """A step, or until the next report."""
+        return self.step_seconds if self.running else self.launch.report_seconds
+
+    def advance(self) -> None:
+        """Make a step, if a request runs."""
+        if self.running:
+            self.step()
+            time.sleep(self.step_seconds)
 
     def handle(self, message: ToEngine) -> None:
         """Handle one message of a worker or of the supervisor."""
@@ -112,7 +170,7 @@ class FakeEngine:
         match body:
             case Submit():
                 prompt = array("i", body.prompt)
-                if self.hang_token in prompt:
+                if self.options.get("fake_hang_token") in prompt:
                     time.sleep(3600)
                 self.running[owner, body.id] = _Running(body, prompt, list(range(body.n)))
                 self.prompt_tokens += len(prompt)
@@ -120,15 +178,9 @@ class FakeEngine:
                 self.aborts += self.running.pop((owner, body.id), None) is not None
             case FinishChoice():
                 self.end_choice(owner, body.id, body.choice)
-            case Hello():
-                self.workers[owner] = Outlet(self.context, body.mailbox)
-            case WorkerGone():
-                self.forget(body.worker)
             case Probe():
                 self.steps += not self.running
-                self.probed = True
-            case Shutdown():
-                self.stopping = True
+        super().handle(message)
 
     def step(self) -> None:
         """Send one token for every running choice."""
@@ -164,37 +216,26 @@ class FakeEngine:
         for key in [key for key in self.running if key[0] == worker]:
             del self.running[key]
             self.aborts += 1
-        if worker in self.workers:
-            self.workers.pop(worker).close(0.0)
 
-    def load(self) -> Load:
-        """The figures."""
-        live = sum(request.slots for request in self.running.values())
-        return Load(
-            running=len(self.running),
-            kv_live=live,
-            kv_free=KV_TOKENS - live,
-            kv_total=KV_TOKENS,
-            steps=self.steps,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            aborts=self.aborts,
-            taken=time.time(),
-        )
+    def held(self) -> tuple[int, int]:
+        """The number of running requests, and the slots that they hold."""
+        return len(self.running), sum(request.slots for request in self.running.values())
 
 
 def _no_events() -> StepEvents:
     return StepEvents(stamp=time.monotonic(), request=[], choice=[], count=[], tokens=[], finish=[])
 
 
-def main() -> int:
-    """The process; its exit code."""
+def main(engine: type[EngineWithoutModel] = FakeEngine) -> int:
+    """The process of such an engine; its exit code."""
     launch = child.begin(EngineLaunch)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        FakeEngine(launch).run()
+        engine(launch, context).run()
     except Exception as error:  # noqa: BLE001 - reported to the supervisor, as the real engine does
         child.report_failure(launch, error)
         return 1
+    context.term()
     return 0
 
 

@@ -14,9 +14,8 @@ import torch
 from llmcore.layers import Build, Hidden, Step
 from torch import Tensor, nn
 
-from llmcore_devtools.fake_config import GROUP, FakeConfig
-from llmcore_devtools.fake_files import ANSWERS, MODULUS, mix
-from llmcore_devtools.fault_steps import StepFaults, echoing
+from llmcore_devtools.fake_files import ANSWERS, GROUP, MODULUS, FakeConfig, mix
+from llmcore_devtools.faulty_engine import StepFaults, echoing
 
 _BASE = 128
 """Digits are below this, so that every dtype holds them exactly."""

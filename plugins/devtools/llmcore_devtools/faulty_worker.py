@@ -9,10 +9,9 @@ from typing import Any
 
 from llmcore.api.text import Event, ParserContext, TextDelta
 from llmcore.text.companions import read_companions
-from llmcore.text.pieces import PieceRule
-from llmcore.text.tokenizer import FastTokenizer, Pieces, has_tokenizer_json
+from llmcore.text.tokenizer import FastTokenizer, PieceRule, Pieces, has_tokenizer_json
 
-from llmcore_devtools.fault_names import Panic, fault
+from llmcore_devtools.faults import Panic, fault
 
 __all__ = ["always", "has_tokenizer_json", "load_tokenizer", "make_parser"]
 

@@ -12,7 +12,7 @@ def register_models() -> Iterable[ModelSpec]:
         name="fake",
         summary="deterministic model for tests",
         architectures=("LlmcoreFake",),
-        read_config="llmcore_devtools.fake_config:read_config",
+        read_config="llmcore_devtools.fake_files:read_config",
         build="llmcore_devtools.fake_model:build",
-        weights="llmcore_devtools.fake_config:weights",
+        weights="llmcore_devtools.fake_files:weights",
     )

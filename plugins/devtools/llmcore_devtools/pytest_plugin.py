@@ -30,7 +30,7 @@ def llmcore_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """`llmcore_server(plugins=("./mine.py",))` starts a real server of the fake model and returns it.
 
     Settings are those of `llmcore serve`; `model_dir` takes another model. `faults`: requests may cause the faults of
-    `llmcore_devtools.fault_names`. The server listens on a free port of 127.0.0.1 and ends with the test.
+    `llmcore_devtools.faults`. The server listens on a free port of 127.0.0.1 and ends with the test.
     """
     from llmcore_devtools.server import serving
 

@@ -25,10 +25,11 @@ from llmcore.config import Config, child_environment
 from llmcore.config.process import die_with_parent
 from llmcore.registry.loader import configure
 from llmcore_server.logs import log_to_stderr
+from llmcore_server.settings import Logging
 from llmcore_server.supervisor import Notices, Pace, serve
 from llmcore_server.supervisor.supervisor import ENGINE_MODULE
 
-from llmcore_devtools.fault_config import with_faults
+from llmcore_devtools.faults import with_faults
 
 FAKE_ENGINE = "llmcore_devtools.fake_engine"
 """An engine that echoes prompts. It starts at once and needs only a tokenizer."""
@@ -105,7 +106,7 @@ def serving(
 ) -> Iterator[RunningServer]:
     """A server of the model in `model_dir`, with `settings` as on the command line. It ends with the block.
 
-    `faults`: requests may cause the faults of `llmcore_devtools.fault_names`, if the model was written with
+    `faults`: requests may cause the faults of `llmcore_devtools.faults`, if the model was written with
     `all_faults`. `engines`: the number of its engines. `pace`: the intervals at which it updates its figures. Raises
     ServerFailed if it does not accept requests within `timeout` seconds.
     """
@@ -185,7 +186,7 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=_Order)
     die_with_parent(order.parent)
-    log_to_stderr(order.config.reports, "supervisor")
+    log_to_stderr(order.config.section(Logging), "supervisor")
     writer = int(sys.argv[2])
     notices = Notices(ready=lambda url, facts: _write_all(writer, f"{url} {dict(facts.report).get('dashboard', '')}"))
     try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from llmcore.api.bridge import Submit
 from llmcore.api.protocols import Int32, Int64
 from llmcore.kv.group import KVGroup
 from llmcore.sched.plan import StepPlan, StepResult
@@ -17,7 +18,7 @@ from llmcore.sched.request import Lease
 from numpy.typing import NDArray
 
 BAD = -1
-"""KV that is not finite; whoever reads it computes nothing finite."""
+"""KV that is not finite. A row that reads it computes nothing finite."""
 
 START = 1
 MODULUS = (1 << 61) - 1
@@ -74,8 +75,8 @@ class SimulatedDevice:
     """Tables, histories and KV as a runner keeps them, told apart from the scheduler's own.
 
     `bad`: (request index, first position, position behind the last) -> whether the logits of a row that computes
-    these, and the KV it writes, are not finite. `drafter`: (tokens to draft) -> how many of them are right, or -1
-    where the whole row gives nothing; None: there are no drafts, and each sample is one token.
+    these, and the KV it writes, are not finite. `drafter`: (tokens to draft) -> the number of right ones, or -1
+    if the whole row gives nothing. Without a drafter each sample is one token.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class SimulatedDevice:
         self._requests: dict[int, _Known] = {}
 
     def run(self, plan: StepPlan, *, broken: bool = False) -> StepResult:
-        """Execute a plan; a `broken` one leaves KV that nobody may use. AssertionError where the plan is wrong."""
+        """Execute a plan; a `broken` one leaves KV that must not be used. AssertionError where the plan is wrong."""
         self._prepare(plan)
         self._check_rows(plan)
         sampled = set(plan.sample_row.tolist())
@@ -124,7 +125,7 @@ class SimulatedDevice:
         )
 
     def _best(self, states: Sequence[Sequence[int]], most: int) -> tuple[Int32 | None, NDArray[np.float32] | None]:
-        """The `most` best tokens after each state, and their log-probabilities; None where nobody asked."""
+        """The `most` best tokens after each state, and their log-probabilities; None without a request for them."""
         if not most:
             return None, None
         every = [logprobs(state, self._vocab) for some in states for state in some]
@@ -216,3 +217,44 @@ class SimulatedDevice:
         for _ in range(count):
             request.append(next_token(request.states[-1], request.choice, self._vocab))
         return request.states[-count - 1 : -1]
+
+
+Found = tuple[np.float32, list[int]]
+"""(score, tokens of the beam)."""
+
+
+def searched(prompt: Sequence[int], submit: Submit, vocab: int) -> list[list[int]]:
+    """The `n` best answers to `prompt`, best first."""
+    search = submit.beams
+    assert search is not None
+    root = START
+    for token in prompt:
+        root = extend(root, token)
+    stops, width = set(submit.stop_ids), search.width
+    running: list[Found] = [(np.float32(0), [])]
+    ended: list[Found] = []
+    for length in range(1, submit.max_new_tokens + 1):
+        best = sorted(_continued(running, root, vocab), key=lambda found: -found[0])
+        best = [found for found in best if length > submit.min_new_tokens or found[1][-1] not in stops]
+        best = best[: max(2, 1 + len(submit.stop_ids)) * width]
+        done = [found[1][-1] in stops or length == submit.max_new_tokens for found in best]
+        penalty = np.float32(float(length) ** search.length_penalty)
+        ended += [(score / penalty, tokens) for (score, tokens), over in zip(best[:width], done, strict=False) if over]
+        ended = sorted(ended, key=lambda found: -found[0])[:width]
+        running = [found for found, over in zip(best, done, strict=True) if not over][:width]
+        if len(ended) == width:
+            most = submit.max_new_tokens if search.early_stopping is None and search.length_penalty > 0 else length
+            hope = running and running[0][0] / np.float32(float(most) ** search.length_penalty) > ended[-1][0]
+            if search.early_stopping or not hope:
+                break
+    return [tokens for _, tokens in ended[: submit.n]]
+
+
+def _continued(running: Sequence[Found], root: int, vocab: int) -> list[Found]:
+    found: list[Found] = []
+    for score, tokens in running:
+        state = root
+        for token in tokens:
+            state = extend(state, token)
+        found += [(score + logprob, [*tokens, token]) for token, logprob in enumerate(logprobs(state, vocab))]
+    return found

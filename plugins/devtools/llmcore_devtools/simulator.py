@@ -1,8 +1,8 @@
 """A whole engine without a model: random requests against a real scheduler, with everything checked at every step.
 
-`simulate` is the conformance check for scheduling policies, length estimators and KV managers: no granule leaks or
-is written by two, nobody reads KV that is not his own, every answer is what it would have been alone, and every
-request ends.
+`simulate` is the conformance check for scheduling policies, length estimators and KV managers. No granule leaks, and
+no two requests write one. A request reads only its own KV. Every answer is the one that the request would get alone.
+Every request ends.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from llmcore.sched.plan import StepPlan, StepResult
 from llmcore.sched.request import Lease, Totals
 from llmcore.sched.scheduler import Scheduler
 
-from llmcore_devtools.simulated_device import SimulatedDevice, answer
-from llmcore_devtools.simulated_search import searched
+from llmcore_devtools.simulated_device import SimulatedDevice, answer, searched
 
 FAILED = ("internal_error", "the step failed")
 
@@ -76,7 +75,7 @@ class Scenario:
 class Client:
     """One request as its client sees it: tokens by choice, and how each choice ended.
 
-    `failed`: steps that failed with it in them, `alone`: with nobody else in them.
+    `failed`: steps with it that failed. `alone`: those of them without any other request.
     """
 
     submit: Submit
@@ -92,7 +91,7 @@ class Client:
 
     @property
     def done(self) -> bool:
-        """Whether it waits for nothing any more."""
+        """True if it waits for nothing more."""
         return self.aborted or len(self.ended) == self.submit.n
 
 
@@ -121,7 +120,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Report:
-    """What happened, for assertions about a policy: the scheduler's own totals, steps made, and the clients."""
+    """The outcome, for assertions about a policy: the scheduler's own totals, the number of steps, and the clients."""
 
     totals: Totals
     steps: int
@@ -264,7 +263,7 @@ class Simulation:
         assert client.ended[choice] is (Finish.STOP if stopped else Finish.LENGTH)
 
     def _to_blame(self, client: Client) -> bool:
-        """A step that fails once is nobody's fault: it takes two, of which it had one to itself."""
+        """True if this request must cause the failures of its steps: of two or more, it was alone in one."""
         again = client.failed > 1 and client.alone > 0
         return client.poison_at is not None or again or client.failed >= TRIALS
 
@@ -274,13 +273,13 @@ class Simulation:
         assert load.kv_live + load.kv_cached + load.kv_free == load.kv_total
         stats = self._scheduler.queue_stats()
         assert load.waiting <= stats.choices <= stats.tokens * self._scenario.max_running, "the queue is miscounted"
-        assert load.waiting or not stats.tokens, "nobody waits, and tokens do"
+        assert load.waiting or not stats.tokens, "tokens wait without a request"
 
     def _check_end(self) -> None:
         assert self._scheduler.idle, "something is left when all requests have ended"
         assert all(writer.lease is None and writer.began < 2 for writer in self._writers), "a lease is left open"
         for group in self._groups:
-            assert group.pool.live == 0, "slots leaked: nobody runs and some are live"
+            assert group.pool.live == 0, "slots leaked: no request runs, and some are live"
             group.make_free(group.pool.total)
             assert group.pool.free == group.pool.total, "the cache keeps granules that it does not evict"
         scenario = self._scenario

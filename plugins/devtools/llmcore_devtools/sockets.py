@@ -29,11 +29,15 @@ def request(method: str, path: str, body: Any = None, *, version: str = "1.1", h
 def read_until(sock: socket.socket, text: bytes, times: int = 1, data: bytes = b"") -> bytes:
     """`data` and the bytes after it, until they contain `text` this number of `times`."""
     while data.count(text) < times:
-        more = sock.recv(65536)
-        if not more:
-            raise ConnectionError(f"closed after {data!r}")
-        data += more
+        data += _more(sock, data)
     return data
+
+
+def _more(sock: socket.socket, data: bytes) -> bytes:
+    more = sock.recv(65536)
+    if not more:
+        raise ConnectionError(f"closed after {data!r}")
+    return more
 
 
 def read_head(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
@@ -49,16 +53,10 @@ def read_reply(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
     status, headers, body = read_head(sock)
     if headers.get("transfer-encoding") == "chunked":
         while not body.endswith(b"0\r\n\r\n"):
-            more = sock.recv(65536)
-            if not more:
-                raise ConnectionError("closed without a last chunk")
-            body += more
+            body += _more(sock, body)
         return status, headers, unchunk(body)
     while len(body) < int(headers["content-length"]):
-        more = sock.recv(65536)
-        if not more:
-            raise ConnectionError("closed inside a body")
-        body += more
+        body += _more(sock, body)
     return status, headers, body
 
 

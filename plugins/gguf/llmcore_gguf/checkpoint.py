@@ -14,8 +14,7 @@ from gguf import ReaderTensor
 from gguf.quants import dequantize
 from llmcore.api import ConfigError
 
-from llmcore_gguf.architectures import OUTER, Architecture
-from llmcore_gguf.config import ROPE_FACTORS, architecture_of, read_config
+from llmcore_gguf.config import OUTER, ROPE_FACTORS, Architecture, architecture_of, read_config
 from llmcore_gguf.reader import GGUF
 
 EMBEDDING = "model.embed_tokens.weight"

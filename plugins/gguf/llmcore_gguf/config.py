@@ -1,14 +1,18 @@
-"""Rebuilds the model's config.json from the fields of a GGUF file."""
+"""Rebuilds the model's config.json from the fields of a GGUF file, for the architectures that are read.
+
+A file names its fields "<architecture>.<key>" and its tensors "blk.<layer>.<module>.weight". These names are the
+format's own. The values here are the names of Hugging Face's config.json and checkpoints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from llmcore.api import ConfigError
 
-from llmcore_gguf.architectures import ARCHITECTURES, SIZES, Architecture
 from llmcore_gguf.reader import GGUF
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -117,3 +121,185 @@ def _llama3(file: GGUF, theta: float, factors: np.ndarray[Any, np.dtype[np.float
     if not np.allclose(1 / factors, smooth + (1 - smooth) / guess["factor"], rtol=1e-3):
         raise ConfigError(f"{file.path} scales rope in a way that is not Llama 3's; use safetensors")
     return {"rope_type": "llama3", "original_max_position_embeddings": 8192, **guess}
+
+
+Config = dict[str, Any]
+
+OUTER: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+"""Tensors that belong to no layer. In a file without `output` the embedding is also the head."""
+
+ATTENTION: Mapping[str, str] = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+HEAD_NORMS: Mapping[str, str] = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+GATED: Mapping[str, str] = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+PRE_NORMS: Mapping[str, str] = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+POST_NORMS: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+FOUR_NORMS: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    **POST_NORMS,
+}
+
+SIZES: Mapping[str, str] = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "context_length": "max_position_embeddings",
+}
+"""GGUF key -> config field, for the fields that every file must have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One architecture. Its keys are those that a file has beside `SIZES`."""
+
+    name: str
+    """The architecture's name in config.json."""
+    model_type: str
+    """The model type in config.json."""
+    modules: Mapping[str, str]
+    """A layer's module in GGUF -> in Hugging Face's checkpoints."""
+    required: Mapping[str, str] = field(default_factory=lambda: {"attention.layer_norm_rms_epsilon": "rms_norm_eps"})
+    """GGUF key -> config field. A file without one of the keys is an error."""
+    optional: Mapping[str, str] = field(default_factory=dict)
+    """GGUF key -> config field."""
+    constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    """Config fields that the format lacks."""
+    present: Mapping[str, str] = field(default_factory=dict)
+    """Config field -> the tensor of layer 0 whose presence makes it true."""
+    paired: bool = False
+    """The file stores the rows of q and k such that rope rotates neighbours instead of halves."""
+    norm_offset: float = 0.0
+    """The number that the file adds to the weights of norms."""
+    finish: Callable[[Config, Callable[[str, Any], Any]], Config] | None = None
+    """Returns the fields that follow from others. Its second argument reads a key from the file."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """GGUF key -> the kind of model that has the key, if no family supports it."""
+
+
+def _gemma_scale(config: Config, layers: int) -> int:
+    """Returns query_pre_attn_scalar. Only the model with `layers` layers, the 27B one, does not use its head size."""
+    if config["num_hidden_layers"] == layers:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+def _gemma2(config: Config, get: Callable[[str, Any], Any]) -> Config:
+    return {"query_pre_attn_scalar": _gemma_scale(config, 46)}
+
+
+def _gemma3(config: Config, get: Callable[[str, Any], Any]) -> Config:
+    """Windowed layers have a rope base of their own, without scaling."""
+    full = {"rope_theta": 1e6, **config["rope_parameters"]}
+    windowed = {"rope_type": "default", "rope_theta": get("rope.freq_base_swa", 10000.0)}
+    count, pattern = config["num_hidden_layers"], get("attention.sliding_window_pattern", 6)
+    if not get("attention.sliding_window", 0):
+        windows = [False] * count
+    elif isinstance(pattern, list):
+        windows = [bool(entry) for entry in pattern[:count]]
+    else:
+        windows = [bool(index % pattern) for index in range(1, count + 1)]
+    return {
+        "query_pre_attn_scalar": _gemma_scale(config, 62),
+        "rope_parameters": {"full_attention": full, "sliding_attention": windowed},
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+    }
+
+
+LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh"}
+CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window",
+}
+ATTENTION_BIAS = {"attention_bias": "self_attn.q_proj.bias"}
+BIASES = {**ATTENTION_BIAS, "mlp_bias": "mlp.down_proj.bias"}
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    # Mistral's files are of the architecture "llama", too
+    "llama": Architecture(
+        name="LlamaForCausalLM",
+        model_type="llama",
+        modules={**PRE_NORMS, **ATTENTION, **GATED},
+        present=BIASES,
+        paired=True,
+    ),
+    "qwen2": Architecture(
+        name="Qwen2ForCausalLM",
+        model_type="qwen2",
+        modules={**PRE_NORMS, **ATTENTION, **GATED},
+    ),
+    "qwen3": Architecture(
+        name="Qwen3ForCausalLM",
+        model_type="qwen3",
+        modules={**PRE_NORMS, **ATTENTION, **HEAD_NORMS, **GATED},
+        present=ATTENTION_BIAS,
+    ),
+    "gemma2": Architecture(
+        name="Gemma2ForCausalLM",
+        model_type="gemma2",
+        modules={**FOUR_NORMS, **ATTENTION, **GATED},
+        optional=CAPS,
+        constants=GEMMA,
+        norm_offset=1.0,
+        finish=_gemma2,
+    ),
+    "gemma3": Architecture(
+        name="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        modules={**FOUR_NORMS, **ATTENTION, **HEAD_NORMS, **GATED},
+        optional=CAPS,
+        constants=GEMMA,
+        norm_offset=1.0,
+        finish=_gemma3,
+    ),
+    "olmo2": Architecture(
+        name="Olmo2ForCausalLM",
+        model_type="olmo2",
+        modules={**POST_NORMS, **ATTENTION, **HEAD_NORMS, **GATED},
+        present=ATTENTION_BIAS,
+        refused={"attention.sliding_window": "an Olmo 3, whose windows are not known"},
+    ),
+    "granite": Architecture(
+        name="GraniteForCausalLM",
+        model_type="granite",
+        modules={**PRE_NORMS, **ATTENTION, **GATED},
+        optional={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        present=BIASES,
+        paired=True,
+    ),
+    "starcoder2": Architecture(
+        name="Starcoder2ForCausalLM",
+        model_type="starcoder2",
+        modules={**PRE_NORMS, **ATTENTION, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        required={"attention.layer_norm_epsilon": "norm_epsilon"},
+        constants={"hidden_act": "gelu_pytorch_tanh"},
+        present={"use_bias": "self_attn.o_proj.bias"},
+    ),
+    "command-r": Architecture(
+        name="CohereForCausalLM",
+        model_type="cohere",
+        modules={"attn_norm": "input_layernorm", **ATTENTION, **HEAD_NORMS, **GATED},
+        required={**LAYER_NORM, "logit_scale": "logit_scale"},
+        present={**ATTENTION_BIAS, "use_qk_norm": "self_attn.q_norm.weight"},
+    ),
+}
+"""Architectures by the file's `general.architecture`."""

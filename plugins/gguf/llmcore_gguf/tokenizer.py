@@ -4,7 +4,7 @@ gguf."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from typing import Any
 from llmcore.api import ConfigError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from llmcore_gguf import sentencepiece
-from llmcore_gguf.reader import CONTROL, GGUF, USER_DEFINED
+from llmcore_gguf.reader import CONTROL, GGUF, NORMAL, USER_DEFINED
 
 _DIGITS_BY = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{count}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
@@ -86,7 +85,7 @@ def build(file: GGUF) -> Tokenizer:
     """Returns the tokenizer. Raises ConfigError for an unknown kind."""
     model, pre = file.need("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre", "default")
     if model == "llama":
-        tokenizer, begins = sentencepiece.build(file), True
+        tokenizer, begins = build_sentencepiece(file), True
     elif model == "gpt2" and pre in PRE:
         tokenizer, begins = _merging(file, PRE[pre]), PRE[pre].begins
     else:
@@ -123,3 +122,49 @@ def _merging(file: GGUF, pre: Pre) -> Tokenizer:
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+SPACE = "\u2581"
+
+
+def build_sentencepiece(file: GGUF) -> Tokenizer:
+    """Returns SentencePiece's merging tokenizer (`tokenizer.ggml.model` is `llama`), without the added tokens.
+
+    SentencePiece repeatedly joins the two neighbours whose joined text is the piece with the best score. A byte-pair
+    encoder joins the pair that comes first in its list. Both give the same tokens if the list holds every pair that
+    makes a piece, best pieces first. Spaces are written as U+2581. Characters that no piece covers are spelled in
+    bytes.
+    """
+    texts: Sequence[str] = file.need("tokenizer.ggml.tokens")
+    scores: Sequence[float] = file.need("tokenizer.ggml.scores")
+    kinds: Sequence[int] = file.need("tokenizer.ggml.token_type")
+    if not len(texts) == len(scores) == len(kinds):
+        counts = f"{len(texts)} tokens, {len(scores)} scores and {len(kinds)} types"
+        raise ConfigError(f"{file.path} has {counts}; it is not a whole model, download another conversion")
+    if any(f"<0x{byte:02X}>" not in texts for byte in (0x00, 0xFF)):
+        raise ConfigError(f"{file.path} has a SentencePiece tokenizer without bytes; use the model's safetensors")
+    prefixed = bool(file.get("tokenizer.ggml.add_space_prefix", True))
+    unknown = file.get("tokenizer.ggml.unknown_token_id")
+    bpe = models.BPE(
+        vocab={text: index for index, text in enumerate(texts)},
+        merges=merges(texts, scores, kinds),
+        unk_token=None if unknown is None else texts[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(bpe)
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefixed else spaces
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+    return tokenizer
+
+
+def merges(texts: Sequence[str], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
+    """Every pair of pieces whose joined text is a piece, ordered by that piece's score, best first, then by its id."""
+    pieces = {text: index for index, text in enumerate(texts) if kinds[index] == NORMAL}
+    pairs: list[tuple[str, str]] = []
+    for text in sorted(pieces, key=lambda text: (-scores[pieces[text]], pieces[text])):
+        cuts = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
+        pairs += [(left, right) for left, right in cuts if left in pieces and right in pieces]
+    return pairs

@@ -15,7 +15,7 @@ def register_dialects() -> Iterable[DialectSpec]:
 
 @hookimpl
 def register_options() -> Iterable[OptionSpec]:
-    """What its operators may ask for."""
+    """The options of its operators."""
     yield OptionSpec(
         name="beam_mode",
         type=bool,

@@ -1,4 +1,4 @@
-"""What LightLLM's clients send. Names, defaults and ranges are LightLLM's, except that `top_p` may be 0; `seed`,
+"""Requests of LightLLM's clients. Names, defaults and ranges are LightLLM's, except that `top_p` may be 0; `seed`,
 `min_p`, `typical_p`, `grammar`, `num_beams` and what follows it are new.
 
 null means absent everywhere. A field that would change the answer and that this server gives no meaning to is typed

@@ -8,13 +8,23 @@ from typing import Any
 
 import falcon
 import msgspec
-import orjson
-from llmcore.api import ConfigError, LengthDecay, RequestError, SamplingParams
+from llmcore.api import ConfigError, LengthDecay, LogitsProcessor, RequestError, SamplingParams
 from llmcore.api.text import TextRules
-from llmcore_server.api import BEAM_SEARCH, Front, Generation, Request, Route, fitting, intake, room_for_logprobs
+from llmcore_server.api import (
+    BEAM_SEARCH,
+    Front,
+    Generation,
+    Request,
+    Route,
+    fitting,
+    guided,
+    intake,
+    refusal,
+    room_for_logprobs,
+    typed,
+)
 
 from llmcore_lightllm import answers
-from llmcore_lightllm.guide import guide
 from llmcore_lightllm.requests import (
     PENALTIES,
     REFUSED,
@@ -119,7 +129,7 @@ class Generate:
 
 
 class Score:
-    """/get_score: what a reward model says of a prompt."""
+    """/get_score: a reward model's score of a prompt."""
 
     def __init__(self, front: Front):
         self._front = front
@@ -158,7 +168,7 @@ class Tokens:
         refuse_media(body.multimodal_params)
         special = body.parameters is None or body.parameters.add_special_tokens is not False
         ids = intake.encode(self._front, body.text, param="text", add_special_tokens=special)
-        _answer(resp, {"ntokens": len(ids)})
+        self._front.answer(resp, {"ntokens": len(ids)})
 
     on_get = on_post
 
@@ -174,36 +184,37 @@ class TokenLoad:
         load = self._front.bridge.load()
         total = max(1, load.kv_total)
         peak = load.peak / total
-        _answer(resp, {"current_load": load.kv_live / total, "logical_max_load": peak, "dynamic_max_load": peak})
+        self._front.answer(
+            resp, {"current_load": load.kv_live / total, "logical_max_load": peak, "dynamic_max_load": peak}
+        )
 
 
 class ModelName:
     """/get_model_name."""
 
     def __init__(self, front: Front):
+        self._front = front
         self._name = next(iter(front.config.model.model_name), "default_model_name")
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """The name that was given to the server."""
-        _answer(resp, {"model_name": self._name})
+        self._front.answer(resp, {"model_name": self._name})
 
     on_post = on_get
 
 
 def beams(given: Parameters, *, beam_mode: bool) -> int:
-    """How many beams search for the answers; 1: there is no search. With --beam_mode `best_of` says it."""
+    """The number of beams that search for the answers; 1 without a search. With --beam_mode it is `best_of`."""
     if given.num_beams is not None:
         return given.num_beams
     return (given.best_of or given.n or 1) if beam_mode else 1
 
 
 def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> SamplingParams:
-    """How tokens are drawn: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
+    """The parameters of the draws: greedy unless `do_sample`. Penalties see the prompt only with `input_penalty`."""
     temperature = 1.0 if given.temperature is None else given.temperature
     if given.top_k == 0:
-        raise RequestError(
-            "parameters.top_k: 0 is no count; use -1 for no limit", param="parameters.top_k", code="invalid_value"
-        )
+        raise refusal("parameters.top_k", "0 is not a count; use -1 for no limit")
     allowed = tuple(given.allowed_token_ids or ())
     intake.check_ids(front, allowed, param="parameters.allowed_token_ids")
     start, factor = given.exponential_decay_length_penalty or (1, 1.0)
@@ -226,7 +237,7 @@ def sampling_params(front: Front, given: Parameters, *, logprobs: bool) -> Sampl
 
 
 def text_rules(front: Front, given: Parameters) -> TextRules:
-    """What ends an answer. Stop texts stay in it, the end token's text does not, unless `print_eos_token`."""
+    """The rules that end an answer. Stop texts stay in it, the end token's text does not, unless `print_eos_token`."""
     sequences = given.stop_sequences or []
     if isinstance(sequences, str):
         sequences = [sequences]
@@ -251,27 +262,41 @@ def check_copies(given: Parameters, stream: bool, width: int) -> int:
         intake.refuse(given, intake.NO_SEARCH, prefix="parameters.", why=why)
     n = given.n or (1 if (given.num_beams or 1) > 1 else given.best_of) or 1
     if given.best_of not in (None, n, width if width > 1 else n):
-        raise RequestError(
-            "parameters.best_of: every answer that is generated is returned, so best_of must equal n"
+        raise refusal(
+            "parameters.best_of",
+            "every answer that is generated is returned, so best_of must equal n"
             + (", or the number of beams" if width > 1 else ""),
-            param="parameters.best_of",
-            code="unsupported_parameter",
+            "unsupported_parameter",
         )
     intake.check_one_answer(n, stream=stream, param="parameters.n" if given.n else "parameters.best_of")
     return n
+
+
+_CONSTRAINTS = {"regular_constraint": "regex", "guided_grammar": "grammar", "guided_json": "json"}
+"""LightLLM's fields that constrain an answer -> the argument of `guided` that does it."""
+
+
+def guide(front: Front, given: Parameters) -> LogitsProcessor | None:
+    """The processor that enforces the constraint of `given`, or None if there is none.
+
+    As with LightLLM there is one at most; `grammar` is TGI's, which huggingface_hub sends. Raises RequestError for
+    several.
+    """
+    asked = [name for name in (*_CONSTRAINTS, "grammar", "allowed_token_ids") if getattr(given, name)]
+    if not set(asked) - {"allowed_token_ids"}:
+        return None
+    if len(asked) > 1:
+        raise refusal(f"parameters.{asked[1]}", f"it cannot be combined with {asked[0]}")
+    if given.grammar is not None:
+        return typed("parameters.grammar", given.grammar).processor(front)
+    kind, value = _CONSTRAINTS[asked[0]], getattr(given, asked[0])
+    if value == "json" and kind == "grammar":  # the name of a grammar that LightLLM brings: any JSON
+        kind, value = "json", True
+    return guided(front, f"parameters.{asked[0]}", **{kind: value})
 
 
 def refuse_media(given: dict[str, Any] | None) -> None:
     """Images and audio would change the answer."""
     for name, items in (given or {}).items():
         if items:
-            raise RequestError(
-                f"multimodal_params.{name[:50]}: this server takes text only",
-                param=f"multimodal_params.{name[:50]}",
-                code="unsupported",
-            )
-
-
-def _answer(resp: falcon.Response, value: dict[str, Any]) -> None:
-    resp.content_type = "application/json"
-    resp.data = orjson.dumps(value)
+            raise refusal(f"multimodal_params.{name[:50]}", "this server takes text only", "unsupported")

@@ -32,7 +32,7 @@ class WholeWriter:
     """/generate: collects every choice and answers once.
 
     With `details`, each token is listed; its `cumlogprob` is the running mean of the log-probabilities, as in
-    LightLLM. Where the prompt's log-probabilities were asked for, `prompt_logprobs` lists [id, {next id: its
+    LightLLM. If the server returns the prompt's log-probabilities, `prompt_logprobs` lists [id, {next id: its
     log-probability}] for all its tokens but the last.
     """
 

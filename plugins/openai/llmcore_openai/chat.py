@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import falcon
 import orjson
-from llmcore.api import ChoiceEvent, Finish, RequestError
-from llmcore.api.text import Event
+from llmcore.api import ChoiceEvent, Finish
+from llmcore.api.text import Event, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, joined
 from llmcore_server.api import (
     FINISH_REASONS,
+    CallBlock,
     Choice,
     Front,
     Generation,
     Place,
+    ReasoningBlock,
     Request,
+    TextBlock,
     TokenNames,
+    blocks,
     check_begun,
     fitting,
+    refusal,
 )
 
 from llmcore_openai import sampling
-from llmcore_openai.calls import chat_guide, choice_of
-from llmcore_openai.logprobs import chat_entries
-from llmcore_openai.prompt_logprobs import PromptLogprobs, check_most
-from llmcore_openai.rendering import conversation_of
+from llmcore_openai.conversation import chat_guide, choice_of, conversation_of, refuse_functions
+from llmcore_openai.logprobs import PromptLogprobs, chat_entries, check_most
 from llmcore_openai.requests import ChatRequest
-from llmcore_openai.tools import deltas, message_members, refuse_functions
 from llmcore_openai.writers import Logprobs, StreamWriter, whole_writer
 
 
@@ -120,9 +123,7 @@ class ChatCompletions:
         refuse_functions(body)
         sampling.check(self._front, body)
         if body.top_logprobs and not body.logprobs:
-            raise RequestError(
-                "top_logprobs: set logprobs to true as well", param="top_logprobs", code="invalid_value"
-            )
+            raise refusal("top_logprobs", "set logprobs to true as well")
         best = (body.top_logprobs or 0) if body.logprobs else None
         name, most = longest(body)
         conversation = conversation_of(self._front, body)
@@ -151,7 +152,8 @@ class ChatCompletions:
             source="messages",
         )
         submits = list(sampling.with_prompt_logprobs(submits, body.prompt_logprobs))
-        check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
+        if body.prompt_logprobs is not None:
+            check_most([ids], [body.prompt_logprobs], 1, param="prompt_logprobs")
         guide = chat_guide(self._front, body, conversation.choice, context)
         check_begun(guide, parsing)
         request = Request(
@@ -171,5 +173,52 @@ def longest(body: ChatRequest) -> tuple[str, int | None]:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     most: int | None = getattr(body, name)
     if most == 0:
-        raise RequestError(f"{name}: give 1 or more, or -1 for as many as fit", param=name, code="invalid_value")
+        raise refusal(name, "give 1 or more, or -1 for as many as fit")
     return name, most
+
+
+def message_members(events: Sequence[Event]) -> dict[str, Any]:
+    """The members of a whole message: content, and reasoning and tool_calls where there are any."""
+    found = blocks(events)
+    text = "".join(block.text for block in found if isinstance(block, TextBlock))
+    reasoning = "".join(block.text for block in found if isinstance(block, ReasoningBlock))
+    calls = [
+        {"id": _call_id(), "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
+        for block in found
+        if isinstance(block, CallBlock)
+    ]
+    members: dict[str, Any] = {"content": text or (None if calls else "")}
+    if reasoning:
+        members |= _reasoning(reasoning)
+    if calls:
+        members["tool_calls"] = calls
+    return members
+
+
+def deltas(events: Sequence[Event]) -> list[bytes]:
+    """The members of one chunk per event that clients hear of."""
+    return [b'"delta":%b' % orjson.dumps(delta) for delta in _deltas(events)]
+
+
+def _deltas(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    for event in joined(events):
+        match event:
+            case TextDelta():
+                yield {"content": event.text}
+            case ReasoningDelta():
+                yield _reasoning(event.text)
+            case ToolCallBegun():
+                function = {"name": event.name, "arguments": ""}
+                call = {"index": event.index, "id": _call_id(), "type": "function", "function": function}
+                yield {"tool_calls": [call]}
+            case ToolCallDelta():
+                yield {"tool_calls": [{"index": event.index, "function": {"arguments": event.arguments}}]}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    # One name is DeepSeek's and LMDeploy's, the other that of newer servers; clients read either.
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

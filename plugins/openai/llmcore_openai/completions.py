@@ -7,26 +7,25 @@ from typing import Any
 
 import falcon
 import orjson
-from llmcore.api import ChoiceEvent, RequestError, Submit
-from llmcore.api.text import Event
+from llmcore.api import ChoiceEvent, Finish, Submit
+from llmcore.api.text import ChoiceText, Event, TextRules
 from llmcore_server.api import (
     FINISH_REASONS,
     Choice,
     Front,
     Generation,
     Place,
+    Places,
     Request,
     TokenNames,
     filled,
     fitting,
     intake,
+    refusal,
 )
 
 from llmcore_openai import sampling
-from llmcore_openai.guide import guide
-from llmcore_openai.logprobs import Columns, completion_columns, joined
-from llmcore_openai.prompt_logprobs import PromptLogprobs, check_most
-from llmcore_openai.prompts import Echoes, Prompt, split_prompts
+from llmcore_openai.logprobs import Columns, PromptLogprobs, check_most, completion_columns, joined
 from llmcore_openai.requests import CompletionRequest
 from llmcore_openai.writers import StreamWriter, whole_writer
 
@@ -48,7 +47,7 @@ class CompletionShape:
         self._echoes = echoes
         self._prompts = known
         self.answers = answers
-        # Who reads log-probabilities of prompts finds where they end by counting the answer's.
+        # Clients find the end of the prompt's log-probabilities by counting the answer's.
         self.every_token = echoes is not None
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
@@ -144,7 +143,7 @@ class Completions:
             prompts,
             rules,
             logprobs=body.logprobs,
-            # The engine needs a token to end with; nobody will see it.
+            # The engine needs one token to end with. The answer does not show it.
             limit=("max_tokens", 1 if body.max_tokens == 0 else body.max_tokens),
             source="prompt",
         )
@@ -152,7 +151,7 @@ class Completions:
         made = sampling.with_prompt_logprobs(made, *tops)
         param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         check_most(prompts, tops, body.n or 1, param=param)
-        submits = fitting(made, guide(self._front, body))
+        submits = fitting(made, sampling.guide(self._front, body))
         return Request(submits=submits, rules=rules, dialect="openai", request_id=request_id, stream=bool(body.stream))
 
 
@@ -160,17 +159,71 @@ def check(front: Front, body: CompletionRequest) -> None:
     """Refuse what cannot be honoured."""
     sampling.check(front, body)
     if body.max_tokens == 0 and not body.echo:
-        raise _refusal("max_tokens", "0 asks for the prompt alone, so set echo to true; else it is 1 or more")
+        raise refusal("max_tokens", "0 asks for the prompt alone, so set echo to true; else it is 1 or more")
     name, fewest = sampling.least(body)
     if body.max_tokens == 0 and fewest:
-        raise _refusal(name, f"{fewest} is more than max_tokens, 0")
+        raise refusal(name, f"{fewest} is more than max_tokens, 0")
     if body.max_tokens == 0 and body.return_token_ids:
-        raise _refusal("return_token_ids", "there is no answer to list tokens of; /tokenize lists a prompt's")
+        raise refusal("return_token_ids", "there is no answer to list tokens of; /tokenize lists a prompt's")
     if body.echo and body.truncate_prompt_tokens is not None:
-        raise _refusal("echo", "it shows the whole prompt; leave truncate_prompt_tokens out")
+        raise refusal("echo", "it shows the whole prompt; leave truncate_prompt_tokens out")
     if body.echo and body.suffix and body.logprobs is not None:
-        raise _refusal("logprobs", "with echo they would tell of the tokens around suffix; leave one of the three out")
+        raise refusal("logprobs", "with echo they would tell of the tokens around suffix; leave one of the three out")
 
 
-def _refusal(name: str, why: str) -> RequestError:
-    return RequestError(f"{name}: {why}", param=name, code="invalid_value")
+Prompt = str | list[int]
+
+
+def split_prompts(front: Front, prompt: str | list[Any], *, param: str = "prompt") -> list[Prompt]:
+    """The prompts of a request: one text, one list of ids, or a list in which each is either."""
+    intake.check_readable(front, prompt, param=param)
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))  # there may be a hundred thousand, and they are looked at before they are counted
+    if kinds == {int}:
+        return [prompt]
+    if int not in kinds:
+        return prompt
+    raise refusal(param, "a list holds token ids, or prompts that are texts or lists of token ids", "invalid_type")
+
+
+class Echoes:
+    """A request's prompts as an echo shows them: texts, and columns of log-probabilities that the engine sends.
+
+    `ids`: the prompts' tokens, as they were submitted. `top`: the number of the best tokens beside each token, or None
+    for an echo without columns.
+    """
+
+    def __init__(
+        self, front: Front, given: Sequence[Prompt], ids: Sequence[Sequence[int]], top: int | None, *, special: bool
+    ):
+        self._tokenizer = front.tokenizer
+        self._ids = ids
+        self._skip = not special
+        self._top = top
+        self._known: dict[int, Places] = {}
+        self.texts = [
+            one if isinstance(one, str) else front.tokenizer.decode(one, skip_special_tokens=self._skip)
+            for one in given
+        ]
+
+    def hear(self, prompt: int, event: ChoiceEvent) -> None:
+        """Keep what an event says of prompt number `prompt`."""
+        if event.prompt_logprobs and self._top is not None:
+            self._known[prompt] = self._places(self._ids[prompt], event, self._top)
+
+    def columns(self, names: TokenNames, prompt: int) -> Columns:
+        """`logprobs` of a prompt. Its first token has no log-probability."""
+        token = names.text(self._ids[prompt][0])
+        first: Columns = {"tokens": [token], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+        known = self._known.get(prompt, Places())  # a prompt of one token has none
+        return joined(first, completion_columns(names, known))
+
+    def _places(self, ids: Sequence[int], event: ChoiceEvent, top: int) -> Places:
+        text = ChoiceText(self._tokenizer, TextRules(skip_special_tokens=self._skip))
+        text.feed(ChoiceEvent(choice=0, tokens=tuple(ids), finish=Finish.RUNNING))
+        places = Places()
+        best = event.prompt_top or ((),) * len(event.prompt_logprobs)
+        for start, token, logprob, likely in zip(text.starts[1:], ids[1:], event.prompt_logprobs, best, strict=True):
+            places.add(start, token, logprob, likely[:top])
+        return places

@@ -1,7 +1,7 @@
-"""What OpenAI's clients send, with the de-facto extensions; types and ranges are checked when a body is read.
+"""Requests of OpenAI's clients, with the de-facto extensions. Reading a body checks types and ranges.
 
-null means absent everywhere. A field that would change the answer and that this server gives no meaning to is typed
-`Any` and listed in `REFUSED`; one that changes nothing (`user`, `store`) is checked and then ignored.
+null means absent everywhere. A field that would change the answer, and that this server does not support, is typed
+`Any` and listed in `REFUSED`. A field that changes nothing (`user`, `store`) is checked and then ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class StreamOptions(Struct):
-    """How a stream reports usage."""
+    """The usage that a stream reports."""
 
     include_usage: Flag = None
     """Send the request's tokens in a chunk of their own before the end."""
@@ -60,8 +60,8 @@ class JsonSchema(Struct):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """What the answer has to be; `regex_schema` is LMDeploy's. The types json and regex, and `value`, are TGI's;
-    `schema` is that of clients which leave out OpenAI's wrapping."""
+    """The form that an answer must have. `regex_schema` is LMDeploy's. The types json and regex, and `value`, are
+    TGI's. `schema` is for clients that leave out OpenAI's wrapping."""
 
     type: Literal["text", "json_object", "json_schema", "regex_schema", "json", "regex"]
     """The kind of text that the answer has to be."""
@@ -109,7 +109,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class Sampled(Struct, kw_only=True):
-    """What both completions endpoints take."""
+    """The fields that both completions endpoints have."""
 
     model: Text | None = None
     """The served model, by a name that /v1/models lists. Absent: the served model."""
@@ -315,7 +315,7 @@ class ToolFunction(Struct):
 
 
 class Tool(Struct):
-    """What the model may use; there are only functions."""
+    """A tool that the model may use; there are only functions."""
 
     function: ToolFunction
     """The function."""

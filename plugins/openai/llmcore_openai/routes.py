@@ -9,11 +9,17 @@ from llmcore_server.api import Front, Route
 from llmcore_openai import answers
 from llmcore_openai.chat import ChatCompletions
 from llmcore_openai.completions import Completions
-from llmcore_openai.embedding_requests import CompareRequest, EmbeddingRequest, RerankRequest
-from llmcore_openai.embeddings import Embeddings, Rerank, Scores, Vectors
-from llmcore_openai.models import Model, Models
+from llmcore_openai.embeddings import (
+    CompareRequest,
+    EmbeddingRequest,
+    Embeddings,
+    Rerank,
+    RerankRequest,
+    Scores,
+    Vectors,
+)
+from llmcore_openai.models import Detokenize, DetokenizeRequest, Model, Models, Tokenize, TokenizeRequest
 from llmcore_openai.requests import ChatRequest, CompletionRequest
-from llmcore_openai.token_routes import Detokenize, DetokenizeRequest, Tokenize, TokenizeRequest
 
 
 def routes(front: Front) -> Iterable[Route]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -24,7 +25,6 @@ from llmcore_server.api import (
 )
 
 from llmcore_openai.requests import StreamOptions
-from llmcore_openai.token_ids import TokenIds
 
 Logprobs = Mapping[str, Iterable[Any] | None]
 """The members of a `logprobs`, of which each is an array or null. An array is gone through once."""
@@ -34,23 +34,23 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Shape(Protocol):
-    """What chat and text completions do not have in common."""
+    """The differences between chat and text completions."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     answers: bool
-    """Whether what is generated is shown; a prompt alone may have been asked for."""
+    """False if the client asked for the prompt alone, and not for generated text."""
 
     every_token: bool
-    """Whether tokens without text have logprobs, too."""
+    """True if tokens without text have logprobs, too."""
 
     prompts: bool
-    """Whether an answer may be to several prompts."""
+    """True if one request may have several prompts."""
 
     def hear(self, choice: Choice, event: ChoiceEvent) -> None:
-        """What an event brings beside tokens."""
+        """Take the parts of an event that are not tokens."""
 
     def opening(self, choice: Choice) -> bytes | None:
         """The members of the first chunk of a choice, if it has one of its own."""
@@ -81,7 +81,7 @@ class Shape(Protocol):
 
 
 class Envelope:
-    """What every chunk of one answer, or the answer itself, repeats."""
+    """The members that every chunk of an answer repeats, or that the whole answer has."""
 
     def __init__(self, front: Front, generation: Generation, shape: Shape):
         self.id = f"{shape.id_prefix}-{uuid.uuid4().hex}"
@@ -149,7 +149,7 @@ class WholeWriter:
         self._generation.fail(error, openai_error)
 
     def chosen(self) -> Sequence[Choice]:
-        """What is sent."""
+        """The choices that are sent."""
         return self._generation.choices
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -303,5 +303,43 @@ def whole_writer(
 
 
 def pending(generation: Generation, shape: Shape) -> list[UnshownTokens]:
-    """What keeps every choice's tokens until they are shown."""
+    """For every choice, its tokens that are not shown yet."""
     return [UnshownTokens(whole=shape.every_token, none=not shape.answers) for _ in generation.choices]
+
+
+class TokenIds:
+    """The tokens of every choice that no chunk has shown yet; of a whole answer all. End tokens are among them. The
+    members' values are arrays.
+
+    `beside`: the prompt's tokens stand in the choice and not beside the choices, as completions have it.
+    """
+
+    def __init__(self, generation: Generation, *, beside: bool) -> None:
+        self._submits = generation.request.submits
+        self._beside = beside
+        self._waiting = [array("i") for _ in generation.choices]
+        self._first = [True for _ in generation.choices]
+        self._prompt_shown = False
+
+    def hear(self, choice: Choice, event: ChoiceEvent) -> None:
+        """Tokens after a stop are none of the answer."""
+        self._waiting[choice.index].extend(event.tokens[: len(choice.text.starts)])
+
+    def of_choice(self, choice: Choice) -> dict[str, Any]:
+        """The members of a choice, or of its next chunk; the prompt's come once."""
+        members: dict[str, Any] = {"token_ids": self._waiting[choice.index]}
+        self._waiting[choice.index] = array("i")
+        if self._beside and self._first[choice.index]:
+            members["prompt_token_ids"] = self._prompt(choice.prompt)
+        self._first[choice.index] = False
+        return members
+
+    def of_answer(self) -> dict[str, Any]:
+        """The members of the answer, or of the next chunk."""
+        if self._beside or self._prompt_shown:
+            return {}
+        self._prompt_shown = True
+        return {"prompt_token_ids": self._prompt(0)}
+
+    def _prompt(self, index: int) -> array[int]:
+        return array("i", self._submits[index].prompt)

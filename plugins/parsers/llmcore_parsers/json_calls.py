@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from llmcore.api.text import ParserContext
@@ -14,10 +14,6 @@ from llmcore_parsers.machine import Calls, first_tag
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _LABELS = rf'(?:"(?:type|id)"\s*:\s*{_STRING}\s*,\s*)*'
-_HEAD = re.compile(
-    rf'\{{\s*{_LABELS}"name"\s*:\s*({_STRING})\s*,\s*{_LABELS}"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
-)
-_KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
 _MEMBER = re.compile(r',\s*"')
 
 
@@ -29,15 +25,33 @@ class JsonCalls(Calls):
     does not call one of the request's tools is text. `_between` says what may follow either kind.
     """
 
+    KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
+    """The members that the object of a call may have."""
+    HEAD = re.compile(
+        rf'\{{\s*{_LABELS}"name"\s*:\s*({_STRING})\s*,\s*{_LABELS}"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
+    )
+    """Matches an object up to its arguments. The group is the function's name, as JSON."""
+
     def __init__(self, context: ParserContext):
         super().__init__(context)
         self._brackets = Brackets()
         self._seen = 0
         self._in_object = False
 
+    def _opened(self) -> bool:
+        """State before an object that may be a call."""
+        rest = self._skip_space()
+        if not rest:
+            return False
+        if rest[0] != "{":
+            return self._refuse()
+        self._enter_call()
+        return True
+
     def _between(self) -> bool:
         """State after an object. It was a call if `_after_call`."""
-        raise NotImplementedError
+        self._closer, self._state = 0, self._closing if self._after_call else self._text
+        return True
 
     def _enter_call(self) -> None:
         self._brackets, self._seen, self._state = Brackets(), 0, self._object
@@ -47,7 +61,7 @@ class JsonCalls(Calls):
 
     def _object(self) -> bool:
         """State in which `_held` begins with the bracket of an object that may be a call."""
-        head = _HEAD.match(self._held)
+        head = self.HEAD.match(self._held)
         if head is not None:
             name = decoded(head[1])
             if name not in self._tools:
@@ -56,14 +70,14 @@ class JsonCalls(Calls):
             self._held = self._held[head.end() :]
             self._enter_arguments(in_object=True)
             return True
-        if not _may_be_call(self._held):
+        if not _may_be_call(self._held, self.KEYS):
             return self._no_call()
         end = self._brackets.end(self._held[self._seen :])
         if end is None:
             self._seen = len(self._held)
             return False
         end += self._seen
-        call = read_call(decoded(self._held[:end]), self._tools)
+        call = read_call(decoded(self._held[:end]), self._tools, self.KEYS)
         if call is None:
             return self._no_call()
         self._begin(call[0])
@@ -127,12 +141,12 @@ class JsonCalls(Calls):
         return bool(tag)
 
 
-def read_call(call: Any, tools: Mapping[str, Any]) -> tuple[str, str] | None:
+def read_call(call: Any, tools: Mapping[str, Any], keys: Set[str]) -> tuple[str, str] | None:
     """Returns (name, arguments as JSON) of a decoded object, or None if it does not call one of `tools`."""
-    if not isinstance(call, dict) or not call.keys() <= _KEYS:
+    if not isinstance(call, dict) or not call.keys() <= keys:
         return None
     if isinstance(call.get("function"), dict):
-        return read_call(call["function"], tools)
+        return read_call(call["function"], tools, keys)
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = decoded(arguments)
@@ -149,7 +163,7 @@ def decoded(text: str) -> Any:
         return None
 
 
-def _may_be_call(text: str) -> bool:
+def _may_be_call(text: str, keys: Set[str]) -> bool:
     """True if an object that begins like this may name a function. If not, it streams as text: answers may be JSON."""
     body = text[1:].lstrip()
     if not body:
@@ -157,4 +171,4 @@ def _may_be_call(text: str) -> bool:
     if body[0] != '"':
         return False
     key, closed, _ = body[1:].partition('"')
-    return key in _KEYS if closed else any(known.startswith(key) for known in _KEYS)
+    return key in keys if closed else any(known.startswith(key) for known in keys)

@@ -42,15 +42,6 @@ class Llama3ToolParser(JsonCalls):
             self._state = self._text
         return True
 
-    def _opened(self) -> bool:
-        rest = self._skip_space()
-        if not rest:
-            return False
-        if rest[0] != "{":
-            return self._refuse()
-        self._enter_call()
-        return True
-
     def _between(self) -> bool:
         separators = _SEPARATORS.match(self._held)
         end = separators.end() if separators else 0

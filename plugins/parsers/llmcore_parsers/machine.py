@@ -50,8 +50,7 @@ class Calls:
         out: list[Event] = []
         self._out = out
         self._held += text
-        while self._state():
-            pass
+        self._go_on()
         return out
 
     def finish(self) -> list[Event]:
@@ -62,6 +61,11 @@ class Calls:
         if not (self._after_call and rest.isspace()):
             self._show(rest)
         return self._out
+
+    def _go_on(self) -> None:
+        """Enter states, until one needs more text."""
+        while self._state():
+            pass
 
     def _end_of_output(self) -> None:
         """Called at the end of the output. A state that can parse the held text overrides it; by default it is

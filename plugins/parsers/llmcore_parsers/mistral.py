@@ -42,13 +42,7 @@ class MistralToolParser(JsonCalls):
 
     def _listed(self) -> bool:
         """State before the first object of a list."""
-        rest = self._skip_space()
-        if not rest:
-            return False
-        if rest[0] != "{":
-            return self._refuse()
-        self._enter_call()
-        return True
+        return super()._opened()
 
     def _named(self) -> bool:
         found = _NAME.match(self._held)

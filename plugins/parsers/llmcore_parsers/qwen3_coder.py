@@ -53,14 +53,7 @@ class Qwen3CoderToolParser(JsonCalls):
             return True
         if FUNCTION.startswith(rest):
             return False
-        if rest[0] != "{":
-            return self._refuse()
-        self._enter_call()
-        return True
-
-    def _between(self) -> bool:
-        self._closer, self._state = 0, self._closing if self._after_call else self._text
-        return True
+        return super()._opened()
 
     def _named(self) -> bool:
         """State after FUNCTION."""

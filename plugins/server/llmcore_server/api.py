@@ -24,6 +24,7 @@ from llmcore_server.http.errors import (
     ErrorMembers,
     as_request_error,
     openai_error,
+    refusal,
     retry_headers,
 )
 from llmcore_server.http.front import Front, Route
@@ -95,6 +96,7 @@ __all__ = [
     "listed",
     "openai_error",
     "pieces",
+    "refusal",
     "released_by_token",
     "retry_headers",
     "room_for_logprobs",

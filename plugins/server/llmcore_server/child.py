@@ -15,6 +15,7 @@ from llmcore.config.process import die_with_parent, shortage_of
 
 from llmcore_server.logs import log_to_stderr
 from llmcore_server.messages import LastWords, Launch, decode_launch, encode
+from llmcore_server.settings import Logging
 
 L = TypeVar("L", bound=Launch)
 
@@ -50,7 +51,7 @@ def begin(kind: type[L]) -> L:
     log = _open_log(launch)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log)
-    log_to_stderr(launch.config.reports, launch.name)
+    log_to_stderr(launch.config.section(Logging), launch.name)
     return launch
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import orjson
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import reraise_if_stopping
-from llmcore.config import Reports
+
+from llmcore_server.settings import Logging
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -113,11 +114,11 @@ class Behind(logging.Handler):
             self._lines.task_done()
 
 
-def log_to_stderr(reports: Reports, process: str) -> None:
+def log_to_stderr(settings: Logging, process: str) -> None:
     """Set up this process's log; `process` is its name in JSON lines. Replaces any earlier set-up."""
     handler = Behind(process)
-    handler.setFormatter(JsonFormatter(process) if reports.log_format == "json" else TextFormatter())
-    logging.basicConfig(level=reports.log_level, handlers=[handler], force=True)
+    handler.setFormatter(JsonFormatter(process) if settings.log_format == "json" else TextFormatter())
+    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
 
 
 def _shortened(text: str) -> str:

@@ -11,10 +11,11 @@ from llmcore import __version__
 from llmcore.api.bridge import ModelFacts
 from llmcore.cli.display import Stages, show_summary
 from llmcore.cli.options import Resolved, SettingsCommand, with_model
-from llmcore.config import Reports, with_model_resolved
+from llmcore.config import with_model_resolved
 from llmcore.weights.source import find_loader
 
 from llmcore_server.logs import fields, log_to_stderr
+from llmcore_server.settings import Logging
 from llmcore_server.supervisor import Notices, serve
 
 logger = logging.getLogger(__name__)
@@ -31,16 +32,16 @@ def command(ctx: click.Context, resolved: Resolved, model: str | None) -> None:
     """
     config = with_model_resolved(with_model(resolved.config, model))
     find_loader(resolved.registry, config.model.path, weights=config.model.load_format != "dummy")
-    log_to_stderr(config.reports, "supervisor")
-    with notices(config.reports) as shown:
+    log_to_stderr(config.section(Logging), "supervisor")
+    with notices(config.section(Logging)) as shown:
         ctx.exit(serve(config, shown))
 
 
 @contextmanager
-def notices(reports: Reports) -> Iterator[Notices]:
+def notices(settings: Logging) -> Iterator[Notices]:
     """The notices of a start: for people, or in one line of a JSON log if there is no terminal."""
     stages = Stages()
-    as_json = reports.log_format == "json" and not stages.console.is_terminal
+    as_json = settings.log_format == "json" and not stages.console.is_terminal
 
     def progress(stage: str, done: int, total: int) -> None:
         if not as_json:

@@ -225,7 +225,45 @@ class Push:
             yield from without_effect(origins, options, "metric_gateway names no Pushgateway")
 
 
-SECTIONS = (Server, Access, Admission, Push)
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Changes to prompts before they reach the engine."""
+
+    token_healing_mode: bool = option(
+        False,
+        "Token healing: generate the last tokens of every prompt again, and do not show them in the answer.",
+    )
+    long_truncation_mode: str | None = option(
+        None,
+        "Cut a prompt that leaves too little room for its answer: head drops its beginning, center its middle.",
+        choices=("head", "center"),
+        unset="None",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    """Logging."""
+
+    log_level: str = option(
+        "INFO",
+        "Lowest severity that is logged; DEBUG logs prompts too.",
+        choices=("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET"),
+    )
+    log_format: str = option(
+        "text", "Format of every process's log: lines of text, or one JSON object per line.", choices=("text", "json")
+    )
+    max_log_len: int | None = option(
+        None, "Most characters, and most token ids, of a prompt in the log (default: all).", low=0
+    )
+
+    def check(self, config: Config, origins: Origins) -> Iterator[str]:
+        """Yields a warning for a setting without effect."""
+        if self.log_level not in ("DEBUG", "NOTSET"):
+            yield from without_effect(origins, ("max_log_len",), "prompts are logged with log_level DEBUG only")
+
+
+SECTIONS = (Server, Access, Admission, Push, Prompts, Logging)
 """In the order of `llmcore serve --help`."""
 
 

@@ -1,4 +1,4 @@
-"""What TGI's clients send. Names and meaning are TGI's, and so are ranges, except that numbers that
+"""Requests of TGI's clients. Names and meaning are TGI's, and so are ranges, except that numbers that
 change nothing are taken, and 0 for `top_p`; `truncation_side` is new. null means absent everywhere."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Parameters(Struct):
 
     @property
     def sampled(self) -> bool:
-        """Whether tokens are drawn: asked for, or implied by something that only a draw can do."""
+        """True if tokens are drawn, because the client says so or sets a field that only matters in draws."""
         filters = (self.temperature, self.top_p, self.typical_p)
         return bool(self.do_sample or self.top_k) or any(value not in (None, 1.0) for value in filters)
 

@@ -8,18 +8,16 @@ from importlib.metadata import version
 
 import falcon
 import msgspec
-import orjson
-from llmcore.api import LogitsProcessor, RequestError, SamplingParams, Submit
+from llmcore.api import SamplingParams, Submit
 from llmcore.api.text import TextRules
 from llmcore_server.api import (
     Front,
     Generation,
     Request,
     Route,
-    TypedGrammar,
     fitting,
-    guided,
     intake,
+    refusal,
     room_for_logprobs,
     typed,
 )
@@ -71,7 +69,8 @@ class Generate:
             # / answers with a list of one, /generate with an object
             listed=self._stream is None,
         )
-        submits = fitting([submit], guide(front, given.grammar))
+        guide = None if given.grammar is None else typed("parameters.grammar", given.grammar).processor(front)
+        submits = fitting([submit], guide)
         request = Request(submits=submits, rules=rules, dialect="tgi", request_id=front.request_id(req), stream=stream)
         generation = Generation(front, front.detach(req, resp), request)
         generation.start(StreamWriter(generation, shape) if stream else WholeWriter(generation, shape))
@@ -82,55 +81,48 @@ class Info:
 
     def __init__(self, front: Front):
         facts = front.facts
-        self._answer = orjson.dumps(
-            {
-                "model_id": front.model_name,
-                "model_sha": None,
-                "model_pipeline_tag": "text-generation",
-                "max_concurrent_requests": facts.max_running,
-                "max_best_of": MAX_BEST_OF,
-                "max_stop_sequences": MAX_STOPS,
-                "max_input_tokens": facts.max_input_len,
-                "max_total_tokens": facts.max_total_len,
-                "validation_workers": front.config.section(Server).httpserver_workers,
-                "max_client_batch_size": 1,
-                "router": "llmcore",
-                "version": version("llmcore-engine"),
-                "sha": None,
-                "docker_label": None,
-            }
-        )
+        self._front = front
+        self._answer = {
+            "model_id": front.model_name,
+            "model_sha": None,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": facts.max_running,
+            "max_best_of": MAX_BEST_OF,
+            "max_stop_sequences": MAX_STOPS,
+            "max_input_tokens": facts.max_input_len,
+            "max_total_tokens": facts.max_total_len,
+            "validation_workers": front.config.section(Server).httpserver_workers,
+            "max_client_batch_size": 1,
+            "router": "llmcore",
+            "version": version("llmcore-engine"),
+            "sha": None,
+            "docker_label": None,
+        }
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Answer."""
-        resp.content_type, resp.data = "application/json", self._answer
+        self._front.answer(resp, self._answer)
 
 
 def check(given: Parameters, stream: bool) -> None:
-    """What parameters may not say together."""
+    """Refuse parameters that contradict each other."""
     intake.refuse(given, REFUSED, prefix="parameters.")
     best_of = given.best_of or 1
     if best_of > 1 and not given.sampled:
-        raise _refusal("best_of", "several answers differ only if they are sampled; set do_sample")
+        raise refusal("parameters.best_of", "several answers differ only if they are sampled; set do_sample")
     if best_of > 1 and given.seed not in (None, intake.NO_SEED):
-        raise _refusal("best_of", "the answers are drawn from several seeds; leave seed out")
+        raise refusal("parameters.best_of", "the answers are drawn from several seeds; leave seed out")
     intake.check_one_answer(best_of, stream=stream, param="parameters.best_of")
     if given.decoder_input_details and stream:
-        raise _refusal("decoder_input_details", "a stream does not carry the prompt's tokens; use /generate")
-
-
-def guide(front: Front, grammar: TypedGrammar | None) -> LogitsProcessor | None:
-    """The processor that makes answers fit, or None where all do."""
-    if grammar is None:
-        return None
-    asked = typed("parameters.grammar", grammar)
-    return guided(front, asked.param, **{asked.kind: asked.value}, **asked.options)
+        raise refusal("parameters.decoder_input_details", "a stream does not carry the prompt's tokens; use /generate")
 
 
 def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
     """The prompt's tokens; `truncate` is the number of those that stay."""
     if given.truncate is not None and given.truncate > front.facts.max_input_len:
-        raise _refusal("truncate", f"{given.truncate} is more than the longest prompt, {front.facts.max_input_len}")
+        raise refusal(
+            "parameters.truncate", f"{given.truncate} is more than the longest prompt, {front.facts.max_input_len}"
+        )
     return intake.prompt_ids(
         front,
         text,
@@ -142,7 +134,7 @@ def prompt_ids(front: Front, text: str, given: Parameters) -> Sequence[int]:
 
 
 def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: bool) -> tuple[Submit, TextRules]:
-    """What to generate, and how it becomes text."""
+    """The request to the engine, and the rules by which its tokens become text."""
     name = "parameters.max_new_tokens"
     left = intake.room(front, prompt, given.max_new_tokens, param=name, source="inputs")
     stops, special = intake.split_stops(front, given.stop or [])
@@ -175,7 +167,3 @@ def make_submit(front: Front, prompt: Sequence[int], given: Parameters, stream: 
     if given.decoder_input_details:
         submit = msgspec.structs.replace(submit, prompt_logprobs=True)
     return submit, rules
-
-
-def _refusal(name: str, why: str) -> RequestError:
-    return RequestError(f"parameters.{name}: {why}", param=f"parameters.{name}", code="invalid_value")

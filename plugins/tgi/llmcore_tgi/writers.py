@@ -27,7 +27,7 @@ def encode_error(error: RequestError) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What of an answer is shown. `seed`: None for a greedy one. `prefix`: stands before the text."""
+    """The shown parts of an answer. `seed`: None for a greedy one. `prefix`: stands before the text."""
 
     tokenizer: Tokenizer
     eos_ids: frozenset[int]

@@ -6,10 +6,7 @@ from llmcore.api import KernelSpec, ModeSpec, hookimpl
 
 from llmcore_triton.specs import attention as attention_specs
 from llmcore_triton.specs import linear as linear_specs
-from llmcore_triton.specs import mla as mla_specs
-from llmcore_triton.specs import moe as moe_specs
 from llmcore_triton.specs import rows as rows_specs
-from llmcore_triton.specs import sampling as sampling_specs
 
 # `llmcore_triton.linear` is the kernels' module, and importing it here would bind the name `linear`
 
@@ -17,8 +14,10 @@ from llmcore_triton.specs import sampling as sampling_specs
 @hookimpl
 def register_kernels() -> Iterable[KernelSpec]:
     """The kernels, by kind of op."""
-    for part in (attention_specs, linear_specs, mla_specs, moe_specs, rows_specs, sampling_specs):
-        yield from part.kernels()
+    yield from attention_specs.kernels()
+    yield from attention_specs.latent_kernels()
+    yield from linear_specs.kernels()
+    yield from rows_specs.kernels()
 
 
 @hookimpl

@@ -9,7 +9,8 @@ import torch
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.layer_norm import candidates, default, launcher
+from llmcore_triton.layer_norm import norm_rows
+from llmcore_triton.rms_norm import candidates, default, launcher
 from llmcore_triton.rows import choose
 
 __all__ = ["candidates", "make", "make_with"]
@@ -17,7 +18,7 @@ __all__ = ["candidates", "make", "make_with"]
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    launch, rows = launcher(context, config, ADD=True, INNER=1, OWN=False)
+    launch, rows = launcher(norm_rows, context, config, ADD=True, INNER=1, OWN=False)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float

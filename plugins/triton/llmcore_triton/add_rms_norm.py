@@ -9,21 +9,15 @@ import torch
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import Bound, overlaps
-from llmcore_triton.rms_norm import SHORT, candidates, default, norm_rows
-from llmcore_triton.rows import choose, power, size
+from llmcore_triton.rms_norm import candidates, default, launcher, norm_rows
+from llmcore_triton.rows import choose
 
 __all__ = ["candidates", "make", "make_with"]
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    width = size(context, "size")
-    block, pdl = power(width), overlaps(context)
-    rows = max(1, SHORT // block)
-    fixed = {"INNER": 1, "SIZE": width, "BLOCK": block, "ROWS": rows, "ADD": True, "PDL": pdl, "launch_pdl": pdl}
-    fixed.update(config)
-    launch = Bound(norm_rows, **fixed)
+    launch, rows = launcher(norm_rows, context, config, ADD=True, INNER=1)
 
     def run(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float

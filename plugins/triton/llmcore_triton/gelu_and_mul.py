@@ -13,7 +13,7 @@ from llmcore.layers import Op
 from llmcore_triton.gelu_tanh import gelu
 from llmcore_triton.launch import release, wait
 from llmcore_triton.rows import choose
-from llmcore_triton.silu_and_mul import candidates, default, gated
+from llmcore_triton.silu_and_mul import candidates, default, over_columns
 
 __all__ = ["candidates", "default", "make", "make_with"]
 
@@ -33,7 +33,7 @@ def _gated(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.cons
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    return gated(_gated, context, config)
+    return over_columns(_gated, context, config)
 
 
 def make(context: OpContext) -> Op:

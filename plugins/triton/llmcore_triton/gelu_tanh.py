@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import Bound, overlaps, release, wait
-from llmcore_triton.rows import choose, size
-from llmcore_triton.silu_and_mul import candidates, default
+from llmcore_triton.launch import release, wait
+from llmcore_triton.rows import choose
+from llmcore_triton.silu_and_mul import candidates, default, over_columns
 
 __all__ = ["candidates", "default", "make", "make_with"]
 
@@ -38,18 +37,7 @@ def _bent(x, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.const
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    width, pdl, block = size(context, "size"), overlaps(context), config["block"]
-    blocks = -(-width // block)
-    fixed = {"SIZE": width, "BLOCK": block, "PDL": pdl, "launch_pdl": pdl, "num_warps": config["num_warps"]}
-    launch = Bound(_bent, **fixed)
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        """x [T, size] -> [T, size]."""
-        out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
-        launch((x.shape[0], blocks), x, out, x.stride(0))
-        return out
-
-    return run
+    return over_columns(_bent, context, config)
 
 
 def make(context: OpContext) -> Op:

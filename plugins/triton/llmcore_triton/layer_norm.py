@@ -11,9 +11,9 @@ import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import Op
 
-from llmcore_triton.launch import Bound, overlaps, release, wait
-from llmcore_triton.rms_norm import SHORT, candidates, default
-from llmcore_triton.rows import choose, power, size
+from llmcore_triton.launch import release, wait
+from llmcore_triton.rms_norm import as_rows, candidates, default, launcher
+from llmcore_triton.rows import choose
 
 __all__ = ["candidates", "default", "make", "make_with"]
 
@@ -71,32 +71,15 @@ def norm_rows(  # type: ignore[no-untyped-def]
     tl.store(out + (rows * out_stride)[:, None] + columns[None, :], normed.to(value.dtype), mask=keep)
 
 
-def launcher(context: OpContext, config: Mapping[str, Any], **more: Any) -> tuple[Bound, int]:
-    """Returns the kernel, and the rows per program."""
-    width, pdl = size(context, "size"), overlaps(context)
-    block = power(width)
-    rows = max(1, SHORT // block)
-    fixed = {"SIZE": width, "BLOCK": block, "ROWS": rows, "PDL": pdl, "launch_pdl": pdl, **more, **config}
-    return Bound(norm_rows, **fixed), rows
-
-
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`. It takes x of two or three dimensions; any other x is reshaped to
     two."""
-    width = size(context, "size")
-    launch, rows = launcher(context, config, ADD=False)
+    launch, rows = launcher(norm_rows, context, config, ADD=False)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
         """x [..., size] -> [..., size]."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        inner = 1
-        if x.dim() == 3:
-            inner, inner_stride = x.shape[1], x.stride(1)
-        else:
-            x = x if x.dim() == 2 else x.reshape(-1, width)
-            inner_stride = 0
-        n = x.shape[0] * inner
-        strides = (x.stride(0), inner_stride, 0, width)
+        x, inner, n, strides = as_rows(x)
         variant = launch.but(INNER=inner, OWN=weight.dim() == 2, BIAS=bias is not None)
         variant(((n + rows - 1) // rows,), x, x, weight, weight if bias is None else bias, out, n, *strides, eps)
         return out

@@ -22,8 +22,7 @@ from llmcore.layers import Op
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from llmcore_triton import silu_and_mul, tuned
-from llmcore_triton.entry import Box
-from llmcore_triton.launch import Bound, overlaps, release, wait
+from llmcore_triton.launch import Bound, Box, overlaps, release, wait
 from llmcore_triton.linear_shapes import TMA_ALIGNED, known_sizes, processors
 
 KERNEL = "many_rows"

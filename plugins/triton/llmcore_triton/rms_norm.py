@@ -71,26 +71,36 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
             yield {"num_warps": number}
 
 
+def launcher(kernel: Any, context: OpContext, config: Mapping[str, Any], **more: Any) -> tuple[Bound, int]:
+    """Returns a kernel that norms rows, and the rows per program."""
+    width, pdl = size(context, "size"), overlaps(context)
+    block = power(width)
+    rows = max(1, SHORT // block)
+    fixed = {"SIZE": width, "BLOCK": block, "ROWS": rows, "PDL": pdl, "launch_pdl": pdl, **more, **config}
+    return Bound(kernel, **fixed), rows
+
+
+def as_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, tuple[int, int, int, int]]:
+    """Returns x [..., size] with two or three dimensions, its inner rows per outer row, and the number of all rows.
+
+    The last item has strides as the kernels take them: outer rows, inner rows, a residual (none), the result.
+    """
+    width = x.shape[-1]
+    if x.dim() == 3:
+        return x, x.shape[1], x.shape[0] * x.shape[1], (x.stride(0), x.stride(1), 0, width)
+    x = x if x.dim() == 2 else x.reshape(-1, width)
+    return x, 1, x.shape[0], (x.stride(0), 0, 0, width)
+
+
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`. It takes x of two or three dimensions; any other x is reshaped to
     two."""
-    width = size(context, "size")
-    block, pdl = power(width), overlaps(context)
-    rows = max(1, SHORT // block)
-    fixed = {"SIZE": width, "BLOCK": block, "ROWS": rows, "ADD": False, "PDL": pdl, "launch_pdl": pdl, **config}
-    launch = Bound(norm_rows, **fixed)
+    launch, rows = launcher(norm_rows, context, config, ADD=False)
 
     def run(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [..., size] -> [..., size]."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        inner = 1
-        if x.dim() == 3:
-            inner, inner_stride = x.shape[1], x.stride(1)
-        else:
-            x = x if x.dim() == 2 else x.reshape(-1, width)
-            inner_stride = 0
-        n = x.shape[0] * inner
-        strides = (x.stride(0), inner_stride, 0, width)
+        x, inner, n, strides = as_rows(x)
         launch.but(INNER=inner)(((n + rows - 1) // rows,), x, x, weight, out, n, *strides, eps)
         return out
 

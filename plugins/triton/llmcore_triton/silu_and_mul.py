@@ -45,11 +45,11 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:
     """The kernel in the configuration `config`."""
-    return gated(_gated, context, config)
+    return over_columns(_gated, context, config)
 
 
-def gated(kernel: Any, context: OpContext, config: Mapping[str, Any]) -> Op:
-    """Returns `kernel`, which has the arguments of `_gated`, in the configuration `config`."""
+def over_columns(kernel: Any, context: OpContext, config: Mapping[str, Any]) -> Op:
+    """Returns `kernel` in the configuration `config`. It has the arguments of `_gated`, and gives [T, size]."""
     width, pdl = size(context, "size"), overlaps(context)
     block = config["block"]
     blocks = -(-width // block)
@@ -57,7 +57,7 @@ def gated(kernel: Any, context: OpContext, config: Mapping[str, Any]) -> Op:
     launch = Bound(kernel, **fixed)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        """x [T, 2 size] -> [T, size]."""
+        """x [T, size], or [T, 2 size] for a gated activation -> [T, size]."""
         n = x.shape[0]
         out = x.new_empty(n, width)
         launch((n, blocks), x, out, x.stride(0))

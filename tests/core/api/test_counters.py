@@ -1,8 +1,8 @@
-"""What processes count, and what becomes of it where they die."""
+"""Counters of one process: totals, gaps, and a sentence for each."""
 
 from __future__ import annotations
 
-from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, ServerFigures, Sum, Tallies
+from llmcore.api.counters import CAUSES, COUNTS, GAP_SECONDS, Tallies
 from llmcore_server.server_status import counts, rows
 
 
@@ -18,24 +18,6 @@ def test_counts_and_gaps_are_totals() -> None:
     assert (figures.gaps[0], figures.gaps[3], figures.gaps[-1], sum(figures.gaps)) == (2, 1, 1, 4)
     assert len(figures.gaps) == len(GAP_SECONDS) + 1
     assert counts(rows(figures)) == figures.counts
-
-
-def of(n: int) -> ServerFigures:
-    gaps = [0] * (len(GAP_SECONDS) + 1)
-    gaps[1] = n
-    return ServerFigures({("error_answers", ("404", "not_found")): n}, tuple(gaps), n / 100)
-
-
-def test_a_process_that_begins_anew_loses_nothing() -> None:
-    total = Sum()
-    total.heard("worker-0", of(5))
-    total.heard("worker-0", of(7))
-    total.heard("worker-1", of(1))
-    total.heard("worker-0", of(2))  # another one of that name
-    total.heard("worker-0", of(2))
-    figures = total.figures()
-    assert figures.counts == {("error_answers", ("404", "not_found")): 10}
-    assert figures.gaps[1] == 10 and round(figures.gap_seconds, 9) == 0.10
 
 
 def test_everything_has_a_sentence() -> None:

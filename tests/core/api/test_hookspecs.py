@@ -28,7 +28,7 @@ from llmcore.text.tokenizer import load_tokenizer
 from llmcore.weights.source import open_checkpoint
 from llmcore_devtools import check_plugin, registry_of
 from llmcore_devtools.conformance_observing import CONFIG, RECORD
-from llmcore_devtools.fake_bridge import FakeBridge, dialect_client, fake_front
+from llmcore_devtools.dialect import FakeBridge, dialect_client, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from safetensors.numpy import save_file
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from llmcore.api.errors import ConfigError, LlmcoreError, StartupError
-from llmcore.cli.failure import cause_and_fix, show_failure
+from llmcore.cli.display import cause_and_fix, show_failure
 from rich.console import Console
 
 

@@ -11,7 +11,6 @@ import pytest
 from llmcore.api.errors import ConfigError
 from llmcore.cli import main
 from llmcore.cli.generate import Item, read_items
-from llmcore.cli.sampling import from_model
 from llmcore_devtools import write_fake_model
 
 
@@ -80,15 +79,3 @@ def test_a_bad_line_is_named(text: str, message: str) -> None:
 def test_chat_makes_messages_of_lines() -> None:
     messages = [{"role": "user", "content": "hi"}]
     assert list(read_items(io.StringIO("hi\n"), chat=True)) == [Item({"prompt": "hi"}, None, messages)]
-
-
-@pytest.mark.parametrize(
-    ("generation", "sampling"),
-    [
-        ({}, {}),
-        ({"do_sample": True, "temperature": 0.7, "top_k": 50, "eos_token_id": 2}, {"temperature": 0.7, "top_k": 50}),
-        ({"top_p": None}, {}),
-    ],
-)
-def test_a_chat_draws_as_the_model_wants(generation: dict[str, Any], sampling: dict[str, Any]) -> None:
-    assert from_model(generation) == sampling

@@ -11,7 +11,7 @@ import pytest
 from llmcore.api.errors import ConfigError, PluginError
 from llmcore.config import process
 from llmcore.config.process import check_limits, memory_note, shortage_of
-from llmcore.text.convert import convert
+from llmcore.text.source import convert
 from llmcore_server.child import last_words_of
 
 

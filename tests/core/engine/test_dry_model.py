@@ -18,7 +18,8 @@ from llmcore.engine.llm import LLM
 from llmcore.registry.modes import Pins
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import Resolution, candidates_for, resolve
-from llmcore_devtools import fake_answer, fake_config, registry_of
+from llmcore_devtools import fake_answer, registry_of
+from llmcore_devtools.fake_files import read_config
 
 HALF = """
 from llmcore.api import KernelSpec, Requires, hookimpl
@@ -67,7 +68,7 @@ def chosen(
     file.write_text(KERNELS.format(kinds=kinds))
     build = DryBuild(
         registry=registry_of(str(file), *(() if sdpa else ("-kernels_cpu",))),
-        config=fake_config.read_config({"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}),
+        config=read_config({"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}),
         device=DeviceInfo("cpu"),
         torch_device=torch.device("meta"),
         pins=Pins(kernels=pins or {}),

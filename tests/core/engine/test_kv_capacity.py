@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 from llmcore.api.errors import ConfigError, RequestError, ResolveError
-from llmcore.builtin import token_layout
 from llmcore.builtin.devices.cpu import CPU
 from llmcore.config import Config, Memory, Scheduling
 from llmcore.engine import build, tables
 from llmcore.engine.kv_capacity import Room, fit, kv_capacity, scheduler_limits, stall_ms
 from llmcore.engine.llm import LLM
-from llmcore.layers import Build
-from llmcore_devtools import fake_answer, fake_config
+from llmcore.layers import Build, layout
+from llmcore_devtools import fake_answer
+from llmcore_devtools.fake_files import read_config
 
-MODEL = fake_config.read_config({"vocab_size": 9, "max_position_embeddings": 4096, "eos_token_id": 1})
+MODEL = read_config({"vocab_size": 9, "max_position_embeddings": 4096, "eos_token_id": 1})
 
 
 class Small(CPU):
@@ -224,7 +224,7 @@ def test_more_slots_than_fit(start: Callable[..., LLM], monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     if where == "the pool":
-        monkeypatch.setattr(token_layout, "zeros", out_of_memory(4 * 5000, token_layout.zeros))
+        monkeypatch.setattr(layout, "zeros", out_of_memory(4 * 5000, layout.zeros))
     else:
         monkeypatch.setattr(build, "run_worst_case", run_worst_case)
     text = refused(start, max_total_token_num=6000)

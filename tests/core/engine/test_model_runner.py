@@ -18,10 +18,9 @@ from llmcore.layers import Build
 from llmcore.ops.sample import VARIANTS, reference
 from llmcore.registry.loader import build_registry
 from llmcore.sched.plan import Admitted, StepPlan, StepResult, TableWrites, frame_of
-from llmcore_devtools import fake_config
-from llmcore_devtools.fake_files import fake_answer
+from llmcore_devtools.fake_files import fake_answer, read_config
 from llmcore_devtools.fake_model import FakeModel
-from llmcore_devtools.fault_steps import StepFaults
+from llmcore_devtools.faulty_engine import StepFaults
 
 MAX_LEN = 64
 CONFIG = {"vocab_size": 275, "max_position_embeddings": MAX_LEN, "eos_token_id": 257}
@@ -84,7 +83,7 @@ def ahead_cpu() -> CPU:
 
 
 def rig(granule: int = 1, graph_rows: int = 0) -> Rig:
-    config = fake_config.read_config(CONFIG)
+    config = read_config(CONFIG)
     device = ahead_cpu() if graph_rows else CPU()
     build = Build(
         registry=build_registry(Config()),

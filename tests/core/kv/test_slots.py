@@ -27,6 +27,13 @@ def test_counts_follow_requests_and_cache() -> None:
     pool.check()
 
 
+def test_distinct_granules_are_named_once() -> None:
+    pool = SlotPool(4)
+    assert pool.distinct(np.array([3, 0, 2], np.int32))
+    assert not pool.distinct(np.array([3, 0, 3], np.int32))
+    assert not pool.distinct(np.array([0, 1, 2, 3, 0], np.int32)), "more granules than the pool has"
+
+
 @pytest.mark.parametrize("granule", [1, 2, 16, 32])
 def test_every_granule_can_be_had_exactly_once(granule: int) -> None:
     pool = SlotPool(37, granule)

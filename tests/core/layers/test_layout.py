@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from llmcore.api.models import KVGroupSpec
-from llmcore.builtin.token_layout import TokenLayout
+from llmcore.layers.layout import TokenLayout
 
 GROUP = KVGroupSpec(name="all", layers=(0, 3), kv_heads=2, key_size=4, value_size=6)
 CPU = torch.device("cpu")

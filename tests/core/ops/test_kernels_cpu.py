@@ -8,8 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 from llmcore.api.models import AttnSpec
 from llmcore.api.specs import DeviceInfo, OpContext
-from llmcore.builtin.cpu import attention_prefill
-from llmcore.builtin.kernels_cpu import register_kernels
+from llmcore.builtin.cpu import attention, register_kernels
 from llmcore.builtin.ops import register_ops
 from llmcore.registry.loader import load
 from llmcore.registry.resolve import why_not
@@ -82,11 +81,11 @@ def test_attention_kernel(kernel, dtype: str, spec: AttnSpec, granule: int) -> N
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_prefill_in_blocks(spec: AttnSpec, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few queries, in bf16 and in f32."""
-    monkeypatch.setattr(attention_prefill, "BLOCK", 3)
-    monkeypatch.setattr(attention_prefill, "SHORT", short)
+    monkeypatch.setattr(attention, "BLOCK", 3)
+    monkeypatch.setattr(attention, "SHORT", short)
     where = context("attn.gqa.prefill", "bf16", granule=4, **asdict(spec))
     module = importlib.import_module(OPS["attn.gqa.prefill"].module)
-    assert check(module, attention_prefill.make(where), where) > 0
+    assert check(module, attention.Prefill(where), where) > 0
 
 
 def test_a_kernel_that_reads_too_far_is_caught() -> None:

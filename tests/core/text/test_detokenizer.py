@@ -1,3 +1,5 @@
+"""Detokenizers: the pieces of any text are the text, and no piece ends within a character."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llmcore.text.detokenizer import BytesDetokenizer, WindowDetokenizer, detokenizer
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
-from llmcore_devtools.tokenizer import SPECIAL, write_sentencepiece_like, write_tokenizer
+from llmcore_devtools.tokenizer import PAD, SPECIAL, write_sentencepiece_like, write_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(codec="utf-8"), max_size=40) | st.text("the stopé😀€ \n", max_size=60)
 
@@ -88,3 +90,22 @@ def test_garbage_does_not_grow_the_window(byte_level: FastTokenizer) -> None:
     for _ in range(200):
         state.add(garbage)
     assert len(state._ids) < 20
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_kept_special_tokens_have_their_text(byte_level: FastTokenizer, window: bool) -> None:
+    ids = byte_level.encode("a<|endoftext|>é<|im_start|>b")
+    keep = frozenset({PAD})
+    make = WindowDetokenizer(byte_level, True, keep) if window else detokenizer(byte_level, keep=keep)
+    assert "".join(map(make.add, ids)) + make.flush() == "a<|endoftext|>éb"
+    plain = WindowDetokenizer(byte_level, True) if window else detokenizer(byte_level)
+    assert "".join(map(plain.add, ids)) + plain.flush() == "aéb"
+    every = detokenizer(byte_level, skip_special_tokens=False, keep=keep)
+    assert "".join(map(every.add, ids)) == "a<|endoftext|>é<|im_start|>b"
+
+
+def test_kept_special_tokens_of_a_sentencepiece_vocabulary(sentencepiece_like: FastTokenizer) -> None:
+    tokenizer = sentencepiece_like
+    ids = [tokenizer.encode("<s>", add_special_tokens=False)[0], *tokenizer.encode(" a"), 2]
+    make = detokenizer(tokenizer, keep=frozenset(ids[:1]))
+    assert "".join(map(make.add, ids)).replace(" ", "") == "<s>a"

@@ -8,7 +8,7 @@ from llmcore.api.errors import ConfigError
 from llmcore.api.specs import TokenizerSpec
 from llmcore.builtin.tokenizers import register_tokenizers
 from llmcore.config import Model
-from llmcore.text import convert, source
+from llmcore.text import source
 from llmcore.text.slow import load_slow
 from llmcore.text.tokenizer import FastTokenizer
 from llmcore_devtools.tokenizer import write_tokenizer
@@ -116,7 +116,7 @@ def test_what_goes_wrong_in_a_child_is_a_startup_error(
     tmp_path: Path, importable: str, converter: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        convert.convert(f"{importable}:{converter}", tmp_path / "model.odd", tmp_path / "out", trust_remote_code=True)
+        source.convert(f"{importable}:{converter}", tmp_path / "model.odd", tmp_path / "out", trust_remote_code=True)
     if converter == "lazy_converter":
         assert (tmp_path / "out" / "trusted").read_text() == "True"
 

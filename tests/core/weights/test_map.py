@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from llmcore.api.errors import ConfigError
-from llmcore.weights.dtypes import DATA_TYPES, data_type, read_dtype
 from llmcore.weights.map import Target, WeightMap
 
 MAP = WeightMap(
@@ -126,23 +125,3 @@ def test_rules_that_no_name_meets() -> None:
         rename=GPT2.rename, suffix={"attn.c_atn": "x", "mlp.c_fc": "y"}, transpose=("*.c_attn.weight", "*.cfc.weight")
     )
     assert wrong.idle(names) == ["suffix 'attn.c_atn'", "transpose '*.cfc.weight'"]
-
-
-def test_data_types() -> None:
-    assert {name: data_type(name) for name in ("f16", "fp16", "bfloat16", "fp32")} == {
-        "f16": "f16",
-        "fp16": "f16",
-        "bfloat16": "bf16",
-        "fp32": "f32",
-    }
-    assert len(DATA_TYPES) == 8 and list(DATA_TYPES)[:3] == ["bf16", "f16", "f32"]
-    with pytest.raises(ConfigError, match="use one of bf16, f16, f32"):
-        data_type("int8")
-
-
-@pytest.mark.parametrize(
-    ("hf", "dtype"),
-    [({"dtype": "bfloat16"}, "bf16"), ({"torch_dtype": "float16"}, "f16"), ({}, "f32"), ({"dtype": None}, "f32")],
-)
-def test_read_dtype(hf: dict[str, str], dtype: str) -> None:
-    assert read_dtype(hf) == dtype

@@ -22,22 +22,6 @@ def good(path: Path) -> None:
     save_file({"a": torch.ones(4, 4), "b": torch.ones(2)}, path / "model.safetensors")
 
 
-def cut(path: Path) -> None:
-    good(path)
-    file = path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-5])
-
-
-def headerless(path: Path) -> None:
-    good(path)
-    (path / "model.safetensors").write_bytes(b"\xff" * 40)
-
-
-def tiny(path: Path) -> None:
-    good(path)
-    (path / "model.safetensors").write_bytes(b"12")
-
-
 def pickles(path: Path) -> None:
     (path / "config.json").write_text("{}")
     (path / "pytorch_model.bin").write_bytes(b"x")
@@ -49,32 +33,6 @@ def no_config(path: Path) -> None:
 
 def config_only(path: Path) -> None:
     (path / "config.json").write_text("{}")
-
-
-def broken_config(path: Path) -> None:
-    good(path)
-    (path / "config.json").write_text("{not json")
-
-
-def list_config(path: Path) -> None:
-    good(path)
-    (path / "config.json").write_text("[]")
-
-
-def lost_shard(path: Path) -> None:
-    good(path)
-    weights = {"a": "model.safetensors", "c": "other.safetensors"}
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
-
-
-def empty_index(path: Path) -> None:
-    good(path)
-    (path / "model.safetensors.index.json").write_text("{}")
-
-
-def doubled(path: Path) -> None:
-    good(path)
-    save_file({"a": torch.ones(4, 4)}, path / "copy.safetensors")
 
 
 def two_gguf(path: Path) -> None:
@@ -89,17 +47,9 @@ def cut_gguf(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (cut, "should hold .* download it again"),
-        (headerless, "cut short or no safetensors file"),
-        (tiny, "cut short or no safetensors file"),
         (pickles, "pickle.*convert it"),
         (no_config, "no config.json"),
         (config_only, "no weights; download"),
-        (broken_config, "no JSON"),
-        (list_config, "no JSON object"),
-        (lost_shard, "lacks other.safetensors"),
-        (empty_index, "no weight_map"),
-        (doubled, "holds a, and so does another"),
         (two_gguf, "2 GGUF files .a.gguf, b.gguf.*give --model_dir the one"),
         (cut_gguf, "cut short or broken"),
     ],

@@ -10,7 +10,7 @@ import torch
 from llmcore.api.errors import ConfigError
 from llmcore.config import make_config
 from llmcore.engine.llm import LLM
-from llmcore.weights.stretch import read_model_as_set, stretched
+from llmcore.weights.source import read_model_as_set, stretched
 from llmcore_devtools.loaded_model import registry_for_tests
 from llmcore_devtools.tokenizer import write_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,18 +1,15 @@
-"""From the times of known answers to percentiles, goodput and a chart."""
+"""From the times of known answers to percentiles and goodput."""
 
 from __future__ import annotations
 
 import random
-import xml.etree.ElementTree as ET
-from typing import Any
 
 import numpy as np
 import pytest
 from llmcore.api.errors import ConfigError
 from llmcore_devtools.bench.client import Answer
+from llmcore_devtools.bench.figures import Spread, distribution, meets, percentile
 from llmcore_devtools.bench.load import Window, departures, figures, gaps, latencies, parse_objectives
-from llmcore_devtools.bench.stats import Spread, distribution, meets, percentile
-from llmcore_devtools.bench.svg import Panel, chart, linear_ticks, log_ticks
 
 
 def test_percentiles_are_numpys() -> None:
@@ -69,29 +66,3 @@ def test_requests_leave_as_a_poisson_process() -> None:
     assert times[0] == 0.0 and waits.min() >= 0
     assert waits.mean() == pytest.approx(1 / 50, rel=0.03) and waits.std() == pytest.approx(1 / 50, rel=0.05)
     assert departures(3, float("inf"), seed=1) == [0.0, 0.0, 0.0]
-
-
-def circles(text: str) -> list[dict[str, Any]]:
-    return [element.attrib for element in ET.fromstring(text).iter() if element.tag.endswith("circle")]
-
-
-def test_points_stand_where_their_values_are() -> None:
-    text = chart("a < b & c", [Panel("x", "y", {"one": [(0.0, 1.0), (50.0, 10.0), (100.0, 100.0)]})])
-    assert "a < b" not in text and ET.fromstring(text) is not None
-    first, middle, last = ((float(at["cx"]), float(at["cy"])) for at in circles(text))
-    assert middle == pytest.approx(((first[0] + last[0]) / 2, (first[1] + last[1]) / 2), abs=0.2)
-    assert first[0] < last[0] and first[1] > last[1], "right is more, up is more"
-
-
-def test_an_empty_plot_is_well_formed() -> None:
-    assert circles(chart("nothing", [Panel("x", "y", {"p50": []})])) == []
-
-
-def test_ticks() -> None:
-    assert linear_ticks(100) == [0, 20, 40, 60, 80, 100]
-    assert linear_ticks(0) == [0, 1]
-    assert log_ticks(3, 40) == [2, 5, 10, 20, 50]
-    assert log_ticks(7, 7) == [5, 10]
-    for most in (0.003, 1, 7, 12345.6):
-        ticks = linear_ticks(most)
-        assert ticks[-1] >= most and 2 <= len(ticks) <= 7

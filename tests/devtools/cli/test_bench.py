@@ -6,10 +6,8 @@ import json
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from llmcore.cli import main
@@ -160,15 +158,15 @@ def test_the_gpu_script_runs_where_there_is_no_gpu(tiny: Path, tmp_path: Path) -
 WITHOUT_TORCH = "import sys\nfor name in ('torch', 'transformers', 'triton'): sys.modules[name] = None\n"
 
 
-def test_a_curve_from_a_process_without_torch(server: RunningServer, tmp_path: Path) -> None:
-    json_file, plot = tmp_path / "out.json", tmp_path / "curve.svg"
+def test_rates_from_a_process_without_torch(server: RunningServer, tmp_path: Path) -> None:
+    json_file = tmp_path / "out.json"
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("prompt,output\n12,4\n30,8\n")
     program = f"{WITHOUT_TORCH}from llmcore.cli import main; main(['bench', 'serve', *sys.argv[1:]])"
     given = ["--url", server.url, "--lengths", str(lengths), "--num-requests", "10", "--vocab_size", "250"]
     more = ["--request_rate", "100", "--request_rate", "inf", "--slo", "ttft=5000", "--slo", "tpot=5000"]
-    files = ["--json", str(json_file), "--plot", str(plot)]
-    done = subprocess.run([sys.executable, "-c", program, *given, *more, *files], capture_output=True, text=True)
+    more += ["--json", str(json_file)]
+    done = subprocess.run([sys.executable, "-c", program, *given, *more], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "goodput at ttft 5000 ms, tpot 5000 ms" in done.stdout and "of a core" in done.stdout
     found = json.loads(json_file.read_text())
@@ -178,7 +176,6 @@ def test_a_curve_from_a_process_without_torch(server: RunningServer, tmp_path: P
         assert result["goodput"]["share"] == 1.0
         assert 0 < result["ttft_ms"]["p50"] <= result["ttft_ms"]["p99"] <= result["e2e_ms"]["p99"]
         assert all(one["arrivals"][-1][1] == one["output"] for one in answers)
-    assert len(circles(plot.read_text())) == 2 * 3 * 2, "two panels, three quantiles, two rates"
 
 
 def test_a_refused_request_ends_the_benchmark(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,8 +187,3 @@ def test_what_takes_too_long_is_given_up(server: RunningServer, capsys: pytest.C
     args = ("--workload", "fixed:3,4,900", "--vocab_size", "250", "--max_seconds", "0.3")
     code, out, _ = bench(capsys, "serve", "--url", server.url, *args)
     assert code == 0 and re.search(r"\b0 of 3 in [0-9.]+ s", out) and "3 were given up" in out
-
-
-def circles(text: str) -> list[dict[str, Any]]:
-    """The points of a chart."""
-    return [element.attrib for element in ET.fromstring(text).iter() if element.tag.endswith("circle")]

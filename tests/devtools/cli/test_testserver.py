@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from llmcore_devtools import fake_answer, sockets
-from llmcore_devtools.fault_names import STEP_FAULTS, fault, fault_texts, later
+from llmcore_devtools.faults import STEP_FAULTS, fault, fault_texts, later
 
 COMMAND = [sys.executable, "-m", "llmcore.cli", "testserver"]
 

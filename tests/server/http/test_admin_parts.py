@@ -13,7 +13,7 @@ from llmcore.api.bridge import Load
 from llmcore.api.counters import GAP_SECONDS
 from llmcore.api.errors import RequestError
 from llmcore.config import Config, make_config
-from llmcore_devtools.fake_bridge import FakeTransport
+from llmcore_devtools.dialect import FakeTransport
 from llmcore_server.http.access import SameOrigin, admin_guard, is_local_name
 from llmcore_server.http.admin import board as board_module
 from llmcore_server.http.admin.board import KEPT, WINDOW, Board, History, quantile

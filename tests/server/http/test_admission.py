@@ -15,7 +15,7 @@ from llmcore.api.errors import RequestError
 from llmcore.config import Config
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import FastTokenizer, load_tokenizer
-from llmcore_devtools.fake_bridge import FakeBridge, FakeFront, FakeTransport, fake_front
+from llmcore_devtools.dialect import FakeBridge, FakeFront, FakeTransport, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http import deadlines as module
 from llmcore_server.http.access import Door

@@ -14,7 +14,7 @@ from llmcore.api.errors import RequestError
 from llmcore.text.stream import TextRules
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw
-from llmcore_devtools.fake_bridge import FakeBridge, FakeTransport, fake_front
+from llmcore_devtools.dialect import FakeBridge, FakeTransport, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.access import ANYBODY, Entry
 from llmcore_server.http.errors import EncodeError, openai_error

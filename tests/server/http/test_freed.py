@@ -15,7 +15,7 @@ import pytest
 from llmcore.text.stream import Choice
 from llmcore.text.tokenizer import load_tokenizer
 from llmcore_devtools import sockets as raw
-from llmcore_devtools.fake_bridge import FakeBridge, fake_front
+from llmcore_devtools.dialect import FakeBridge, fake_front
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_lightllm.routes import routes as lightllm
 from llmcore_openai.routes import routes as openai

@@ -14,7 +14,7 @@ import llmcore_server.http.reply
 import openai
 import pytest
 from llmcore_devtools import sockets
-from llmcore_devtools.fake_bridge import FakeTransport
+from llmcore_devtools.dialect import FakeTransport
 from llmcore_devtools.server import FAKE_ENGINE, RunningServer, serving
 from llmcore_devtools.tokenizer import write_tokenizer
 from llmcore_server.http.deadlines import Deadlines

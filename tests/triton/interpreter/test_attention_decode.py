@@ -15,8 +15,7 @@ from llmcore.api.specs import DeviceInfo, OpContext
 from llmcore.ops import attention, attention_cases, attn_gqa_decode
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import flashdecoding, gqa_attention, gqa_flashdecoding
-from llmcore_triton.attention.listed import Config
-from llmcore_triton.attention.scratch import reserve
+from llmcore_triton.attention.listed import Config, reserve
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
 SPLITTING = vars(Config(block_n=16, stages=3, least=16, per_processor=1))

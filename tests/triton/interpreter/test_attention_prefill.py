@@ -16,7 +16,7 @@ from llmcore.ops.attention import shape_of
 from llmcore.ops.attention_cases import AttnCase, Uploads, case, reference
 from llmcore_devtools.kernels.compare import check
 from llmcore_triton.attention import prefill
-from llmcore_triton.attention.prefill_work import tiles_of
+from llmcore_triton.attention.prefill import tiles_of
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
 TILES = {"block_m": 32, "block_n": 16, "warps": 4, "stages": 1, "pack": True, "tma": True, "small": False}

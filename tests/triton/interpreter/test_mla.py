@@ -29,7 +29,7 @@ from llmcore_triton.attention.listed import Config
 from llmcore_triton.mla import decode, head_linear_cublas, merge, unified, varlen
 from llmcore_triton.mla import head_linear as per_head
 from llmcore_triton.mla import latent_rope_kv_write as writing
-from llmcore_triton.specs import mla as specs
+from llmcore_triton.specs import attention as specs
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 H200 = DeviceInfo("cuda", "NVIDIA H200", capability=90, processors=132)
@@ -227,7 +227,7 @@ def test_parts_that_saw_nothing_give_nothing() -> None:
 
 def test_many_tokens_go_to_cublas_until_somebody_measures() -> None:
     shape = {"heads": 2, "inputs": 31, "outputs": 7}
-    refuses = next(spec.refuses for spec in specs.kernels() if spec.name == "per_head")
+    refuses = next(spec.refuses for spec in specs.latent_kernels() if spec.name == "per_head")
     assert refuses is not None
     assert refuses(context("head_linear", bucket=2, **shape)) is None
     assert "measured" in str(refuses(context("head_linear", bucket=3, **shape)))
@@ -236,8 +236,8 @@ def test_many_tokens_go_to_cublas_until_somebody_measures() -> None:
 
 def test_kernels_say_what_they_are_not_for() -> None:
     spec = SPECS["6 heads"]
-    assert specs.beyond(attending("attn.mla.decode", **spec)) is None
+    assert specs.latent_beyond(attending("attn.mla.decode", **spec)) is None
     for change in ({"window": 5}, {"kv_heads": 2}, {"mask": "full"}, {"value_size": 24}, {"value_size": 11}):
-        assert specs.beyond(attending("attn.mla.decode", **{**spec, **change}))
+        assert specs.latent_beyond(attending("attn.mla.decode", **{**spec, **change}))
     wide = {"heads": 16, "key_size": 1088, "value_size": 1024}
-    assert "not 1024" in str(specs.beyond(attending("attn.mla.decode", **wide)))
+    assert "not 1024" in str(specs.latent_beyond(attending("attn.mla.decode", **wide)))

@@ -15,7 +15,7 @@ from llmcore.registry.resolve import why_not
 from llmcore_devtools.kernels.compare import check, compare
 from llmcore_devtools.kernels.real_shapes import real_shapes
 from llmcore_triton.moe import dispatch, experts, fused, route
-from llmcore_triton.specs import moe as specs
+from llmcore_triton.specs import rows as specs
 
 # exp overflows for gates far below zero, and means to
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")

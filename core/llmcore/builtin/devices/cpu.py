@@ -42,7 +42,8 @@ class CPU:
     graphs = False
 
     def __init__(self, index: int = 0) -> None:
-        self.info = DeviceInfo(type="cpu", name=platform.processor() or platform.machine(), memory=_total_memory())
+        memory = min([_meminfo("MemTotal"), *(limit for limit, _ in _container())])
+        self.info = DeviceInfo(type="cpu", name=platform.processor() or platform.machine(), memory=memory)
         self.torch_device = torch.device("cpu")
         self._passed = Passed()
 
@@ -56,7 +57,7 @@ class CPU:
 
     def free_memory(self) -> int:
         """The smaller of the system's available memory and the rest below the container's limit, in bytes."""
-        return min([_meminfo("MemAvailable"), *_container_room()])
+        return min([_meminfo("MemAvailable"), *(max(limit - use, 0) for limit, use in _container())])
 
     def peak_memory(self) -> int:
         """The highest resident memory of this process since `reset_peak`, in bytes."""
@@ -104,14 +105,7 @@ def _kilobytes(path: Path, name: str) -> int:
     raise RuntimeError(f"{path} has no line {name}")
 
 
-def _total_memory() -> int:
-    limits = [int(text) for path, _ in _LIMITS if path.exists() and (text := path.read_text().strip()) != "max"]
-    return min([_meminfo("MemTotal"), *limits])
-
-
-def _container_room() -> list[int]:
-    room = []
-    for limit, use in _LIMITS:
-        if limit.exists() and (text := limit.read_text().strip()) != "max":
-            room.append(max(int(text) - int(use.read_text()), 0))
-    return room
+def _container() -> list[tuple[int, int]]:
+    """(memory limit, memory use) of the container, in bytes; [] without a limit."""
+    present = [(limit.read_text().strip(), use) for limit, use in _LIMITS if limit.exists()]
+    return [(int(limit), int(use.read_text())) for limit, use in present if limit != "max"]

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from llmcore.cli.openai_client import server_address
+from llmcore_server.openai_client import server_address
 
 _LONGEST_HEAD = 1 << 16
 _SHOWN = 300

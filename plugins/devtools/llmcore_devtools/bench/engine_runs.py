@@ -17,8 +17,7 @@ from llmcore.engine.build import build_engine
 from llmcore.engine.model import Progress
 from llmcore.registry.loader import build_registry
 
-from llmcore_devtools.bench.machine import process_age
-from llmcore_devtools.bench.stats import Spread
+from llmcore_devtools.bench.figures import Spread, process_age
 from llmcore_devtools.bench.workloads import Lengths, Prompts, Workload
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -17,7 +17,7 @@ from typing import Any
 from llmcore.api.errors import ConfigError
 
 from llmcore_devtools.bench.client import Answer, Target, ask
-from llmcore_devtools.bench.stats import distribution, meets
+from llmcore_devtools.bench.figures import distribution, meets
 from llmcore_devtools.bench.workloads import Lengths, Prompts
 
 OBJECTIVES = ("ttft", "tpot", "gap", "e2e")

@@ -11,10 +11,11 @@ from llmcore.api.errors import ConfigError
 from llmcore.cli.options import Resolved, SettingsCommand
 from llmcore_server.logs import log_to_stderr
 from llmcore_server.serve import notices
+from llmcore_server.settings import Logging
 from llmcore_server.supervisor import serve
 
 from llmcore_devtools.fake_files import write_fake_model
-from llmcore_devtools.fault_config import with_faults
+from llmcore_devtools.faults import with_faults
 from llmcore_devtools.server import BRISK
 
 
@@ -49,7 +50,7 @@ def command(ctx: click.Context, resolved: Resolved, step_ms: float, context: int
         )
         config = replace(resolved.config, model=replace(resolved.config.model, model_dir=str(model)))
         config = with_faults(config) if fault_injection else config
-        log_to_stderr(config.reports, "supervisor")
-        with notices(config.reports) as shown:
+        log_to_stderr(config.section(Logging), "supervisor")
+        with notices(config.section(Logging)) as shown:
             code = serve(config, shown, pace=BRISK)
     ctx.exit(code)

@@ -12,23 +12,23 @@ import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from llmcore.api.errors import LlmcoreError, reraise_if_stopping
-from llmcore.api.protocols import AttnLimits, Device
+from llmcore.api.protocols import Device
 from llmcore.api.specs import DType, KernelSpec, OpContext, OpSpec
 from llmcore.ops import DTYPES, Shape, drawing
 from llmcore.ops.attention import spec_of
-from llmcore.ops.attention_cases import AttnCase, Uploads
+from llmcore.ops.attention_cases import AttnCase
 from llmcore.registry.loader import load
 from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, candidates_for, resolve, why_not
 
-from llmcore_devtools.kernels.compare import moved
+from llmcore_devtools.kernels.compare import moved, planned, tensors
 
 Call = Callable[[], Any]
 
@@ -259,13 +259,12 @@ def _calls(kernel: Any, rotated: Sequence[tuple[Any, ...]]) -> tuple[list[Call],
     """A call per copy of the arguments, and the number of tokens in a call's result."""
     one = rotated[0][0]
     if isinstance(one, AttnCase):
-        rows, meta, out = one.rows, dict(one.meta), one.out()
-        kernel.workspace(AttnLimits(rows=len(rows.n_query), tokens=len(one.q), kv_len=int(rows.kv_len.max())))
-        kernel.plan(rows, Uploads(meta))
+        meta, out = dict(one.meta), one.out()
+        planned(kernel, one, meta)
         return [partial(kernel.run, c.q, c.k_new, c.v_new, c.kv, meta, out) for (c,) in rotated], len(one.q)
     if getattr(kernel, "packing", None) is not None:
         rotated = [(x, kernel.pack(weight), *rest) for x, weight, *rest in rotated]
-    result = next(_tensors(kernel(*rotated[0])))
+    result = tensors(kernel(*rotated[0]))[0]
     return [partial(kernel, *arguments) for arguments in rotated], result.shape[0]
 
 
@@ -296,7 +295,7 @@ def _declared(
 
 def _rotated(arguments: tuple[Any, ...], effort: Effort) -> list[tuple[Any, ...]]:
     """Copies of the arguments, together larger than a cache."""
-    used = max(sum(tensor.nbytes for tensor in _tensors(arguments)), 1)
+    used = max(sum(tensor.nbytes for tensor in tensors(arguments)), 1)
     copies = max(1, min(effort.most, -(-effort.cold // used), effort.memory // used))
     return [arguments, *(_cloned(arguments) for _ in range(copies - 1))]
 
@@ -308,13 +307,3 @@ def _cloned(value: Any) -> Any:
         # the strides of a view are part of what is timed
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
     return tuple(_cloned(item) for item in value) if isinstance(value, tuple) else value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from _tensors(tuple(getattr(value, field.name) for field in fields(value)))

@@ -27,8 +27,7 @@ from llmcore.registry.registry import Registry
 from llmcore.registry.resolve import REFERENCE, Candidate, bucket_text, candidates_for, why_not
 
 from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
-from llmcore_devtools.kernels.compare import compare
-from llmcore_devtools.kernels.invariance import check_invariance
+from llmcore_devtools.kernels.compare import check_invariance, compare
 
 Shapes = Callable[[str], Sequence[Shape]]
 """Op -> further shapes to check, besides the op's own."""

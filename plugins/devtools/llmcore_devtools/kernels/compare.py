@@ -1,4 +1,4 @@
-"""Comparison of a kernel with its op's reference, on the op's own samples."""
+"""Comparison of a kernel with its op's reference on the op's own samples, and of its rows with themselves alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
-from llmcore.api.protocols import AttentionKernel, AttnLimits
+from llmcore.api.protocols import AttentionKernel, AttnLimits, AttnRows
 from llmcore.api.specs import OpContext
 from llmcore.ops import Bound, Op, OpModule
 from llmcore.ops.attention_cases import AttnCase, Uploads, reference
@@ -91,7 +92,7 @@ def _function(
     ours = moved(sample, where if long else torch.device("cpu"), widen=long)
     theirs = moved(sample, where)
     expected, got = meaning(*ours), kernel(*theirs)
-    returned, wanted = _flat(got), _flat(expected)
+    returned, wanted = tensors(got), tensors(expected)
     if len(returned) != len(wanted):
         raise AssertionError(
             f"{context.op}, {name}: the kernel returns {len(returned)} tensors, the reference {len(wanted)}"
@@ -101,7 +102,7 @@ def _function(
         if a.dtype != b.dtype:
             raise AssertionError(f"{context.op}, {name}: the kernel returns {a.dtype}, the reference {b.dtype}")
     yield from (("output", a, b) for a, b in outputs)
-    yield from (("written pool", a, b) for a, b in zip(_pools(theirs), _pools(ours), strict=True))
+    yield from (("written pool", a, b) for a, b in zip(*map(_pools, (theirs, ours)), strict=True))
     free = getattr(module, "IN_PLACE", ())
     arguments = zip(inspect.signature(meaning).parameters, theirs, sample, strict=False)
     _unchanged({name: (a, b) for name, a, b in arguments if name not in free and not isinstance(b, tuple)})
@@ -110,7 +111,7 @@ def _function(
 def _unchanged(inputs: Mapping[str, tuple[Any, Any]]) -> None:
     """Raises AssertionError that names the first input whose tensors, (after, before), differ in a bit."""
     for name, (after, before) in inputs.items():
-        for a, b in zip(_tensors(after), _tensors(before), strict=True):
+        for a, b in zip(tensors(after), tensors(before), strict=True):
             a = a.to(b.device)
             if not bool(((a == b) | (a.isnan() & b.isnan())).all()):
                 raise AssertionError(f"the kernel writes into its input {name}, which others read after it")
@@ -119,8 +120,7 @@ def _unchanged(inputs: Mapping[str, tuple[Any, Any]]) -> None:
 def _attention(kernel: AttentionKernel, case: AttnCase, where: torch.device) -> Pairs:
     expected, expected_lse = reference(case)
     meta = {name: tensor.to(where, copy=True) for name, tensor in case.meta.items()}
-    kernel.workspace(AttnLimits(rows=len(case.rows.n_query), tokens=len(case.q), kv_len=int(case.rows.kv_len.max())))
-    kernel.plan(case.rows, Uploads(meta))
+    planned(kernel, case, meta)
     inputs = (case.q, case.k_new, case.v_new, case.kv)
     q, k_new, v_new, kv = (moved(part, where) for part in inputs)
     lse = torch.full_like(expected_lse, torch.nan, device=where)
@@ -132,6 +132,12 @@ def _attention(kernel: AttentionKernel, case: AttnCase, where: torch.device) -> 
     yield "lse", lse, expected_lse
     named = zip(("q", "k_new", "v_new", "kv"), zip((q, k_new, v_new, kv), inputs, strict=True), strict=True)
     _unchanged({**dict(named), **{name: (meta[name], tensor) for name, tensor in case.meta.items()}})
+
+
+def planned(kernel: AttentionKernel, case: AttnCase, meta: dict[str, torch.Tensor]) -> None:
+    """Prepare `kernel` to run `case`. `meta` gets the metadata that it uploads."""
+    kernel.workspace(AttnLimits(rows=len(case.rows.n_query), tokens=len(case.q), kv_len=int(case.rows.kv_len.max())))
+    kernel.plan(case.rows, Uploads(meta))
 
 
 def moved(value: Any, where: torch.device, widen: bool = False) -> Any:
@@ -154,29 +160,20 @@ def moved(value: Any, where: torch.device, widen: bool = False) -> Any:
 
 
 def _pools(sample: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    inside = (part for item in sample if isinstance(item, tuple) for part in item)
-    return tuple(part for part in inside if isinstance(part, torch.Tensor))
+    return tensors([item for item in sample if isinstance(item, tuple)])
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an argument, in order."""
+def tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors in an argument or a result, in order."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for f in fields(value):
-            yield from _tensors(getattr(value, f.name))
-
-
-def _flat(value: Any) -> tuple[torch.Tensor, ...]:
-    if is_dataclass(value):
-        columns = [getattr(value, f.name) for f in fields(value)]
-        return tuple(column for column in columns if column is not None)
-    if value is None:
+        return (value,)
+    if is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, f.name) for f in fields(value)]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
         return ()
-    return value if isinstance(value, tuple) else (value,)
+    return tuple(found for item in value for found in tensors(item))
 
 
 Measure = Callable[[str, torch.Tensor, torch.Tensor, float], float]
@@ -215,3 +212,88 @@ def _held(name: str, error: float, allowed: float) -> float:
     if not error <= allowed:
         raise AssertionError(f"{name}: off by {error:.3g}, allowed {allowed:.3g}")
     return error / allowed if allowed else 0.0
+
+
+ROW_ARGUMENTS: Mapping[str, int] = {
+    "linear": 1,
+    "linear_silu_and_mul": 1,
+    "rms_norm": 1,
+    "add_rms_norm": 2,
+    "layer_norm": 1,
+    "add_layer_norm": 2,
+    "silu_and_mul": 1,
+    "gelu_tanh": 1,
+    "gelu_and_mul": 1,
+    "rope": 3,
+}
+"""Op of plain rows -> the number of its first arguments that have one row per token."""
+
+MOST = 6
+"""Most rows of a sample that are computed again, beside the last one."""
+
+
+def check_invariance(op: str, kernel: Any, alone: Any, sample: tuple[Any, ...], device: torch.device) -> None:
+    """Compare the rows of a sample with themselves computed alone. `alone`: the kernel made for one token.
+
+    Raises AssertionError that names the first row that differs. Ops without plain rows pass.
+    """
+    if isinstance(sample[0], AttnCase):
+        _attention_alone(kernel, alone, moved(sample[0], device))
+    elif op in ROW_ARGUMENTS:
+        _rows_alone(kernel, alone, sample, ROW_ARGUMENTS[op], device)
+
+
+def _rows_alone(kernel: Any, alone: Any, sample: tuple[Any, ...], count: int, device: torch.device) -> None:
+    whole = tensors(kernel(*moved(sample, device)))
+    tokens = len(sample[0])
+    for row in sorted({*range(0, tokens, -(-tokens // MOST)), tokens - 1}):
+        part = (*(argument[row : row + 1] for argument in sample[:count]), *sample[count:])
+        for together, single in zip(whole, tensors(alone(*moved(part, device))), strict=True):
+            _same(f"token {row} of {tokens}", together[row : row + 1], single)
+
+
+def _attention_alone(kernel: AttentionKernel, alone: AttentionKernel, case: AttnCase) -> None:
+    whole = _run(kernel, case)
+    for row, first, count in _parts(case):
+        start = int(case.meta["q_start"][row]) + first
+        got = _run(kernel if count > 1 else alone, _part(case, row, first, count, start))
+        _same(f"row {row}, query {first} of {case.rows.n_query[row]}", whole[start : start + count], got)
+
+
+def _parts(case: AttnCase) -> Iterator[tuple[int, int, int]]:
+    """(row, first query, queries): some rows as a whole, their first halves, and their last queries."""
+    rows = [row for row, n in enumerate(case.rows.n_query) if n]
+    for row in sorted({*rows[:2], *rows[-2:]}):
+        n = int(case.rows.n_query[row])
+        yield row, 0, n
+        if n > 1:
+            yield row, 0, n // 2
+            yield row, n - 1, 1
+
+
+def _part(case: AttnCase, row: int, first: int, count: int, start: int) -> AttnCase:
+    """A case of some queries of one row, as in a chunk of a prompt or in a decode step."""
+    kv_len = int(case.rows.kv_len[row]) - int(case.rows.n_query[row]) + first + count
+    tokens, where = slice(start, start + count), case.q.device
+    ints = {"q_start": [0, count], "kv_len": [kv_len]}
+    meta = {name: torch.tensor(values, dtype=torch.int32, device=where) for name, values in ints.items()}
+    return replace(
+        case,
+        q=case.q[tokens],
+        k_new=case.k_new[tokens],
+        v_new=None if case.v_new is None else case.v_new[tokens],
+        meta={"table": case.meta["table"], "request": case.meta["request"][row : row + 1], **meta},
+        rows=AttnRows(n_query=np.array([count], np.int32), kv_len=np.array([kv_len], np.int32)),
+    )
+
+
+def _run(kernel: AttentionKernel, case: AttnCase) -> torch.Tensor:
+    meta = dict(case.meta)
+    planned(kernel, case, meta)
+    return kernel.run(case.q, case.k_new, case.v_new, case.kv, meta, case.out())
+
+
+def _same(what: str, together: torch.Tensor, alone: torch.Tensor) -> None:
+    if not torch.equal(together.nan_to_num(), alone.nan_to_num()):
+        error = float((together.float() - alone.float()).abs().max())
+        raise AssertionError(f"{what} has other bits alone, up to {error:.3g} off")

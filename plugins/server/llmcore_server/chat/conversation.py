@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from llmcore.api.bridge import LogitsProcessor
 from llmcore.api.errors import RequestError
-from llmcore.text.call_grammar import CallGrammar
-from llmcore.text.parsing import OutputParsers, ParserContext, RequestParsing
+from llmcore.text.parsing import CallGrammar, ParserContext
+from llmcore.text.request_parsing import OutputParsers, RequestParsing
 from llmcore.text.templates import RESERVED
 
 from llmcore_server.http.front import Front

@@ -97,7 +97,7 @@ class Workers:
             worker.outlet.send(message)
 
     def post(self, events: Mapping[int, StepEvents]) -> None:
-        """Send each worker its own."""
+        """Send each worker the events of its own requests."""
         for owner, mine in events.items():
             worker = self._workers.get(owner)
             if worker is None:

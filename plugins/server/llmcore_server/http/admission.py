@@ -103,7 +103,7 @@ class Arrivals:
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: object, params: dict[str, object]
     ) -> None:
-        """Falcon's middleware interface."""
+        """Falcon's middleware interface: refuse a request that the engine has no room for."""
         if req.method != "POST" or req.uri_template not in self._queued:
             return
         req.context.terms = terms = read_terms(req)
@@ -124,7 +124,7 @@ class Doorman:
         self._queued = queued
 
     def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Entry:
-        """See Admit."""
+        """Admit or refuse a request by its head: the door decides first, then the gate."""
         entry = self._door.admit(method, path, headers)
         if entry.error is not None or method != "POST" or path not in self._queued:
             return entry

@@ -17,7 +17,7 @@ import falcon
 import msgspec
 import numpy as np
 import orjson
-from llmcore.api.decode_struct import convert
+from llmcore.api.bridge import convert
 from llmcore.api.errors import RequestError
 
 T = TypeVar("T")

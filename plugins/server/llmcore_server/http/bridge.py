@@ -14,11 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import zmq
-from llmcore.api.bridge import Abort, ChoiceEvent, Finish, FinishChoice, Load, Sink, StepEvents, Submit, explode
+from llmcore.api.bridge import (
+    Abort,
+    ChoiceEvent,
+    Finish,
+    FinishChoice,
+    Load,
+    Sink,
+    StepEvents,
+    Submit,
+    Subscribers,
+    explode,
+)
 from llmcore.api.counters import TALLIES
 from llmcore.api.errors import RequestError
 from llmcore.api.protocols import RequestRecord
-from llmcore.api.subscribers import Subscribers
 
 from llmcore_server.http.admission import Gate
 from llmcore_server.http.deadlines import Deadlines

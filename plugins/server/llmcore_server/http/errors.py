@@ -80,6 +80,11 @@ _HTTP: Mapping[int, tuple[str, str | None]] = {
 """The answers of the HTTP layer itself, by status: (message, code)."""
 
 
+def refusal(param: str, why: str, code: str = "invalid_value") -> RequestError:
+    """The error about the field `param` of a request. Its message begins with the field."""
+    return RequestError(f"{param}: {why}", param=param, code=code)
+
+
 def openai_error(error: RequestError) -> bytes:
     """OpenAI's nested shape; `code` is a known one or null."""
     kind = "server_error" if error.status >= 500 else _OPENAI_TYPES.get(error.status, "invalid_request_error")

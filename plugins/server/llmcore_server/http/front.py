@@ -10,11 +10,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import falcon
+import orjson
 from llmcore.api.bridge import Bridge, ModelFacts
 from llmcore.api.errors import reraise_if_stopping
 from llmcore.api.protocols import RequestRecord, Tokenizer
 from llmcore.config import Config
-from llmcore.text.parsing import OutputParsers
+from llmcore.text.request_parsing import OutputParsers
 
 from llmcore_server.http import body, streaming
 from llmcore_server.http.admission import Gate
@@ -23,7 +24,7 @@ from llmcore_server.http.errors import EncodeError, openai_error
 from llmcore_server.http.reply import Reply
 from llmcore_server.messages import State
 from llmcore_server.server_status import model_names, server_info
-from llmcore_server.settings import Admission, Server
+from llmcore_server.settings import Admission, Prompts, Server
 
 T = TypeVar("T")
 
@@ -93,6 +94,11 @@ class Front:
         return self.config.section(Admission)
 
     @cached_property
+    def prompts(self) -> Prompts:
+        """The operator's settings of prompts."""
+        return self.config.section(Prompts)
+
+    @cached_property
     def keep_alive(self) -> float:
         """Seconds of silence until a stream sends a comment; 0 for never."""
         return self.config.section(Server).sse_keep_alive
@@ -113,6 +119,11 @@ class Front:
     def read(self, req: falcon.Request, kind: type[T]) -> T:
         """The JSON body as `kind` (a msgspec.Struct); RequestError names the field that is wrong."""
         return body.read(req, kind)
+
+    def answer(self, resp: falcon.Response, value: object) -> None:
+        """Answer with `value` as JSON when the responder returns."""
+        resp.content_type = "application/json"
+        resp.data = orjson.dumps(value)
 
     def detach(self, req: falcon.Request, resp: falcon.Response) -> Reply:
         """Answer `req` later, from any thread. Submit after this call, so that a client that leaves is noticed.

@@ -20,14 +20,15 @@ from typing import Protocol
 import msgspec
 from llmcore.api.bridge import ChoiceEvent, Finish, Submit
 from llmcore.api.errors import RequestError, reraise_if_stopping
-from llmcore.text.healing import Healing, heal
-from llmcore.text.parsing import RequestParsing
-from llmcore.text.stream import Choice, Reducer, TextRules, Usage, failure
+from llmcore.text.request_parsing import RequestParsing
+from llmcore.text.stream import Choice, Healing, Reducer, TextRules, Usage, failure
 
 from llmcore_server.http.deadlines import Deadline
 from llmcore_server.http.errors import EncodeError, count_error, http_error, openai_error, retry_headers
 from llmcore_server.http.front import Front
+from llmcore_server.http.healing import heal
 from llmcore_server.http.reply import KeepAlive, Reply
+from llmcore_server.settings import Logging
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Generation:
     def __init__(self, front: Front, reply: Reply, request: Request):
         self.reply = reply
         healings: list[Healing | None] = []
-        if front.config.requests.token_healing_mode:
+        if front.prompts.token_healing_mode:
             most = front.facts.max_total_len
             healed = [heal(submit, front.tokenizer, most) for submit in request.submits]
             request, healings = (
@@ -207,7 +208,7 @@ class Generation:
 
     def _log_prompts(self) -> None:
         """Log every prompt as text and as ids, cut to `--max_log_len`."""
-        most = self._front.config.reports.max_log_len
+        most = self._front.config.section(Logging).max_log_len
         for submit in self.request.submits:
             ids = array("i", submit.prompt).tolist()
             text = self._front.tokenizer.decode(ids, skip_special_tokens=False)

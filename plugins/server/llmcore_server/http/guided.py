@@ -11,6 +11,7 @@ import msgspec
 from llmcore.api.bridge import LogitsProcessor, Submit
 from llmcore.api.errors import RequestError
 
+from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
 
 NAME = "guided"
@@ -29,6 +30,10 @@ class Asked:
     def same(self, other: Asked) -> bool:
         """True if both say the same of answers."""
         return self.kind == other.kind and self._parsed() == other._parsed()
+
+    def processor(self, front: Front) -> LogitsProcessor:
+        """The processor that enforces this constraint; see `guided`."""
+        return guided(front, self.param, **{self.kind: self.value}, **self.options)
 
     def _parsed(self) -> Any:
         """The value, the text of a schema as the schema."""
@@ -57,16 +62,16 @@ def typed(param: str, given: TypedGrammar) -> Asked:
         return Asked(param, "json_object", True)
     if of in ("regex", "regex_schema"):
         if not isinstance(value, str):
-            raise _refusal(place, f"of type {of} it is a regular expression, a text")
+            raise refusal(place, f"of type {of} it is a regular expression, a text")
         return Asked(place, "regex", value)
     strict: Mapping[str, Any] = {}
     if of == "json_schema":
         if not isinstance(value, dict) or not isinstance(value.get("schema"), dict | bool):
-            raise _refusal(place, 'of type json_schema it is {"name": ..., "schema": ...}, the schema an object')
+            raise refusal(place, 'of type json_schema it is {"name": ..., "schema": ...}, the schema an object')
         strict = {"strict": True} if value.get("strict") is True else {}
         value = value["schema"]
     if not isinstance(value, dict | bool | str):
-        raise _refusal(place, f"of type {of} it is a JSON schema, an object")
+        raise refusal(place, f"of type {of} it is a JSON schema, an object")
     return Asked(place, "json", value, strict)
 
 
@@ -103,10 +108,6 @@ def _with(submit: Submit, processor: LogitsProcessor) -> Submit:
     sampling = submit.sampling
     processors = (*sampling.logits_processors, processor)
     return msgspec.structs.replace(submit, sampling=msgspec.structs.replace(sampling, logits_processors=processors))
-
-
-def _refusal(param: str, text: str) -> RequestError:
-    return RequestError(f"{param}: {text}", param=param, code="invalid_value")
 
 
 def _carried(name: str, value: Any) -> Any:

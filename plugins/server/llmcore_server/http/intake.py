@@ -15,6 +15,7 @@ from llmcore.api.protocols import Tokenizer
 from llmcore.text.bad_words import forbid
 from llmcore.text.stops import StopStrings
 
+from llmcore_server.http.errors import refusal
 from llmcore_server.http.front import Front
 
 MAX_PROMPTS = 256
@@ -126,7 +127,7 @@ def prompt_ids(
         raise RequestError(f"{param}: the prompt is empty", param=param, code="invalid_value")
     if keep is not None:
         ids = ids[-keep:] if side == LEFT else ids[:keep]
-    limit, mode = front.facts.max_input_len, front.config.requests.long_truncation_mode
+    limit, mode = front.facts.max_input_len, front.prompts.long_truncation_mode
     if mode is not None:
         ids = truncated(ids, min(limit, front.facts.max_total_len - (max_new_tokens or 1)), mode)
     if len(ids) > limit:
@@ -358,17 +359,15 @@ def filled(front: Front, prompt: str | Sequence[int], suffix: str, *, param: str
     Raises RequestError where `prompt` is token ids, or the model was not trained for it.
     """
     if not isinstance(prompt, str):
-        raise _refusal(param, "it goes with prompts that are texts, not token ids")
+        raise refusal(param, "it goes with prompts that are texts, not token ids", "unsupported_parameter")
     for before, between, after in FILLS:
         if all(_is_token(front.tokenizer, token) for token in (before, between, after)):
             return f"{before}{prompt}{between}{suffix}{after}"
-    raise _refusal(param, "this model's tokenizer has no tokens to fill in the middle with; leave it out")
+    raise refusal(
+        param, "this model's tokenizer has no tokens to fill in the middle with; leave it out", "unsupported_parameter"
+    )
 
 
 def _is_token(tokenizer: Tokenizer, text: str) -> bool:
     ids = tokenizer.encode(text, add_special_tokens=False)
     return len(ids) == 1 and tokenizer.token(ids[0]) == text
-
-
-def _refusal(param: str, why: str) -> RequestError:
-    return RequestError(f"{param}: {why}", param=param, code="unsupported_parameter")

@@ -20,20 +20,20 @@ from llmcore.api.processors import LogitsProcessorSpec
 from llmcore.api.specs import DialectSpec, OutputParserSpec, TokenizerSpec
 from llmcore.registry.loader import build_registry, load
 from llmcore.registry.registry import Registry
-from llmcore.text.healing import check_healing
-from llmcore.text.parsing import open_parsers
 from llmcore.text.source import open_tokenizer
 
 from llmcore_server import child
+from llmcore_server.chat.parser_choice import open_parsers
 from llmcore_server.http.access import fingerprint, server_guard
 from llmcore_server.http.app import build_app
 from llmcore_server.http.bridge import WireBridge
 from llmcore_server.http.front import Front, Route
+from llmcore_server.http.healing import check_healing
 from llmcore_server.http.observers import Observers, log_request
 from llmcore_server.http.streaming import HttpServer, Limits
 from llmcore_server.http.streaming.limits import connections
 from llmcore_server.messages import WorkerLaunch
-from llmcore_server.settings import Access, Server
+from llmcore_server.settings import Access, Prompts, Server
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
     parsers = [spec for spec, _ in registry.specs(OutputParserSpec)]
     model = launch.config.model
     tokenizer = open_tokenizer(sources, Path(launch.tokenizer_dir), model.tokenizer_mode, model.chat_template, parsers)
-    if launch.config.requests.token_healing_mode:
+    if launch.config.section(Prompts).token_healing_mode:
         check_healing(tokenizer)
     stop: Callable[[float], None] = lambda grace: server.stop(grace)  # noqa: E731 - the server needs the bridge first
     bridge = WireBridge(launch, on_shutdown=stop)
@@ -79,7 +79,9 @@ def _serve(launch: WorkerLaunch, registry: Registry) -> int:
         facts=launch.facts,
         state=lambda: bridge.state,
         parsers=open_parsers(parsers, model, tokenizer),
-        processors=frozenset(spec.name for spec, _ in registry.specs(LogitsProcessorSpec)),
+        processors=frozenset(
+            spec.name for spec, _ in registry.specs(LogitsProcessorSpec) if spec.enabled(launch.config.plugin_options)
+        ),
         observers=(bridge.report, log_request, observers),
         key_names=tuple(fingerprint(key) for key in launch.config.section(Access).api_keys),
         gate=bridge.gate,

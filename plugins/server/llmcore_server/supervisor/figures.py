@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from llmcore.api.bridge import Load
-from llmcore.api.counters import GAP_SECONDS, TALLIES, ServerFigures, Sum
+from llmcore.api.counters import GAP_SECONDS, TALLIES, Counted, ServerFigures
 from llmcore.api.errors import ConfigError, reraise_if_stopping, text_of
 from llmcore.api.protocols import MetricSink, RequestRecord
 from llmcore.api.specs import MetricSinkSpec
@@ -113,6 +113,32 @@ def _with_login() -> Callable[..., Callable[[], None]]:
 
 
 NO_PAGE = ("text/plain; charset=utf-8", b"")
+
+
+class Sum:
+    """The totals of several processes by name, some of which die and are replaced."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, ServerFigures] = {}
+        self._counts: dict[Counted, int] = {}
+        self._gaps = [0] * (len(GAP_SECONDS) + 1)
+        self._gap_seconds = 0.0
+
+    def heard(self, process: str, figures: ServerFigures) -> None:
+        """Take the totals of `process`. Totals below the last ones come from a new process of that name."""
+        before = self._newest.get(process, ServerFigures())
+        if sum(figures.gaps) < sum(before.gaps) or any(figures.counts.get(k, 0) < n for k, n in before.counts.items()):
+            before = ServerFigures()
+        self._newest[process] = figures
+        for key, total in figures.counts.items():
+            self._counts[key] = self._counts.get(key, 0) + total - before.counts.get(key, 0)
+        for i, total in enumerate(figures.gaps):
+            self._gaps[i] += total - (before.gaps[i] if before.gaps else 0)
+        self._gap_seconds += figures.gap_seconds - before.gap_seconds
+
+    def figures(self) -> ServerFigures:
+        """All of them together."""
+        return ServerFigures(dict(self._counts), tuple(self._gaps), self._gap_seconds)
 
 
 class Sinks:

@@ -14,9 +14,10 @@ from llmcore.config import Config
 from llmcore.registry.official import parsers_that_help, processors_that_help
 from llmcore.registry.registry import Registry
 from llmcore.text.chosen_template import choose_template
-from llmcore.text.parser_choice import chat_templates, check_parsers, choose_parsers
 from llmcore.text.source import prepare
 from llmcore.text.trial import try_templates
+
+from llmcore_server.chat.parser_choice import chat_templates, check_parsers, choose_parsers
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import triton
+import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import spec_of
 
 from llmcore_triton import tuned
-from llmcore_triton.attention.flashdecoding_kernel import per_head
 from llmcore_triton.attention.listed import Config, Listed, fitting, sizes, timed
-from llmcore_triton.launch import Bound
+from llmcore_triton.attention.tile import LN_2, capped, inside_of, reach, row_of, slots_of
+from llmcore_triton.launch import Bound, release, wait
 
 KERNEL = "flashdecoding"
 
@@ -60,3 +62,117 @@ def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
 
 def _default(context: OpContext) -> Config:
     return fitting(context, Config(block_n=32, stages=3, per_processor=4))
+
+
+@triton.jit(
+    do_not_specialize=["room"],
+    do_not_specialize_on_alignment=["request", "q_start", "kv_len", "items", "lse"],
+)
+def per_head(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    values,
+    out,
+    lse,
+    table,
+    request,
+    q_start,
+    kv_len,
+    items,
+    partial,
+    room,
+    q_stride,
+    k_stride,
+    v_stride,
+    table_stride,
+    out_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    K_SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    GRANULE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    LISTED: tl.constexpr,
+    LSE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (query head, item). Without a list (LISTED) the item is the row."""
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    place = 0
+    at = 0
+    chunk = 0
+    if LISTED:
+        record = items + (row + 1) * 4
+        row = tl.load(record, cache_modifier=".cg")
+        place = tl.load(record + 2, cache_modifier=".cg")
+        at = tl.load(record + 3, cache_modifier=".cg")
+        chunk = tl.load(items, cache_modifier=".cg")
+    length, token, n_query, index = row_of(row, request, q_start, kv_len)
+    places = table + index.to(tl.int64) * table_stride
+    first, end = reach(length, n_query, 0, 1, WINDOW, BLOCK_N)
+    from_token, to_token = first, end
+    if LISTED:
+        from_token = first + place * chunk
+        to_token = tl.minimum(from_token + chunk, end)
+    wait(PDL)
+    if (row < 0) | (n_query <= 0) | (from_token >= to_token):
+        return
+
+    k_at = tl.arange(0, BLOCK_K)
+    v_at = tl.arange(0, BLOCK_V)
+    x = tl.load(q + token.to(tl.int64) * q_stride + head * K_SIZE + k_at, mask=k_at < K_SIZE, other=0.0)
+    x = x.to(tl.float32)
+    release(PDL)
+    keys += head // GROUP * K_SIZE
+    values += head // GROUP * V_SIZE
+    m = tl.full([1], float("-inf"), tl.float32)
+    l = tl.zeros([1], tl.float32)  # noqa: E741
+    acc = tl.zeros([BLOCK_V], tl.float32)
+    for start in tl.range(from_token, to_token, BLOCK_N, num_stages=STAGES):
+        there = start + tl.arange(0, BLOCK_N) < to_token
+        slot = slots_of(places, start + tl.arange(0, BLOCK_N), there, GRANULE)
+        k = tl.load(
+            keys + slot[:, None] * k_stride + k_at[None, :],
+            mask=inside_of(there, k_at, K_SIZE),
+            other=0.0,
+        )
+        v = tl.load(
+            values + slot[:, None] * v_stride + v_at[None, :],
+            mask=inside_of(there, v_at, V_SIZE),
+            other=0.0,
+        )
+        scores = capped(tl.sum(k.to(tl.float32) * x[None, :], 1), SCALE, SOFT_CAP)
+        seen = there
+        if WINDOW > 0:
+            seen = seen & (start + tl.arange(0, BLOCK_N) >= length - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        highest = tl.maximum(m, tl.max(scores, 0)[None])
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        p = tl.exp2(scores - base)
+        keep = tl.exp2(m - base)
+        l = l * keep + tl.sum(p, 0)[None]  # noqa: E741
+        acc = acc * keep + tl.sum(v.to(tl.float32) * p[:, None], 0)
+        m = highest
+
+    some = tl.where(l > 0, l, 1.0)
+    y = acc / some
+    y_lse = tl.where(l > 0, m + tl.log2(some), float("-inf"))
+    one = tl.zeros([1], tl.int64)
+    if LISTED:  # noqa: SIM102 - known when compiling
+        if (from_token > first) | (to_token < end):
+            to = one + at * HEADS + head
+            tl.store(partial + to * V_SIZE + v_at, y, mask=v_at < V_SIZE)
+            tl.store(partial + room.to(tl.int64) * (HEADS * V_SIZE) + to, y_lse)
+            return
+    tl.store(
+        out + token.to(tl.int64) * out_stride + head * V_SIZE + v_at, y.to(out.dtype.element_ty), mask=v_at < V_SIZE
+    )
+    if LSE:
+        tl.store(lse + token.to(tl.int64) * HEADS + head + one, y_lse * LN_2)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import triton
+import triton.language as tl
 from llmcore.api import AttnLimits, AttnRows, MetaWriter, OpContext
 from llmcore.layers import spec_of
 from triton import next_power_of_2
 
-from llmcore_triton.attention.grouped_kernel import grouped
-from llmcore_triton.attention.listed import Config, Listed, sizes
-from llmcore_triton.attention.scratch import reserve
-from llmcore_triton.launch import Bound
+from llmcore_triton.attention.listed import Config, Listed, reserve, sizes
+from llmcore_triton.attention.tile import LN_2, attend, fold, normalized, reach, row_of
+from llmcore_triton.launch import Bound, release, wait
 
 
 class Grouped(Listed):
@@ -62,3 +63,132 @@ class Whole(Grouped):
     def plan(self, rows: AttnRows, into: MetaWriter) -> str:
         """Uploads nothing."""
         return "1"
+
+
+@triton.jit(
+    do_not_specialize=["room"],
+    do_not_specialize_on_alignment=["request", "q_start", "kv_len", "items", "lse"],
+)
+def grouped(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    values,
+    out,
+    lse,
+    table,
+    request,
+    q_start,
+    kv_len,
+    items,
+    partial,
+    room,
+    q_stride,
+    k_stride,
+    v_stride,
+    table_stride,
+    out_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    K_SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    GRANULE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    LISTED: tl.constexpr,
+    FIXED: tl.constexpr,
+    LSE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (KV head, item). Without a list (LISTED) the item is the row, which has one query token.
+
+    The M rows of a tile are TOKENS query tokens x HEADS_PADDED heads (GROUP real ones, the rest padding). FIXED:
+    tokens of a chunk, or 0. With it each chunk is computed by itself and chunks are folded in order. The bits of a
+    result then depend neither on its tile nor on the number of programs.
+    """
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    tile = 0
+    place = 0
+    at = 0
+    chunk = 0
+    if LISTED:
+        record = items + (row + 1) * 4
+        row = tl.load(record, cache_modifier=".cg")
+        tile = tl.load(record + 1, cache_modifier=".cg")
+        place = tl.load(record + 2, cache_modifier=".cg")
+        at = tl.load(record + 3, cache_modifier=".cg")
+        chunk = tl.load(items, cache_modifier=".cg")
+    length, token, n_query, index = row_of(row, request, q_start, kv_len)
+    places = table + index.to(tl.int64) * table_stride
+    first, end = reach(length, n_query, tile, TOKENS, WINDOW, FIXED if FIXED > 0 else BLOCK_N)
+    from_token, to_token = first, end
+    if LISTED:  # noqa: SIM102 - known when compiling
+        if place >= 0:
+            from_token = first + place * chunk
+            to_token = tl.minimum(from_token + chunk, end)
+    wait(PDL)
+    if (row < 0) | (n_query <= 0) | (from_token >= to_token):
+        return
+
+    m_at = tl.arange(0, BLOCK_M)
+    own = m_at // HEADS_PADDED
+    head = m_at % HEADS_PADDED
+    tokens = tl.minimum(n_query - tile * TOKENS, TOKENS)
+    real = (own < tokens) & (head < GROUP)
+    query = length - n_query + tile * TOKENS + own
+    rows = (token + tile * TOKENS + own).to(tl.int64)
+    heads = kv_head * GROUP + head
+    k_at = tl.arange(0, BLOCK_K)
+    v_at = tl.arange(0, BLOCK_V)
+    x = tl.load(
+        q + rows[:, None] * q_stride + (heads * K_SIZE)[:, None] + k_at[None, :],
+        mask=real[:, None] & (k_at < K_SIZE)[None, :],
+        other=0.0,
+    )
+    release(PDL)
+    keys += kv_head * K_SIZE
+    values += kv_head * V_SIZE
+    if FIXED > 0:
+        m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
+        acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+        for start in tl.range(from_token, to_token, FIXED, num_stages=1):
+            part_m, part_l, part = attend(
+                x, query, keys, values, places, start, tl.minimum(start + FIXED, to_token), k_stride, v_stride,
+                SCALE, SOFT_CAP, WINDOW, True, GRANULE, K_SIZE, V_SIZE, BLOCK_V, BLOCK_N, STAGES,
+            )  # fmt: skip
+            part, part_lse = normalized(part_m, part_l, part)
+            m, l, acc = fold(m, l, acc, part, part_lse)  # noqa: E741
+    else:
+        m, l, acc = attend(  # noqa: E741
+            x, query, keys, values, places, from_token, to_token, k_stride, v_stride,
+            SCALE, SOFT_CAP, WINDOW, TOKENS > 1, GRANULE, K_SIZE, V_SIZE, BLOCK_V, BLOCK_N, STAGES,
+        )  # fmt: skip
+    y, y_lse = normalized(m, l, acc)
+
+    inside = real[:, None] & (v_at < V_SIZE)[None, :]
+    if LISTED:  # noqa: SIM102 - known when compiling
+        if (from_token > first) | (to_token < end):
+            # one chunk of several
+            if FIXED > 0:
+                # folding a single chunk returns it bit for bit
+                y = acc
+            to = (at + own).to(tl.int64) * (KV_HEADS * GROUP) + heads
+            tl.store(partial + to[:, None] * V_SIZE + v_at[None, :], y, mask=inside)
+            tl.store(partial + room.to(tl.int64) * (KV_HEADS * GROUP * V_SIZE) + to, y_lse, mask=real)
+            return
+    tl.store(
+        out + rows[:, None] * out_stride + (heads * V_SIZE)[:, None] + v_at[None, :],
+        y.to(out.dtype.element_ty),
+        mask=inside,
+    )
+    if LSE:
+        tl.store(lse + rows * (KV_HEADS * GROUP) + heads, y_lse * LN_2, mask=real)

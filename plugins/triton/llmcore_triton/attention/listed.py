@@ -1,4 +1,9 @@
-"""The host part that the attention kernels share: they plan a list of items, run it, and merge the partial results."""
+"""The host part that the attention kernels share: they plan a list of items, run it, and merge the partial results.
+
+All kernels of a model share one buffer per device for partial results, because they run one after another. A buffer in
+use may be part of a captured CUDA graph, so it is never replaced. A kernel that then needs a larger one gets a new
+buffer, which later kernels share. The old one lives as long as its kernels.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from llmcore.api import AttnLimits, AttnRows, AttnSpec, MetaWriter, OpContext
@@ -14,8 +20,41 @@ from triton import next_power_of_2
 
 from llmcore_triton import launch
 from llmcore_triton.attention.merge import merge_row, merge_tile
-from llmcore_triton.attention.scratch import Scratch, reserve
 from llmcore_triton.attention.work import Planner
+
+
+class Scratch:
+    """A buffer of f32 numbers that any kernel may overwrite."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = torch.empty(0, dtype=torch.float32, device=device)
+        self.used = False
+
+    def __len__(self) -> int:
+        return self._buffer.numel()
+
+    def grow(self, numbers: int) -> None:
+        """Make room for at least `numbers` numbers."""
+        if numbers > len(self):
+            self._buffer = torch.empty(numbers, dtype=torch.float32, device=self._buffer.device)
+
+    def buffer(self) -> torch.Tensor:
+        """Returns the buffer, which does not change from now on."""
+        self.used = True
+        return self._buffer
+
+
+_CURRENT: WeakValueDictionary[torch.device, Scratch] = WeakValueDictionary()
+
+
+def reserve(device: torch.device, numbers: int) -> Scratch:
+    """Returns a Scratch of at least `numbers` numbers, shared if possible."""
+    scratch = _CURRENT.get(device)
+    if scratch is None or (scratch.used and numbers > len(scratch)):
+        scratch = _CURRENT[device] = Scratch(device)
+    scratch.grow(numbers)
+    return scratch
+
 
 Meta = Mapping[str, torch.Tensor]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import triton
+import triton.language as tl
 from llmcore.api import OpContext
 from llmcore.layers import DTYPES, spec_of
 from triton import next_power_of_2
 
 from llmcore_triton.attention.listed import Config, Listed
-from llmcore_triton.launch import HOPPER, Bound
-from llmcore_triton.mla.latent_kernel import over_latents
+from llmcore_triton.attention.tile import LN_2, capped, fold, inside_of, normalized, reach, row_of, slots_of
+from llmcore_triton.launch import HOPPER, Bound, release, wait
 
 NARROW, WIDE = 16, 64
 """Rows of a tile: the fewest that tensor cores take, and those of Hopper's, whose operands need no registers."""
@@ -98,3 +100,140 @@ def fitting(context: OpContext, configs: Iterable[Config]) -> Iterator[Config]:
         rows = blocks * config.block_n + (config.block_m if config.block_m >= WIDE else 0)
         if rows * row * DTYPES[context.dtype].itemsize <= _MOST_SHARED:
             yield config
+
+
+@triton.jit
+def attend_latent(  # type: ignore[no-untyped-def]
+    q_latent, q_rotated, query, rows, places, first, last, row_stride,
+    SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, CAUSAL: tl.constexpr, GRANULE: tl.constexpr,
+    LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attention of queries in two parts, [M, >= LATENT] and [M, >= ROTATED], zero beyond, over KV tokens first to
+    last.
+
+    Returns the same as `tile.attend`. Without CAUSAL all queries see up to `last`.
+    """
+    M: tl.constexpr = q_latent.shape[0]
+    BLOCK_L: tl.constexpr = q_latent.shape[1]
+    BLOCK_R: tl.constexpr = q_rotated.shape[1]
+    l_at = tl.arange(0, BLOCK_L)
+    r_at = tl.arange(0, BLOCK_R)
+    m = tl.full([M], float("-inf"), tl.float32)
+    l = tl.zeros([M], tl.float32)  # noqa: E741 - the usual name
+    acc = tl.zeros([M, BLOCK_L], tl.float32)
+    for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        token = start + tl.arange(0, BLOCK_N)
+        there = token < last
+        slot = slots_of(places, token, there, GRANULE)
+        from_row = rows + slot[:, None] * row_stride
+        latent = tl.load(from_row + l_at[None, :], mask=inside_of(there, l_at, LATENT), other=0.0)
+        rotated = tl.load(from_row + LATENT + r_at[None, :], mask=inside_of(there, r_at, ROTATED), other=0.0)
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rotated, tl.trans(rotated), scores, input_precision="ieee")
+        scores = capped(scores, SCALE, SOFT_CAP)
+        seen = there[None, :]
+        if CAUSAL:
+            seen = seen & (token[None, :] <= query[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        highest = tl.maximum(m, tl.max(scores, 1))
+        # a row that has seen nothing yet has no finite maximum to subtract
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        p = tl.exp2(scores - base[:, None])
+        keep = tl.exp2(m - base)
+        l = l * keep + tl.sum(p, 1)  # noqa: E741
+        acc = tl.dot(p.to(latent.dtype), latent, acc * keep[:, None], input_precision="ieee")
+        m = highest
+    return m, l, acc
+
+
+@triton.jit(
+    do_not_specialize=["room"],
+    do_not_specialize_on_alignment=["request", "q_start", "kv_len", "items", "lse"],
+)
+def over_latents(  # type: ignore[no-untyped-def]
+    q, rows, out, lse, table, request, q_start, kv_len, items, partial, room,
+    q_stride, q_head_stride, row_stride, table_stride, out_stride,
+    HEADS: tl.constexpr, LATENT: tl.constexpr, ROTATED: tl.constexpr,
+    SCALE: tl.constexpr, SOFT_CAP: tl.constexpr, GRANULE: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS_PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_L: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, LISTED: tl.constexpr,
+    FIXED: tl.constexpr, LSE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of heads, item). Without a list (LISTED) the item is the row, which has one query token.
+
+    The M rows of a tile are TOKENS query tokens x HEADS_PADDED heads. FIXED is that of `attention.grouped_kernel`:
+    tokens of a chunk that is computed by itself. Bits then depend neither on the tile nor on how the work was cut.
+    """
+    row = tl.program_id(1)
+    tile = 0
+    place = 0
+    at = 0
+    chunk = 0
+    if LISTED:
+        record = items + (row + 1) * 4
+        row = tl.load(record, cache_modifier=".cg")
+        tile = tl.load(record + 1, cache_modifier=".cg")
+        place = tl.load(record + 2, cache_modifier=".cg")
+        at = tl.load(record + 3, cache_modifier=".cg")
+        chunk = tl.load(items, cache_modifier=".cg")
+    length, token, n_query, index = row_of(row, request, q_start, kv_len)
+    places = table + index.to(tl.int64) * table_stride
+    first, end = reach(length, n_query, tile, TOKENS, 0, 1)
+    from_token, to_token = first, end
+    if LISTED:  # noqa: SIM102 - known when compiling
+        if place >= 0:
+            from_token = first + place * chunk
+            to_token = tl.minimum(from_token + chunk, end)
+    wait(PDL)
+    if (row < 0) | (n_query <= 0) | (from_token >= to_token):
+        return
+
+    m_at = tl.arange(0, BLOCK_M)
+    own = m_at // HEADS_PADDED
+    heads = tl.program_id(0) * HEADS_PADDED + m_at % HEADS_PADDED
+    tokens = tl.minimum(n_query - tile * TOKENS, TOKENS)
+    real = (own < tokens) & (heads < HEADS)
+    query = length - n_query + tile * TOKENS + own
+    into = (token + tile * TOKENS + own).to(tl.int64)
+    l_at = tl.arange(0, BLOCK_L)
+    r_at = tl.arange(0, BLOCK_R)
+    from_q = q + into[:, None] * q_stride + heads[:, None] * q_head_stride
+    q_latent = tl.load(from_q + l_at[None, :], mask=inside_of(real, l_at, LATENT), other=0.0)
+    q_rotated = tl.load(from_q + LATENT + r_at[None, :], mask=inside_of(real, r_at, ROTATED), other=0.0)
+    release(PDL)
+    if FIXED > 0:
+        m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
+        acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
+        for start in tl.range(from_token, to_token, FIXED, num_stages=1):
+            part_m, part_l, part = attend_latent(
+                q_latent, q_rotated, query, rows, places, start, tl.minimum(start + FIXED, to_token), row_stride,
+                SCALE, SOFT_CAP, True, GRANULE, LATENT, ROTATED, BLOCK_N, STAGES,
+            )  # fmt: skip
+            part, part_lse = normalized(part_m, part_l, part)
+            m, l, acc = fold(m, l, acc, part, part_lse)  # noqa: E741
+    else:
+        m, l, acc = attend_latent(  # noqa: E741
+            q_latent, q_rotated, query, rows, places, from_token, to_token, row_stride,
+            SCALE, SOFT_CAP, TOKENS > 1, GRANULE, LATENT, ROTATED, BLOCK_N, STAGES,
+        )  # fmt: skip
+    y, y_lse = normalized(m, l, acc)
+
+    inside = inside_of(real, l_at, LATENT)
+    if LISTED:  # noqa: SIM102 - known when compiling
+        if (from_token > first) | (to_token < end):
+            # one chunk of several
+            if FIXED > 0:
+                # folding a single chunk returns it bit for bit
+                y = acc
+            to = (at + own).to(tl.int64) * HEADS + heads
+            tl.store(partial + to[:, None] * LATENT + l_at[None, :], y, mask=inside)
+            tl.store(partial + room.to(tl.int64) * (HEADS * LATENT) + to, y_lse, mask=real)
+            return
+    tl.store(
+        out + into[:, None] * out_stride + heads[:, None] * LATENT + l_at[None, :],
+        y.to(out.dtype.element_ty),
+        mask=inside,
+    )
+    if LSE:
+        tl.store(lse + into * HEADS + heads, y_lse * LN_2, mask=real)

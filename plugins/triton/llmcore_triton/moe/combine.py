@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from llmcore.layers import Op
 
 from llmcore_triton.launch import Bound, overlaps, release, wait
 from llmcore_triton.rows import choose, power, size, small, warps
+from llmcore_triton.silu_and_mul import candidates
+
+__all__ = ["candidates", "default", "make", "make_with"]
 
 
 @triton.jit
@@ -40,14 +43,6 @@ def default(context: OpContext) -> Mapping[str, Any]:
     """The default: blocks that give few tokens many programs."""
     block = min(power(size(context, "size")), 512 if small(context) else 2048)
     return {"block": block, "num_warps": warps(context, block, 1)}
-
-
-def candidates(context: OpContext) -> Iterator[dict[str, Any]]:
-    """Blocks from a part of a row to 4,096 columns, one or two loads per thread."""
-    for block in (256, 512, 1024, 2048, 4096):
-        if block <= power(size(context, "size")):
-            for vectors in (1, 2):
-                yield {"block": block, "num_warps": warps(context, block, vectors)}
 
 
 def make_with(context: OpContext, config: Mapping[str, Any]) -> Op:

@@ -19,7 +19,7 @@ from llmcore_triton.launch import HOPPER, Bound, overlaps
 from llmcore_triton.linear_shapes import element_bytes, power_of_two, shared_bytes
 from llmcore_triton.moe.experts_kernels import grouped
 from llmcore_triton.rows import size
-from llmcore_triton.specs.moe import NAME
+from llmcore_triton.specs.rows import NAME
 
 LONG = 64
 """Tiles of at least this many pairs are the rows of the matrix product, and come by TMA if they are adjacent."""

@@ -22,7 +22,7 @@ from llmcore_triton.moe.experts import Boxes, Tile
 from llmcore_triton.moe.experts_kernels import unsorted
 from llmcore_triton.moe.token_kernels import down_of_token, gate_up_of_token
 from llmcore_triton.rows import size
-from llmcore_triton.specs.moe import NAME
+from llmcore_triton.specs.rows import NAME
 
 MOST = 16
 """Tokens that fit into one tile."""

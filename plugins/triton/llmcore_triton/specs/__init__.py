@@ -1,1 +1,14 @@
-"""The specs of the kernels, without torch and triton: one module per kind of op."""
+"""The specs of the kernels, without torch and triton: a module per kind of op."""
+
+from llmcore.api import OpContext, Requires
+
+CAPABILITY = (80, 129)
+"""Ampere to Blackwell: GPUs with bf16 and asynchronous copies."""
+
+GPU = Requires(device="cuda", capability=CAPABILITY)
+"""The requirements that most kernels share."""
+
+
+def other_than_deterministic(context: OpContext) -> str | None:
+    """Returns why a slow kernel with the same bits in every batch is not for `context`, or None."""
+    return None if context.deterministic else "is for --deterministic; others are faster"

@@ -1,4 +1,4 @@
-"""The attention kernels.
+"""The attention kernels, and the other kernels of multi-head latent attention.
 
 Decode has three of one priority: `auto` takes the fastest measured one. Without measurements the narrower requirement
 decides, so `gqa_flashdecoding` takes what the others leave.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
-from llmcore.api import KernelSpec, ModeSpec, OpContext
+from llmcore.api import KernelSpec, ModeSpec, OpContext, Requires
 
 from llmcore_triton import tuned
-from llmcore_triton.specs.common import GPU
+from llmcore_triton.specs import GPU, other_than_deterministic
+from llmcore_triton.specs.rows import NAME, made_for
 
 _DIR = "llmcore_triton.attention"
 _TOKEN = replace(GPU, layouts=frozenset({"token"}))
@@ -85,24 +87,10 @@ def modes() -> Iterable[ModeSpec]:
         yield ModeSpec(name=f"triton_{name}", kernels={"attn.gqa.decode": name}, summary=f"decode with {summary}")
 
 
-def microseconds_gqa_flashdecoding(context: OpContext) -> float | None:
-    """Returns the measured microseconds, or None."""
-    return tuned.microseconds("gqa_flashdecoding", context)
-
-
-def microseconds_gqa_attention(context: OpContext) -> float | None:
-    """Returns the measured microseconds, or None."""
-    return tuned.microseconds("gqa_attention", context)
-
-
-def microseconds_flashdecoding(context: OpContext) -> float | None:
-    """Returns the measured microseconds, or None."""
-    return tuned.microseconds("flashdecoding", context)
-
-
-def microseconds_unified(context: OpContext) -> float | None:
-    """Returns the measured microseconds, or None."""
-    return tuned.microseconds("unified", context)
+microseconds_gqa_flashdecoding = partial(tuned.microseconds, "gqa_flashdecoding")
+microseconds_gqa_attention = partial(tuned.microseconds, "gqa_attention")
+microseconds_flashdecoding = partial(tuned.microseconds, "flashdecoding")
+microseconds_unified = partial(tuned.microseconds, "unified")
 
 
 def beyond(context: OpContext) -> str | None:
@@ -123,7 +111,7 @@ def beyond(context: OpContext) -> str | None:
 
 def beyond_or_not_deterministic(context: OpContext) -> str | None:
     """Returns why another kernel should do decode or prefill, or None."""
-    return beyond(context) or (None if context.deterministic else "is for --deterministic; others are faster")
+    return beyond(context) or other_than_deterministic(context)
 
 
 def beyond_flash(context: OpContext) -> str | None:
@@ -132,3 +120,129 @@ def beyond_flash(context: OpContext) -> str | None:
     if float(shape.get("scale") or 1) <= 0:
         return "needs a positive scale"
     return beyond(replace(context, shape={**shape, "mask": "causal"}) if shape.get("mask") == "full" else context)
+
+
+_MLA = "llmcore_triton.mla"
+_TENSORS = replace(GPU, dtypes=frozenset({"f32", "f16", "bf16"}))
+_LATENT = replace(_TENSORS, layouts=frozenset({"mla-latent"}))
+
+LARGEST_LATENT = 512
+"""The largest latent, in elements, whose accumulators fit into the registers of a program."""
+
+_FEW = 2
+"""The last token bucket for which the kernel for few tokens reads a head's matrix."""
+
+
+def latent_kernels() -> Iterable[KernelSpec]:
+    """The kernels: attention over latent rows of any granule, and the ops beside it."""
+    yield KernelSpec(
+        op="latent_rope_kv_write",
+        name=NAME,
+        make=f"{_MLA}.latent_rope_kv_write:make",
+        when=_LATENT,
+        refuses=made_for(("heads", "size", "latent", "rotated"), normed=False),
+        cost="llmcore_triton.specs.rows:microseconds",
+        batch_invariant=True,
+        summary="one pass, queries and row in place",
+    )
+    yield KernelSpec(
+        op="attn.mla.decode",
+        name="mla_flashdecoding",
+        make=f"{_MLA}.decode:make",
+        when=_LATENT,
+        refuses=latent_beyond,
+        cost=f"{__name__}:microseconds_mla_decode",
+        summary="long rows split over programs, all heads of a token in one tile",
+    )
+    for kind in ("mixed", "prefill", "decode"):
+        yield KernelSpec(
+            op=f"attn.mla.{kind}",
+            name="mla_unified",
+            make=f"{_MLA}.unified:make",
+            when=_LATENT,
+            refuses=latent_beyond_or_not_deterministic if kind == "decode" else latent_beyond,
+            cost=f"{__name__}:microseconds_mla_unified",
+            # if it can do decode at all, its bits must be those of the others
+            priority=60 if kind == "decode" else 50,
+            batch_invariant=True,
+            summary="rows of any number of query tokens in one launch; deterministic where that is asked for",
+        )
+
+    yield KernelSpec(
+        op="attn.varlen",
+        name="flash_varlen",
+        make=f"{_MLA}.varlen:make",
+        when=_TENSORS,
+        refuses=beyond_varlen,
+        cost=f"{__name__}:microseconds_varlen",
+        batch_invariant=True,
+        summary="streaming softmax, keys in two parts; blocks that all queries see by TMA",
+    )
+    yield KernelSpec(
+        op="attn.merge",
+        name=NAME,
+        make=f"{_MLA}.merge:make",
+        when=_TENSORS,
+        refuses=made_for(("heads", "value_size"), normed=False),
+        cost="llmcore_triton.specs.rows:microseconds",
+        batch_invariant=True,
+        summary="one pass, empty parts unread",
+    )
+    yield KernelSpec(
+        op="head_linear",
+        name="per_head",
+        make=f"{_MLA}.head_linear:make",
+        when=_TENSORS,
+        refuses=_many_tokens,
+        cost=f"{_MLA}.head_linear:cost",
+        batch_invariant=True,
+        summary="each head's matrix streamed once for few tokens",
+    )
+    yield KernelSpec(
+        op="head_linear",
+        name="cublas",
+        make=f"{_MLA}.head_linear_cublas:make",
+        when=Requires(device="cuda"),
+        cost=f"{_MLA}.head_linear_cublas:cost",
+        summary="torch.bmm",
+    )
+
+
+microseconds_varlen = partial(tuned.microseconds, "flash_varlen")
+microseconds_mla_decode = partial(tuned.microseconds, "mla_flashdecoding")
+microseconds_mla_unified = partial(tuned.microseconds, "mla_unified")
+
+
+def latent_beyond(context: OpContext) -> str | None:
+    """Returns why these kernels do not support an attention, or None."""
+    shape = context.shape
+    for name in ("sinks", "window"):
+        if shape.get(name):
+            return f"has no {name}"
+    if (mask := shape.get("mask", "causal")) != "causal":
+        return f"has no {mask} mask"
+    if (kv_heads := shape.get("kv_heads", 1)) != 1:
+        return f"is for one row per token, not {kv_heads} KV heads"
+    latent, key = int(shape.get("value_size") or 1), int(shape.get("key_size") or 2)
+    if not latent < key <= 2 * latent:
+        return f"is for rows of a latent and a smaller rotated part, not {latent} of {key} elements"
+    return None if latent <= LARGEST_LATENT else f"is for latents of up to {LARGEST_LATENT} elements, not {latent}"
+
+
+def latent_beyond_or_not_deterministic(context: OpContext) -> str | None:
+    """Returns why another kernel should do decode, or None."""
+    return latent_beyond(context) or other_than_deterministic(context)
+
+
+def beyond_varlen(context: OpContext) -> str | None:
+    """Returns why the kernel does not support an attention over tensors, or None."""
+    for name in ("window", "soft_cap"):
+        if context.shape.get(name):
+            return f"has no {name}"
+    return beyond_flash(context)
+
+
+def _many_tokens(context: OpContext) -> str | None:
+    if context.deterministic or context.bucket <= _FEW or tuned.microseconds("per_head", context) is not None:
+        return None
+    return "nobody has measured it here for more than 64 tokens"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from llmcore.api import KernelSpec, OpContext, Requires
 
 from llmcore_triton import tuned
-from llmcore_triton.specs.common import CAPABILITY, GPU
+from llmcore_triton.specs import CAPABILITY, GPU, other_than_deterministic
 
 FEW = Requires(device="cuda", capability=CAPABILITY, buckets=frozenset({0, 1, 2}))
 """Up to 64 tokens, for kernels that read weights once."""
@@ -44,7 +44,9 @@ def kernels() -> Iterable[KernelSpec]:
     )
     yield _kernel("linear", "cublas", "linear_cublas", Requires(device="cuda"), None, "torch.nn.functional.linear")
     yield replace(
-        _kernel("linear", "fixed", "linear_fixed", GPU, _fixed, "one order of adding for every batch"),
+        _kernel(
+            "linear", "fixed", "linear_fixed", GPU, other_than_deterministic, "one order of adding for every batch"
+        ),
         batch_invariant=True,
     )
 
@@ -97,7 +99,3 @@ def _slower_than_parts(kernel: str, context: OpContext) -> str | None:
         return f"nobody has measured it here, and a linear alone takes {first:g} us"
     apart = first + (second or 0.0)
     return None if ours < apart else f"takes {ours:g} us, linear and silu_and_mul {apart:g} us"
-
-
-def _fixed(context: OpContext) -> str | None:
-    return None if context.deterministic else "is for --deterministic; others are faster"

@@ -142,7 +142,7 @@ class StreamRequest(RequestReader):
         return self.head is not None
 
     def received(self, data: bytes) -> int:
-        """See RequestReader.feed."""
+        """Read the next bytes of this request. Returns how many of them belong to it."""
         before = self.line
         taken = self.feed(data)
         if self.line is not None and self.line is not before:

@@ -1,0 +1,222 @@
+"""The parsers of one request, and their work on the text of each choice.
+
+The reasoning parser reads first, and the tool parser reads the remaining text. Each choice has its own parsers, so
+they can keep state and never see another request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+from llmcore.api.protocols import Tokenizer
+from llmcore.api.specs import OutputParserSpec
+from llmcore.registry.loader import load
+from llmcore.text.events import Event, ReasoningDelta, TextDelta, ToolCallBegun, ToolCallDelta, ToolCallEnded, joined
+from llmcore.text.parsing import CallGrammar, MakeParser, OutputParser, ParserContext
+
+
+@dataclass(frozen=True)
+class ActiveParser:
+    """A parser of a running server. `special_ids`: the special tokens whose text it has to read."""
+
+    spec: OutputParserSpec
+    make: MakeParser
+    special_ids: frozenset[int]
+
+    def grammar(self, context: ParserContext) -> CallGrammar | None:
+        """The grammar for calls of the context's tools, or None if the parser does not have one."""
+        if self.spec.grammar is None:
+            return None
+        grammar: CallGrammar = load(self.spec.grammar)(context)
+        return grammar
+
+
+@dataclass(frozen=True)
+class RequestParsing:
+    """The parsers of one request. Call `make` for each choice."""
+
+    parsers: tuple[ActiveParser, ...]
+    context: ParserContext
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The special tokens that must not be skipped: `TextRules.keep_special_ids`."""
+        return frozenset[int]().union(*(parser.special_ids for parser in self.parsers))
+
+    @property
+    def reasons(self) -> bool:
+        """True if one of the parsers reads reasoning."""
+        return any(parser.spec.kind == "reasoning" for parser in self.parsers)
+
+    @cached_property
+    def beginning(self) -> Beginning | None:
+        """The parsers' result for the message that the answers continue; None if they continue none."""
+        begun = self.context.continued
+        return begin(self._make, begun, self.context.call_tags) if begun else None
+
+    def make(self) -> OutputParser:
+        """A new parser for one choice."""
+        return self._make() if self.beginning is None else Resumed(self._make(), self.beginning)
+
+    def _make(self) -> OutputParser:
+        made = [parser.make(self._before) for parser in self.parsers]
+        return made[0] if len(made) == 1 else Chained(*made)
+
+    @cached_property
+    def _before(self) -> ParserContext:
+        """The context without the text of the message that the answers continue."""
+        # Templates trim messages, and some rewrite them.
+        begun, prompt = self.context.continued.strip(), self.context.prompt.rstrip()
+        prompt = prompt.removesuffix(begun) if prompt.endswith(begun) else ""
+        return replace(self.context, prompt=prompt, continued="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputParsers:
+    """The parsers of a server: those that `--tool_call_parser` and `--reasoning_parser` name, or None.
+
+    `tool_names`: all installed tool parsers. `template_names`: the tool parsers that bring a chat template.
+    """
+
+    tool: ActiveParser | None = None
+    reasoning: ActiveParser | None = None
+    tool_names: tuple[str, ...] = ()
+    template_names: tuple[str, ...] = ()
+
+    def bind(self, context: ParserContext) -> RequestParsing | None:
+        """The parsers for one request: for reasoning, and for calls if it has tools. None if it needs no parser."""
+        parsers = (self.reasoning, self.tool if context.tools else None)
+        active = tuple(parser for parser in parsers if parser is not None)
+        if context.tools and self.tool is not None:
+            context = replace(context, call_tags=self.tool.spec.call_tags)
+        return RequestParsing(active, context) if active else None
+
+
+class Chained:
+    """Two parsers in a row: the second one reads the text that the first one leaves."""
+
+    def __init__(self, first: OutputParser, second: OutputParser):
+        self._first = first
+        self._second = second
+
+    def feed(self, text: str) -> Iterator[Event]:
+        """See OutputParser."""
+        yield from self._through(self._first.feed(text))
+
+    def finish(self) -> Iterator[Event]:
+        """See OutputParser."""
+        yield from self._through(self._first.finish())
+        yield from self._second.finish()
+
+    def _through(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, TextDelta):
+                yield from self._second.feed(event.text)
+            else:
+                yield event
+
+
+def open_parser(spec: OutputParserSpec, tokenizer: Tokenizer) -> ActiveParser:
+    """One parser, with the ids of the special tokens that it reads, as far as the tokenizer has them."""
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in spec.special_tokens)
+    ids = frozenset(ids[0] for ids in encoded if len(ids) == 1) & tokenizer.special_ids
+    return ActiveParser(spec, load(spec.make), ids)
+
+
+# --- answers that continue a message of the client ---------------------------------------------------------------
+
+_TEXTS = (TextDelta, ReasoningDelta)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The result of a parser for the beginning of a message."""
+
+    text: str
+    """The beginning of the message."""
+    calls: int
+    """Number of complete calls in it."""
+    open: tuple[Event, ...]
+    """The events of the call that is not complete."""
+    undecided: str
+    """The end of `text` that may be the beginning of markup, as the parser shows it if it is plain text."""
+
+    @property
+    def within_markup(self) -> bool:
+        """True if the answer goes on in the middle of a call, or of text that may become a call."""
+        return bool(self.open or self.undecided.strip())
+
+
+def begin(make: Callable[[], OutputParser], text: str, call_tags: Sequence[str]) -> Beginning:
+    """Parse `text`, the beginning of a message. `call_tags`: the texts that begin calls."""
+    parser = make()
+    events: list[Event] = []
+    waiting = ""
+    for piece in re.split(f"(?={'|'.join(map(re.escape, call_tags))})", text) if call_tags else (text,):
+        more = list(joined(parser.feed(piece)))
+        waiting = "" if more else waiting + piece
+        events += more
+    read, rest = list(joined(events)), list(joined(parser.finish()))
+    shown = read[-1].text if read and isinstance(read[-1], _TEXTS) else ""
+    # Take the text as the parser would show it now. If it shows nothing, or a call, the rest may still become text.
+    undecided = "".join(event.text for event in rest if isinstance(event, _TEXTS))
+    if not undecided or len(rest) > 1:
+        undecided = _space_after(text.removesuffix(waiting))[len(_space_after(shown)) :] + (waiting if rest else "")
+    last = max((i for i, event in enumerate(read) if isinstance(event, ToolCallBegun)), default=len(read))
+    ended = any(isinstance(event, ToolCallEnded) for event in read[last:])
+    calls = sum(isinstance(event, ToolCallEnded) for event in read)
+    return Beginning(text, calls, () if ended else tuple(read[last:]), undecided)
+
+
+def _space_after(text: str) -> str:
+    return text[len(text.rstrip()) :]
+
+
+def _space_before(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+class Resumed:
+    """An OutputParser for the new text. `parser` reads the beginning too, but its events are not repeated.
+
+    The exception is a call that the beginning leaves open: it is sent as a whole, because the client has not seen its
+    name and arguments as events. Complete calls of the beginning do not count in `index`.
+    """
+
+    def __init__(self, parser: OutputParser, beginning: Beginning):
+        for _ in parser.feed(beginning.text):
+            pass  # A parser works only while its iterable is read.
+        self._parser = parser
+        self._calls = beginning.calls
+        self._open: Iterable[Event] = beginning.open
+        self._old = beginning.undecided
+
+    def feed(self, text: str) -> Iterator[Event]:
+        """See OutputParser."""
+        return self._new(self._parser.feed(text))
+
+    def finish(self) -> Iterator[Event]:
+        """See OutputParser."""
+        return self._new(self._parser.finish())
+
+    def _new(self, events: Iterable[Event]) -> Iterator[Event]:
+        opened, self._open = self._open, ()
+        for event in chain(opened, events):
+            if isinstance(event, ToolCallBegun | ToolCallDelta | ToolCallEnded):
+                self._old = ""
+                yield replace(event, index=event.index - self._calls)
+            elif event.text:
+                yield replace(event, text=self._unseen(event.text))
+
+    def _unseen(self, text: str) -> str:
+        """`text` without its old part. The parser may have dropped the space before it together with markup."""
+        old = self._old[max(0, _space_before(self._old) - _space_before(text)) :]
+        if old.startswith(text):
+            self._old = old[len(text) :]
+            return ""
+        self._old = ""
+        return text.removeprefix(old)

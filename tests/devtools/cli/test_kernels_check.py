@@ -1,0 +1,212 @@
+"""`llmcore kernels --check`: right kernels pass, wrong ones are named with the reason, others say why they decline."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from llmcore.api.models import AttnSpec
+from llmcore.api.specs import DeviceInfo, OpContext
+from llmcore.cli.kernels import command
+from llmcore.ops import attn_gqa_decode, attn_gqa_mixed, attn_gqa_prefill, draw, drawing, rms_norm
+from llmcore.ops.attention import attend, shape_of
+from llmcore.registry.loader import load
+from llmcore.registry.resolve import candidates_for
+from llmcore_devtools.kernels.attention_stored import OverPool, StoredSamples, unknown_layout
+from llmcore_devtools.kernels.compare import check_invariance, compare
+from llmcore_devtools.loaded_model import registry_for_tests
+
+SHAPES = len(getattr(rms_norm, "SHAPES", ({},)))
+
+HEAD = """
+import torch
+from llmcore.api import KernelSpec, Requires, hookimpl
+
+@hookimpl
+def register_kernels():
+    where = f"{__name__}:make"
+    yield KernelSpec(op="rms_norm", name="mine", make=where, when=Requires(REQUIRES), batch_invariant=INVARIANT)
+"""
+
+RIGHT = """
+def make(context):
+    def run(x, weight, eps):
+        wide = x.float()
+        return (wide * (wide.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
+    return run
+"""
+
+WRONG = """
+def make(context):
+    return lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, None, eps)
+"""
+
+UNWRITTEN = """
+def make(context):
+    def run(x, weight, eps):
+        out = torch.empty_like(x)
+        out[:-1] = torch.nn.functional.rms_norm(x, weight.shape, weight, eps)[:-1]
+        return out
+    return run
+"""
+
+
+def check(
+    tmp_path: Path, code: str, *options: str, requires: str = "", invariant: bool = False
+) -> tuple[Result, dict[str, dict]]:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))  # a module is imported once
+    file = folder / "mine.py"
+    file.write_text(HEAD.replace("REQUIRES", requires).replace("INVARIANT", str(invariant)) + code)
+    arguments = ["rms_norm", "--check", "--json", "--device", "cpu", "--plugins", str(file), *options]
+    result = CliRunner().invoke(command, arguments)
+    return result, {row["dtype"]: row for row in json.loads(result.stdout)}
+
+
+def test_a_right_kernel_passes_in_every_dtype_and_bucket(tmp_path: Path) -> None:
+    result, rows = check(tmp_path, RIGHT)
+    assert result.exit_code == 0 and set(rows) == {"f32", "f16", "bf16"}
+    # three samples for each of eight token counts
+    assert all(row["cases"] == 32 * SHAPES and 0 <= row["worst"] <= 1 and not row["failures"] for row in rows.values())
+    assert "seed" in result.stderr
+
+
+def test_a_wrong_kernel_is_named_and_the_exit_code_says_so(tmp_path: Path) -> None:
+    result, rows = check(tmp_path, WRONG, "--dtype", "fp32", "--seed", "3")
+    assert result.exit_code == 1 and rows["f32"]["failed"] == 5 * SHAPES
+    first = rows["f32"]["failures"][0]
+    assert first.startswith("1 tokens") and "rms_norm, samples 1, output 0: off by" in first
+
+
+def test_what_a_kernel_leaves_unwritten_is_found(tmp_path: Path) -> None:
+    result, rows = check(tmp_path, UNWRITTEN, "--dtype", "fp32")
+    assert result.exit_code == 1 and "NaN where the reference has none" in rows["f32"]["failures"][0]
+
+
+def test_a_kernel_for_another_device_declines(tmp_path: Path) -> None:
+    result, rows = check(tmp_path, RIGHT, requires="device='abacus'")
+    assert result.exit_code == 0 and rows["f16"]["declined"] == "needs device abacus, has cpu"
+
+
+def test_deterministic_compares_rows_with_themselves_alone(tmp_path: Path) -> None:
+    right, rows = check(tmp_path, RIGHT, "--dtype", "fp32", "--deterministic", invariant=True)
+    assert right.exit_code == 0 and rows["f32"]["cases"]
+    code = RIGHT.replace("x.float()", "(x.double() if len(x) > 1 else x)")
+    wrong, rows = check(tmp_path, code, "--dtype", "fp32", "--deterministic", invariant=True)
+    assert wrong.exit_code == 1 and "has other bits alone" in rows["f32"]["failures"][0]
+    assert check(tmp_path, code, "--dtype", "fp32")[0].exit_code == 0, "it is close enough otherwise"
+    _, rows = check(tmp_path, RIGHT, "--dtype", "fp32", "--deterministic")
+    assert "--deterministic rules out" in rows["f32"]["declined"]
+
+
+def test_attention_rows_alone_and_in_chunks() -> None:
+    shape = shape_of(AttnSpec(heads=4, kv_heads=2, key_size=8, value_size=8, scale=8**-0.5))
+    context = OpContext(op="attn", device=DeviceInfo("cpu"), dtype="f32", layout="token", bucket=1, shape=shape)
+    kernel = attn_gqa_prefill.make(context)
+
+    class ByQuery:
+        """Every query by itself, so that nothing depends on the others."""
+
+        workspace, plan = kernel.workspace, kernel.plan
+
+        def run(self, q, k_new, v_new, kv, meta, out, lse=None):
+            borders = meta["q_start"].tolist()
+            for row, length in enumerate(meta["kv_len"].tolist()):
+                slots = meta["table"][meta["request"][row]].long()
+                for at in range(borders[row], borders[row + 1]):
+                    own = slots[: length - borders[row + 1] + at + 1]
+                    out[at] = attend(q[at : at + 1], kv[0][own], kv[1][own], kernel.spec)[0][0]
+            return out
+
+    samples = list(attn_gqa_prefill.samples(context))
+    for sample in samples:
+        check_invariance("attn.gqa.prefill", ByQuery(), ByQuery(), sample, torch.device("cpu"))
+
+    class OtherAlone(ByQuery):
+        def run(self, *args):
+            return super().run(*args).mul_(1 + 1e-6)
+
+    with pytest.raises(AssertionError, match="other bits alone"):
+        check_invariance("attn.gqa.prefill", ByQuery(), OtherAlone(), samples[0], torch.device("cpu"))
+
+
+INT8 = Path(__file__).parents[3] / "docs" / "examples" / "int8" / "int8_kv.py"
+
+
+def check_int8(tmp_path: Path, code: str) -> tuple[Result, dict]:
+    file = Path(tempfile.mkdtemp(dir=tmp_path)) / "int8_kv.py"
+    file.write_text(code)
+    arguments = ["attn.gqa.decode", "--check", "--json", "--device", "cpu", "--dtype", "fp32", "--seed", "7"]
+    arguments += ["--kernel", "attn.gqa.decode=int8-heads", "--plugins", str(file)]
+    result = CliRunner().invoke(command, arguments)
+    [row] = json.loads(result.stdout)
+    return result, row
+
+
+def test_attention_over_a_layout_of_a_plugin_gets_its_pools(tmp_path: Path) -> None:
+    right = INT8.read_text()
+    result, row = check_int8(tmp_path, right)
+    assert result.exit_code == 0 and row["cases"] and row["failures"] == []
+    result, row = check_int8(tmp_path, right.replace("(pool * scales[..., None]).to(q.dtype)", "pool.to(q.dtype)"))
+    assert result.exit_code == 1 and "off by" in row["failures"][0]
+    result, row = check_int8(tmp_path, right.replace("KVLayoutSpec(name=LAYOUT", 'KVLayoutSpec(name="other"'))
+    assert result.exit_code == 1 and "int8-heads" in row["failures"][0]
+
+
+def test_long_samples_over_a_layout_of_a_plugin() -> None:
+    registry = registry_for_tests([str(INT8)])
+    shape = shape_of(AttnSpec(heads=4, kv_heads=1, key_size=8, value_size=8, scale=8**-0.5))
+    context = OpContext(
+        op="attn.gqa.decode", device=DeviceInfo("cpu"), dtype="f32", layout="int8-heads", granule=4, shape=shape
+    )
+    layout = unknown_layout(registry, attn_gqa_decode, context)
+    assert layout is not None and unknown_layout(registry, attn_gqa_decode, replace(context, layout="token")) is None
+    tried = StoredSamples(attn_gqa_decode, layout)
+    sample = next(tried.long_samples(context))
+    [spec] = [spec for spec, _ in candidates_for(registry, context.op) if spec.name == "int8-heads"]
+    kernel = OverPool(load(spec.make)(context), layout)
+    assert compare(tried, kernel, context, sample, torch.device("cpu"), long=True) < 1
+    plain = next(attn_gqa_decode.long_samples(replace(context, layout="token")))
+    with pytest.raises(AssertionError, match="off by"):  # what int8 takes away shows
+        compare(tried, kernel, context, plain, torch.device("cpu"), long=True)
+
+
+def test_several_processes_share_the_work(tmp_path: Path) -> None:
+    result, rows = check(tmp_path, WRONG, "--jobs", "2", "--seed", "7")
+    assert result.exit_code == 1 and {row["failed"] for row in rows.values()} == {5 * SHAPES}
+
+
+def test_an_op_that_does_not_exist(tmp_path: Path) -> None:
+    assert "there is no op 'rmsnorm'" in str(CliRunner().invoke(command, ["rmsnorm", "--check"]).exception)
+
+
+def test_inputs_are_drawn_anew_for_every_seed() -> None:
+    context = OpContext(op="linear", device=DeviceInfo("cpu"), dtype="f32")
+    plain = draw(context, 4)
+    with drawing(5, torch.device("cpu")):
+        other = draw(context, 4)
+    assert not torch.equal(plain, other) and torch.equal(plain, draw(context, 4))
+
+
+@pytest.mark.parametrize("module", [attn_gqa_decode, attn_gqa_prefill, attn_gqa_mixed])
+def test_long_attention_is_held_to_the_size_of_each_result(module) -> None:
+    shape = shape_of(AttnSpec(heads=4, kv_heads=1, key_size=8, value_size=8, scale=8**-0.5))
+    context = OpContext(op="attn", device=DeviceInfo("cpu"), dtype="bf16", layout="token", bucket=1, shape=shape)
+    kernel = module.make(context)
+    run = kernel.run
+
+    def forgets_the_first_half(q, k_new, v_new, kv, meta, out, lse=None):
+        table = meta["table"].clone()
+        for row, length in zip(meta["request"].tolist(), meta["kv_len"].tolist(), strict=True):
+            table[row, : length // 2] = table[row, length // 2 : 2 * (length // 2)]
+        return run(q, k_new, v_new, kv, {**meta, "table": table}, out, lse)
+
+    sample = next(module.long_samples(context))
+    assert compare(module, kernel, context, sample, torch.device("cpu"), long=True) < 1
+    kernel.run = forgets_the_first_half
+    with pytest.raises(AssertionError, match="off by"):
+        compare(module, kernel, context, sample, torch.device("cpu"), long=True)

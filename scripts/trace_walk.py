@@ -115,7 +115,7 @@ STOPS = (
         (
             Stop("StreamTask.service", leaves="Arrivals.process_resource(req)"),
             Stop("Arrivals.process_resource", "req resource", "Gate.check(client)"),
-            Stop("ChatCompletions.on_post", leaves="ChatCompletions._job(body)"),
+            Stop("ChatCompletions.on_post", leaves="ChatCompletions._request(body)"),
             Stop("read"),
             Stop("conversation_of"),
             Stop("ChildTemplate.render"),
@@ -167,8 +167,8 @@ STOPS = (
         "hub",
         (
             Stop("explode"),
-            Stop("Subscribers.deliver", leaves="_Prompt.take(event)"),
-            Stop("_Prompt.take"),
+            Stop("Subscribers.deliver", leaves="Generation._take(event)"),
+            Stop("Generation._take"),
             Stop("ChoiceText.feed"),
             Stop("BytesDetokenizer.add"),
             Stop("StreamWriter.write", leaves="StreamWriter._send(parts)"),

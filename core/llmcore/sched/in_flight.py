@@ -259,8 +259,7 @@ class Results:
             if processors is None:
                 continue
             for token in result.tokens[_tokens_of(result, at[i : i + 1])[1]].tolist():
-                if processors.error is None:
-                    ends[i] = processors.accept(token)
+                ends[i] = processors.accept(token)
             if processors.error is not None:
                 choice = table.choice(row)
                 self._release.fail(choice, processors.error)

@@ -430,7 +430,7 @@ class RequestTable:
         for number, at in enumerate(choice.reserved, start=1):
             twin = request.choices[number] = Choice(request, number, choice.arrival + number, row=at)
             self._describe(at, twin)
-            self._copy(row, at)
+            self.take_over(row, at)
             self.foreseen[at] = self.foreseen[row]
             self.forks[at] = 0
             twins.append(twin)
@@ -472,8 +472,11 @@ class RequestTable:
         self.renewed[row] = self.renewed.get(row, False) or source != row
 
     def take_over(self, source: int, row: int) -> None:
-        """A beam has the tokens and counts of the beam in row `source` from now on."""
-        self._copy(source, row)
+        """`row` has the tokens and counts of row `source` from now on."""
+        size = int(self.computed[source])
+        self.tokens[row, :size] = self.tokens[source, :size]
+        for column in (self.prefill, self.length, self.known, self.computed, self.settled, self.taken, self.entered):
+            column[row] = column[source]
 
     def leave(self, row: int) -> None:
         """Its choice was preempted, and goes back to the queue when its last step was read."""
@@ -496,12 +499,6 @@ class RequestTable:
         choice.reserved = []
         choice.row = NO_ROW
         self._running = None
-
-    def _copy(self, row: int, at: int) -> None:
-        size = int(self.computed[row])
-        self.tokens[at, :size] = self.tokens[row, :size]
-        for column in (self.prefill, self.length, self.known, self.computed, self.settled, self.taken, self.entered):
-            column[at] = column[row]
 
     def _describe(self, row: int, choice: Choice) -> None:
         request, submit = choice.request, choice.request.submit
